@@ -26,20 +26,19 @@ def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -
         uint8 (3, H, W).
     """
     height, width = image.shape[-2:]
-    above, below, upper, lower = _points(size[0], steps[0], height, clamped=False)
-    before, behind, left, right = _points(size[1], steps[1], width, clamped=True)
-    source = image.permute(1, 2, 0).numpy()  # as it was decoded: contiguous
-    mixed = np.full((*size, 3), 2, np.int32)
-    for rows, weights in ((above, upper), (below, lower)):
-        lines = source[rows]  # (H, w, 3)
-        line = lines[:, before] * left[:, None]
-        line += lines[:, behind] * right[:, None]
-        line >>= 4
-        line *= weights[:, None, None]
-        line >>= 16
-        mixed += line
-    mixed >>= 2
-    return torch.from_numpy(mixed.astype(np.uint8)).permute(2, 0, 1).contiguous()
+    above, below, upper, lower = map(torch.from_numpy, _points(size[0], steps[0], height, clamped=False))
+    before, behind, left, right = map(torch.from_numpy, _points(size[1], steps[1], width, clamped=True))
+    used, places = torch.cat([above, below]).unique(return_inverse=True)
+    lines = image.permute(1, 2, 0).index_select(0, used)  # (rows, w, 3), contiguous as it was decoded
+    mixed = lines.index_select(1, before).int().mul_(left[:, None])
+    mixed += lines.index_select(1, behind).int().mul_(right[:, None])
+    mixed >>= 4
+    upper_rows, lower_rows = (
+        mixed.index_select(0, rows).mul_(weights[:, None, None]).bitwise_right_shift_(16)
+        for rows, weights in zip(places.split(len(above)), (upper, lower), strict=True)
+    )
+    result = upper_rows.add_(lower_rows).add_(2).bitwise_right_shift_(2)
+    return result.to(torch.uint8).permute(2, 0, 1).contiguous()
 
 
 def _points(
