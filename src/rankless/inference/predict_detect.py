@@ -17,6 +17,8 @@ from rankless.geometry.letterbox import in_source, whole
 from rankless.inference.results import DetectionResult
 from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import Detector
+from rankless.models.folding import fold_batch_norms
+from rankless.recipe.precision import dtype_of
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox
 from rankless.tasks import trained
 from rankless.tasks.detect import SCENE_SIZE, Detect
@@ -81,6 +83,7 @@ class BoxFinder:
         refuse_giant_image(self.task.size, source, self.task.spec.activations(self.task.size))
         model = trained.model(self.task, loaded, source)
         self.model, self.device = model.to(device).eval(), device
+        fold_batch_norms(self.model, dtype_of(recipe.precision))
         self.shown = Shown(self.task.size, recipe.data.fit, self.task.detail)
         self.heat = False
 

@@ -39,6 +39,11 @@ def resolve(precision: Precision, device: torch.device, cpu_isa: str = "native")
     return "bf16" if computes_bf16(cpu_isa) else "fp32"
 
 
+def dtype_of(precision: str) -> torch.dtype:
+    """Return the type of convolutions and matrix products in the forward pass."""
+    return _DTYPES.get(precision, torch.float32)
+
+
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Return the context of the forward pass; parameters and their gradients stay float32."""
     dtype = _DTYPES.get(precision)  # fp32 and tf32 are settings of the process: engine/settings.py
