@@ -81,8 +81,15 @@ class _Ringing(Pending):
     def combine(self) -> None:
         """Add this rank's shard of all nodes in tree order, where the others can read it."""
         self._wait()
-        ((_, total),) = Fold(self.layout.micro_batches, add_in_place, self._nodes()).stack
-        self._totals()[self.mine].copy_(total)
+        nodes, total = list(self._nodes()), self._totals()[self.mine]
+        left_to_do = len(nodes) - 1
+
+        def add(left: Tensor, right: Tensor) -> Tensor:
+            nonlocal left_to_do
+            left_to_do -= 1
+            return add_in_place(left, right) if left_to_do else torch.add(left, right, out=total)
+
+        Fold(self.layout.micro_batches, add, nodes)
         self.work = self.layout.transport.all_gather(self.bells[0], self.bells[1, :1])
 
     def finish(self) -> None:
