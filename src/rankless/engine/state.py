@@ -103,6 +103,7 @@ class TrainingState:
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         portable = self.recipe.cpu_isa != "native" and self.world.device.type == "cpu"
+        # Not float16: squares of small gradients would be rounded to nothing.
         dtype = torch.bfloat16 if self.recipe.precision == "bf16" else torch.float32
         return optimizer(self.model, self.recipe.optim, portable=portable, world=self.world, dtype=dtype)
 

@@ -21,5 +21,5 @@ def fold_batch_norms(model: nn.Module, dtype: torch.dtype) -> None:
     for block in model.modules():
         if isinstance(block, ConvBlock) and isinstance(block.norm, nn.BatchNorm2d):
             folded = fuse_conv_bn_eval(block.conv.double(), block.norm.double())
-            block.conv = folded.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            block.conv = folded.to(dtype).to(memory_format=torch.channels_last)
             block.norm = nn.Identity()
