@@ -98,7 +98,7 @@ def left_behind(world: World) -> tuple[int, int, int]:
     del memory
     gc.collect()
     files = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return during, mapped(), sum("rankless-" in str(file) for file in files)
+    return during, mapped(), sum("memfd:rankless-" in str(file) for file in files)
 
 
 def mapped() -> int:
