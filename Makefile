@@ -25,12 +25,17 @@ TESTS :=
 HYPOTHESIS :=
 # For other cases than the usual ones: make fuzz FUZZ="--seed 1"
 FUZZ :=
+# As on a processor without AVX-512, AMX and bf16, where precision auto is fp32: make test CPU=avx2
+CPU :=
+ifneq ($(CPU),$(filter avx2,$(CPU)))
+$(error CPU is '$(CPU)'; expected avx2, or nothing)
+endif
 # Test processes side by side; each computes with one thread. Many tests wait for processes that they have started,
 # so two more workers fill the gaps of two cores, and one more those of the fast tests. They start hundreds of others:
 # bytecode is written even where the environment says not to, lest each of those compiles the package again.
 WORKERS := 3
 test: WORKERS := 4
-PYTEST = PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST = $(if $(CPU),ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2) PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: help environment demo test test-fast fuzz check docs bench release clean
 

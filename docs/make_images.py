@@ -22,18 +22,18 @@ from PIL import Image
 IMAGES = Path(__file__).parent / "images"
 COMMANDS = ["rankless verify digits --worlds 1,2,3 --steps 4"]
 BROWSER = ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=4000"]
-REPORT, EVALUATION = (1280, 578), (1280, 1806)  # pixels
+REPORT, EVALUATION = (1280, 578), (1280, 1584)  # pixels
 BEFORE_EVALUATION = re.compile(r"<header>.*(?=<h2>Best evaluation)", re.DOTALL)
-WIDTH, LINE, LEFT, TOP = 92, 21, 20, 58  # characters of a line; pixels
+WIDTH = 92  # characters of a line at most
+CHARACTER, LINE, LEFT, TOP = 8.43, 21, 20, 58  # pixels
 PAUSE = 0.7  # seconds from line to line
 DOTS = ("#f87171", "#fbbf24", "#34d399")
 STYLE = """
 .terminal text { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace;
   fill: #d1d5db; white-space: pre }
 .terminal .typed { fill: #fff; font-weight: 600 }
-.terminal .line { animation: appear .15s both }
+@media screen and (prefers-reduced-motion: no-preference) { .terminal .line { animation: appear .15s both } }
 @keyframes appear { from { opacity: 0 } }
-@media (prefers-reduced-motion: reduce) { .terminal .line { animation: none } }
 """
 
 
@@ -56,7 +56,8 @@ def transcript(commands: list[str]) -> list[tuple[str, bool]]:
 
 def drawing(lines: list[tuple[str, bool]]) -> str:
     """The SVG of the lines."""
-    width, height = 2 * LEFT + int(WIDTH * 8.45), TOP + LINE * len(lines)
+    longest = max(len(line) for line, _ in lines)
+    width, height = 2 * LEFT + round(longest * CHARACTER), TOP + LINE * len(lines)
     title = escape("; ".join(line.removeprefix("$ ") for line, typed in lines if typed))
     dots = [f'<circle cx="{22 + 20 * n}" cy="20" r="6" fill="{color}"/>' for n, color in enumerate(DOTS)]
     return "\n".join(

@@ -60,7 +60,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Put SVG into the page, where its colors follow the palette; take Sphinx's roles out of docstrings."""
-    html = FIGURE.sub(lambda match: _figure(ROOT / "docs" / match[1]), html)
+    html = FIGURE.sub(lambda match: (ROOT / "docs" / match[1]).read_text(encoding="utf-8"), html)
     return ROLE.sub(r"<code>\1</code>", html)
 
 
@@ -83,10 +83,6 @@ def _in_site(path: Path) -> str:
     if name.startswith("docs/"):
         return name.removeprefix("docs/")
     return NAMES.get(name, name if path.suffix == ".md" else f"source/{name}.md")
-
-
-def _figure(path: Path) -> str:
-    return f'<div class="figure">{path.read_text(encoding="utf-8")}</div>'
 
 
 def _as_page(path: Path, text: str) -> str:

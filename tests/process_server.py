@@ -203,7 +203,7 @@ class RankServer:
     It is used like a :class:`rankless.launch.fork_server.ForkServer`.
     """
 
-    alive, code = True, None
+    alive, code, pid = True, None, os.getpid()
 
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
         """Fork a rank, which prints where this process does."""

@@ -101,8 +101,8 @@ def test_help_imports_nothing_heavy(words):
         (["check", "/gone"], "/gone: no such file or folder"),
         (["check", "digits"], "'digits' is built in"),
         (
-            ["check", "cells", "--format", "yolo"],
-            "--format is 'yolo': expected one of auto, ",
+            ["check", "cells", "--format", "yolov8"],
+            "--format is 'yolov8': expected one of auto, ",
         ),
         (["check", "cells", "--split", "tset"], "tset"),
         (["check", "cells", "--out", "new"], "--out says where --fix writes"),

@@ -87,6 +87,21 @@ def test_it_tells_where_worlds_part(small_recipe: str, task: str, difference: st
     assert (one.digest == two.digest) == (task in ("Honest", "ScoreByRank"))
 
 
+@pytest.mark.processes
+@pytest.mark.usefixtures("on_ranks")
+def test_networks_that_branch_under_sync_are_the_same_on_any_number_of_ranks() -> None:
+    words = [
+        "task=networks_that_branch:Task",
+        "batch_norm=sync",
+        "precision=bf16",
+        "workers=0",
+        "evaluate.every=0",
+    ]
+    branching = load("digits", [*SMALL, *words])
+    report = verify(branching, [1, 3], 2, print)
+    assert report.ok and report.worlds[0].images_per_second > 0
+
+
 @pytest.fixture
 def command(forked: Any) -> Any:
     """The real thing, from the folder that holds the task."""

@@ -118,8 +118,8 @@ def test_boxes_do_not_go_into_class_folders(tmp_path):
 
 
 def test_an_unknown_format_writes_nothing(tmp_path):
-    with pytest.raises(UserError, match="--to is 'yolo': expected one of small, webdataset, coco"):
-        convert(str(detection(tmp_path / "d", SPLITS)), "yolo", tmp_path / "out")
+    with pytest.raises(UserError, match=r"--to is .yolov5.: expected .*small.*did you mean .darknet."):
+        convert(str(detection(tmp_path / "d", SPLITS)), "yolov5", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -132,6 +132,66 @@ def test_what_is_left_out_is_reported(tmp_path):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 99, 9, 0]]]})
     (said,) = convert(str(root), "small", tmp_path / "out").lost
     assert said.startswith("train: 1 box reaches over the edge of the image, clipped")
+
+
+@pytest.fixture
+def flagged(tmp_path: Path) -> str:
+    """COCO's JSON of two images, with a crowd, something to ignore, odd names and a box at a hair's edge."""
+    boxes = [[1, 2, 20, 20], [1e-12, 2, 20, 20], [5, 5, 9, 9]]
+    marks = [{"iscrowd": 1}, {}, {"ignore": 1}]
+    content = {
+        "images": [{"id": n, "file_name": f"{n}.png", "width": 64, "height": 48} for n in (1, 2)],
+        "annotations": [
+            {
+                "id": 3 * image + n,
+                "image_id": image,
+                "category_id": 1 + n % 2,
+                "bbox": box,
+                "area": 50,
+                **mark,
+            }
+            for image in (1, 2)
+            for n, (box, mark) in enumerate(zip(boxes, marks, strict=True))
+        ],
+        "categories": [{"id": 1, "name": "zebra\ncrossing "}, {"id": 2, "name": "ant"}],
+    }
+    (tmp_path / "c" / "annotations").mkdir(parents=True)
+    (tmp_path / "c/annotations/instances_train.json").write_text(json.dumps(content))
+    for number in (1, 2):
+        Image.new("RGB", (64, 48), (number, 0, 0)).save(tmp_path / "c" / f"{number}.png")
+    return str(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("to", "announced"),
+    [
+        ("yolo", ["marked difficult", "marked a crowd", "areas of", "edge: rounded"]),
+        ("lines", ["marked difficult", "marked a crowd", "areas of", "does not fit"]),
+        (
+            "voc",
+            ["written as difficult", "areas of", "edge: rounded", "order of the classes", "does not fit"],
+        ),
+        ("csv", ["does not fit"]),
+        ("coco", []),
+    ],
+)
+def test_what_was_announced_as_lost_is_no_difference(flagged, tmp_path, to, announced):
+    done = convert(flagged, to, tmp_path / "out")
+    assert done.differences == []
+    assert len(done.lost) == len(announced)
+    assert all(any(what in sentence for sentence in done.lost) for what in announced)
+
+
+def test_a_loss_beyond_what_was_announced_is_reported(flagged, tmp_path, monkeypatch):
+    real = converting.compare
+
+    def after_a_loss(splits, out, format, went):
+        (out / "labels/train/2.txt").write_text("")
+        return real(splits, out, format, went)
+
+    monkeypatch.setattr(converting, "compare", after_a_loss)
+    (reported,) = convert(flagged, "darknet", tmp_path / "out").differences
+    assert reported.endswith("2.png: it has 0 boxes; expected 1")
 
 
 def test_class_folders_of_which_one_split_lacks_a_class(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageFont
 from small_data import classes, detection, write_image
 
 from rankless.curation import contact_sheet
@@ -176,10 +176,10 @@ def test_rows_are_as_even_as_they_can_be(lengths, count):
 def test_labels_are_decided_image_by_image():
     box = Mark((10, 10, 60, 60), "a class", 0)
     few, many = gray(400, 300, [box] * 3), gray(400, 300, [box] * 60)
-    assert contact_sheet._texts(few, 400 * 300) == ["a class"] * 3
-    assert contact_sheet._texts(many, 400 * 300) == [""] * 60
+    assert contact_sheet._texts(few, (400, 300)) == ["a class"] * 3
+    assert contact_sheet._texts(many, (400, 300)) == [""] * 60
     short = gray(400, 300, [box._replace(short="c")] * 60)
-    assert contact_sheet._texts(short, 400 * 300) == ["c"] * 60, (
+    assert contact_sheet._texts(short, (400, 300)) == ["c"] * 60, (
         "a sheet of errors says at least what they are"
     )
     sheet = np.asarray(contact_sheet.sheet(Selection("t", ("a class",), [few, many])))
@@ -221,12 +221,22 @@ def test_mistakes(tmp_path, name, shown, sentence):
         contact_sheet.write(Selection("t", (), [gray(40, 40)] * shown), tmp_path / name, outputs)
 
 
-def test_long_names_keep_the_end_in_which_they_differ():
-    draw = ImageDraw.Draw(Image.new("RGB", (9, 9)))
-    font = ImageFont.load_default(14)
-    names = [f"{'a_long_name_of_a_data_set_' * 3}{number:05}_left.jpg" for number in range(3)]
-    short = [contact_sheet._fitting(draw, name, font, 200) for name in names]
-    assert len(set(short)) == 3 and all(one.endswith("_left.jpg") and one.startswith("a_l") for one in short)
-    assert all(180 < draw.textlength(one, font=font) <= 200 for one in short)
-    assert contact_sheet._fitting(draw, "short.jpg", font, 200) == "short.jpg"
-    assert contact_sheet._fitting(draw, "short.jpg", font, 0) == "…"
+@given(st.text("aWi_. ·é", max_size=120), st.integers(20, 300), st.sampled_from([14, 17, 20]))
+def test_no_caption_is_cut(text, room, size):
+    """Every letter stands there, in lines that fit; a word of its own line is divided only if it must be."""
+    lines = contact_sheet._Text(text, size, room).text.split("\n")
+    assert "".join("".join(lines).split()) == "".join(text.split())
+    font = ImageFont.load_default(size)
+    assert all(font.getlength(line) <= room for line in lines)
+    if all(font.getlength(word) <= room for word in text.split(" ")):
+        assert " ".join(lines).split() == text.split()
+
+
+def test_lines_of_captions_have_room_below_their_images():
+    shown = [gray(60, 40, caption="a caption of many words " * 8)] * 4
+    one, four = (contact_sheet.sheet(Selection("t", (), row)) for row in (shown[:1], shown))
+    short = contact_sheet.sheet(Selection("t", (), [gray(60, 40)]))
+    assert one.height >= short.height + 2 * 14 and one.width == short.width
+    ink = np.asarray(one).min(2) < 200
+    assert not ink[-10:].any() and ink[short.height :].any(1).sum() > 14
+    assert four.width > one.width

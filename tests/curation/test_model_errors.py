@@ -65,14 +65,14 @@ HERE, NEAR, THERE = (0, 0, 10, 10), (0, 4, 10, 14), (50, 50, 60, 60)
         ([(HERE, 0)], [(HERE, 0, 0.2)], [("missed", -1, 0, 0.8, 0.0)]),
         ([(HERE, 0)], [(HERE, 1, 0.1)], [("missed", -1, 0, 1.0, 0.0)]),
         # A wrong class explains why the right one is missing.
-        ([(HERE, 0)], [(HERE, 1, 0.9)], [("class", 1, 0, 0.9, 0.9)]),
+        ([(HERE, 0)], [(HERE, 1, 0.9)], [("classification", 1, 0, 0.9, 0.9)]),
         # The model sees the right class as well, so the label is not in doubt.
-        ([(HERE, 0)], [(HERE, 0, 0.8), (HERE, 1, 0.6)], [("class", 1, 0, 0.6, 0.0)]),
-        ([(HERE, 0)], [(NEAR, 0, 0.9)], [("place", 0, 0, 0.9, 0.0)]),
+        ([(HERE, 0)], [(HERE, 0, 0.8), (HERE, 1, 0.6)], [("classification", 1, 0, 0.6, 0.0)]),
+        ([(HERE, 0)], [(NEAR, 0, 0.9)], [("localization", 0, 0, 0.9, 0.0)]),
         ([(HERE, 0)], [(HERE, 0, 0.9), (HERE, 0, 0.7)], [("duplicate", 0, 0, 0.7, 0.0)]),
         # Beside an object, but neither its class nor its place: no doubt about labels.
         ([(HERE, 0)], [(HERE, 0, 0.95), (NEAR, 1, 0.9)], [("background", 1, -1, 0.9, 0.0)]),
-        ([(HERE, 0), (THERE, 1)], [(THERE, 0, 0.9), (HERE, 0, 0.3)], [("class", 0, 1, 0.9, 0.9)]),
+        ([(HERE, 0), (THERE, 1)], [(THERE, 0, 0.9), (HERE, 0, 0.3)], [("classification", 0, 1, 0.9, 0.9)]),
     ],
 )
 def test_every_kind_of_error(truths, found, expected):
@@ -134,9 +134,13 @@ def test_labels_that_were_made_wrong_are_found_and_nothing_else(planted):
     found = model_errors.find_errors(opened, done=lambda: done.append(1))
     assert (len(done), found.looked_at, len(found.unreadable)) == (6, 5, 1)
     named = {Path(image.source).name: [one.kind for one in image.mistakes] for image in found.images}
-    assert named == {"1.png": ["class"], "2.png": ["background"], "4.png": ["missed"]}
+    assert named == {"1.png": ["classification"], "2.png": ["background"], "4.png": ["missed"]}
     doubtful = [(Path(image.source).name, *one[:1], *one[2:4]) for image, one in found.doubtful()]
-    assert doubtful == [("1.png", "class", 0, 1), ("2.png", "background", 0, -1), ("4.png", "missed", -1, 1)]
+    assert doubtful == [
+        ("1.png", "classification", 0, 1),
+        ("2.png", "background", 0, -1),
+        ("4.png", "missed", -1, 1),
+    ]
     np.testing.assert_allclose(found.doubtful()[0][1].box, BOX, atol=1)
     costs = [image.cost for image in found.images]
     assert costs == sorted(costs, reverse=True)
@@ -158,23 +162,50 @@ def test_the_command_lists_and_draws(planted, tmp_path, capsys):
     assert cli.main(["errors", str(planted), "--out", str(out)]) == 0
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
-    assert lines[:2] == ["3 images of 5 with errors (val)", "errors: 1 background, 1 class, 1 missed"]
-    assert any("1.png: 1 wrong class" in line for line in lines) and lines[-1] == f"drawn: {out}"
+    assert lines[:2] == [
+        "3 images of 5 with errors (val)",
+        "errors: 1 background, 1 classification, 1 missed",
+    ]
+    assert any("1.png: 1 classification" in line for line in lines) and lines[-1] == f"drawn: {out}"
     assert "3 labels to check, where the model disagrees (the surest first)" in lines
     assert any("labeled green, predicted red (90%) at 16, 20, 56, 70" in line for line in lines)
     assert "5.png: " in printed.err
     page = Sources()
     page.feed(out.read_text())
     shown = re.findall("<h2>(.*?)</h2>|<figure", out.read_text())
-    assert shown == ["Worst images", "", "", "", "Labels to check, the surest first", "", "", ""]
+    assert shown == [
+        "Worst images (solid: predictions; dashed: labels)",
+        "",
+        "",
+        "",
+        "Labels to check, the surest first",
+        "",
+        "",
+        "",
+    ]
     assert page.loaded == ["data:image/jpeg;base64"] * 6, "three images, and three labels from near"
     png = tmp_path / "errors.png"
     assert cli.main(["errors", str(planted), "--out", str(png), "--count", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["images"], report["with_errors"], len(report["worst"])) == (5, 3, 1)
-    assert report["doubtful_labels"][0]["label"] == "green" and report["errors"]["class"] == 1
+    assert report["doubtful_labels"][0]["label"] == "green" and report["errors"]["classification"] == 1
     with Image.open(png) as sheet:
         assert min(sheet.size) > 200 and len(sheet.getcolors(1 << 20)) > 100
+
+
+def test_an_error_has_one_name_and_annotations_are_dashed(planted):
+    """In JSON, in captions and on boxes, whether there is room for more than the name or not."""
+    opened = model_errors.open_model(planted)
+    found = model_errors.find_errors(opened)
+    plain = [one["kind"] for image in found.as_json(9)["worst"] for one in image["errors"]]
+    assert set(plain) == set(found.counts()) == {"classification", "background", "missed"}
+    cells = errors_sheet.shown(found, opened, 9)
+    for cell, kind in zip(cells, plain, strict=False):
+        assert cell.caption.startswith(f"1 {kind} · ")
+        drawn = [(mark.short, mark.text.partition(":")[0], mark.dashed) for mark in cell.marks]
+        annotation = [("", "", True)] * (kind == "classification")
+        assert drawn == [(kind, kind, kind == "missed"), *annotation]
+    assert len(cells) == 2 * len(plain)
 
 
 def test_a_model_that_finds_nothing_casts_no_doubt_on_labels(planted, tmp_path, capsys):

@@ -19,12 +19,14 @@ from hypothesis import strategies as st
 from rankless.engine import checkpoint
 from rankless.engine.checkpoint import Snapshot
 from rankless.errors import UserError
+from rankless.launch.hosts import facts
 from rankless.launch.resume import check_resume, recipe_of_run
+from rankless.launch.run_lock import locked
 from rankless.models.checkpoints import weights
 from rankless.recipe.load import dump
 from rankless.recipe.schema import Optim, Recipe
 from rankless.runs import journal
-from rankless.runs.directory import RunDirectory, weights_of
+from rankless.runs.directory import RunDirectory, damage, weights_of
 from rankless.runs.journal import Journal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -164,6 +166,22 @@ def test_a_state_of_other_types(origin: RunDirectory, tmp_path: Path, data: st.D
         check_resume(run, RECIPE)
 
 
+def test_every_reader_passes_over_the_same_checkpoints(origin: RunDirectory, tmp_path: Path) -> None:
+    """The newest is that of another step, with checksums to match."""
+    run = RunDirectory(shutil.copytree(origin.path, tmp_path / "run"))
+    shutil.copytree(run.step_directory(5), run.step_directory(20))
+    assert "is the state after step 5, not 20" in (damage(run.step_directory(20)) or "")
+    assert checkpoint.newest(run, lambda _: None) == 10
+    assert facts.holds(run.path)["step"] == 10
+    (run.checkpoints / "last").unlink()
+    (run.path / ".lock").write_text("rankless run\n")
+    with locked(run, True):
+        assert run.pointed("last") == 10
+    run.step_directory(20).rename(run.checkpoints / ".step-000000020.1.tmp")
+    with locked(run, True):
+        assert run.steps() == [5, 10], "it is not put back"
+
+
 @fuzz
 @given(data=st.data())
 def test_a_journal_of_other_types(tmp_path: Path, data: st.DataObject) -> None:
@@ -177,7 +195,7 @@ def test_a_journal_of_other_types(tmp_path: Path, data: st.DataObject) -> None:
     lines = [*map(text_of, entries), text.replace("\n", " "), text_of({"step": 2, "loss": 0.4})]
     before = "\n".join(lines) + "\n"
     path.write_text(before, encoding="utf-8")
-    for old in tmp_path.glob("*.damaged*"):
+    for old in tmp_path.glob("*.replaced-*"):
         old.unlink()
     book = Journal(path, 2)
     book.write(step=3, loss=0.3)
@@ -198,11 +216,11 @@ def test_a_journal_of_binary_lines_and_long_ones(tmp_path: Path, monkeypatch: py
     book = Journal(path, 5)
     book.close()
     assert list(journal.read(path)) == [{"step": 1}, {"step": 2}]
-    assert book.left_out >= 2 and book.original == tmp_path / "journal.damaged.jsonl"
+    assert book.left_out >= 2 and book.original == tmp_path / "journal.jsonl.replaced-1"
     path.write_bytes(b"\xff\n")
     again = Journal(path, 5)
     again.close()
-    assert again.original == tmp_path / "journal.damaged2.jsonl"
+    assert again.original == tmp_path / "journal.jsonl.replaced-2"
 
 
 def test_a_cut_recipe_is_taken_from_the_checkpoint(origin: RunDirectory, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -52,8 +53,8 @@ class Line:
     class_names = ()
     score_name = "score"
 
-    def __init__(self) -> None:
-        self.evaluations = 0
+    def __init__(self, classes: int = 0) -> None:
+        self.classes = classes
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
@@ -72,8 +73,9 @@ class Line:
     def predict(self, model: nn.Module, batch: Tensor) -> list[float]:
         return [float(value) for value in model(batch)[:, 0]]
 
-    def score(self, predictions: Any) -> dict[str, float]:
-        return {"score": -float(sum(map(abs, predictions)))}
+    def score(self, predictions: Any) -> dict[str, Any]:
+        score = -float(sum(map(abs, predictions)))
+        return {"score": score, "per_class": {f"class {n}": {"score": score} for n in range(self.classes)}}
 
 
 class Noise:
@@ -93,8 +95,10 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
 
     Args:
         machines: in the order of their ranks.
-        how: ``crash`` after a step; ``full``: (rank, step) after which the rank's disk is full; ``refuse``:
-            no rank can save; ``change``: words for the recipe; ``roots``: where the data lies, by machine.
+        how: ``crash`` after a step; ``stop``: asked to stop in a step; ``full``: (rank, step) after which
+            the rank's disk is full; ``refuse``: no rank can save; ``change``: words for the recipe;
+            ``roots``: where the data lies, by machine; ``classes``: how many have
+            scores of their own.
 
     Returns:
         How it ended, and the steps that this rank has saved.
@@ -105,7 +109,7 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
     folder = machines[number][0]
     here = dataclasses.replace(world, local_rank=local)
     saved: list[int] = []
-    original = checkpoint.save
+    original, stop = checkpoint.save, loop.StopRequest()
 
     def save(run: RunDirectory, snapshot: Any, *rest: Any) -> None:
         if how.get("refuse"):
@@ -118,6 +122,7 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
             fill(Path(folder).parent)
         if how.get("crash") == step:
             raise Crashed
+        stop.signal = int(how.get("stop") == step + 1)
 
     root = [f"data.root={how['roots'][number]}"] if "roots" in how else []
     recipe = changed(RECIPE, [*how.get("change", ()), *root])
@@ -125,7 +130,8 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
     try:
         with computes_like(recipe):
             run = RunDirectory(Path(folder))
-            done = loop.train(recipe, run, here, resume=True, task=Line(), observe=observe)
+            task = Line(how.get("classes", 0))
+            done = loop.train(recipe, run, here, resume=True, task=task, observe=observe, stop=stop)
     except (UserError, Crashed) as error:
         return {"end": str(error), "saved": saved}
     finally:
@@ -194,7 +200,7 @@ def two(tmp_path: Path) -> list[Path]:
     """The run directories of two machines; the launcher has written the recipe on the first."""
     folders = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
     folders[0].mkdir(parents=True)
-    (folders[0] / "recipe.yaml").touch()
+    (folders[0] / "recipe.yaml").write_text("epochs: 6\n")
     return folders
 
 
@@ -243,6 +249,19 @@ def test_a_lost_machine_is_not_missed_and_taken_back(ranks: Any, two: list[Path]
     assert len((two[0] / "environment.json").read_text().split('"after_step"')) == 4
 
 
+def test_why_the_last_start_ended_is_known_on_every_machine(ranks: Any, two: list[Path], whole: Path) -> None:
+    """After a stop, and a start that ended without a save: its reason, not the one of the stop before."""
+    seldom = {"change": ["checkpoint.every=9"]}
+    ranks(2, train, both(two, 1, 1), {"stop": 3, **seldom})
+    ranks(2, train, both(two, 1, 1), {"crash": 5, **seldom})
+    shutil.rmtree(two[0])
+    ranks(1, train, [[str(two[1]), 1]], seldom)
+    reasons = [e["reason"] for e in journal.read(two[1] / "journal.jsonl") if e.get("event") == "resume"]
+    assert reasons[0] == "it was asked to stop after step 3"
+    assert reasons[1].startswith("it ended without a word")
+    assert digests(two[1]) == digests(whole)
+
+
 def test_a_machine_that_was_away_is_brought_up_to_date(ranks: Any, two: list[Path], whole: Path) -> None:
     ranks(2, train, both(two, 1, 1), {"crash": 5})
     ranks(1, train, [[str(two[0]), 1]], {"crash": 9})
@@ -268,6 +287,49 @@ def test_a_damaged_copy_is_replaced_by_another_machines(
     for folder in two:
         is_complete(folder, whole)
         assert any("is damaged (wrong checksum" in text for text in events(folder, "warning"))
+
+
+def test_a_journal_of_long_lines_is_taken_from_the_machine_that_has_it(ranks: Any, two: list[Path]) -> None:
+    """The last line is an evaluation of many classes, and rank 0's machine is replaced by an empty one."""
+    how = {"classes": 3000}
+    ranks(2, train, both(two, 1, 1), {**how, "crash": 8})
+    assert len((two[1] / "journal.jsonl").read_bytes().splitlines()[-1]) > 100_000
+    shutil.rmtree(two[0])
+    ranks(2, train, both(two, 1, 1), how)
+    for folder in two:
+        numbers = journal.numbers(folder / "journal.jsonl")
+        assert [entry["step"] for entry in numbers if "step" in entry] == list(range(1, STEPS + 1))
+        evaluations = [entry["evaluation"] for entry in numbers if "evaluation" in entry]
+        assert evaluations == list(range(2, STEPS + 1, 2))
+
+
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("what", ["damaged", "lost"])
+def test_damage_on_one_machine_reaches_no_whole_copy(
+    ranks: Any, two: list[Path], whole: Path, where: int, what: str
+) -> None:
+    """Zeros in the journal and in the record of the starts, or both are gone."""
+    ranks(2, train, both(two, 1, 1), {"crash": 7})
+    run = RunDirectory(two[where])
+    lines = run.journal.read_bytes().splitlines(keepends=True)
+    lines[3] = b"\0" * len(lines[3][:-1]) + b"\n"
+    record = run.environment.read_bytes().replace(b'"host"', bytes(6))
+    hurt = {run.journal: b"".join(lines), run.environment: record}
+    for path, content in hurt.items():
+        path.write_bytes(content) if what == "damaged" else path.unlink()
+    ranks(3, train, both(two, 2, 1))
+    kept = {path: path.with_name(f"{path.name}.replaced-1") for path in hurt}
+    for folder in two:
+        is_complete(folder, whole)
+        assert len(json.loads((folder / "environment.json").read_text())) == 2
+        said = events(folder, "warning")
+        assert not any("left out" in text or "cannot be read" in text for text in said)
+        told = [path for path in hurt if any(f"{path} was replaced by that of rank" in text for text in said)]
+        assert told == (list(hurt) if what == "damaged" else [])
+    assert {path: kept[path].read_bytes() for path in hurt if kept[path].exists()} == (
+        hurt if what == "damaged" else {}
+    )
+    assert not list(two[1 - where].glob("*.replaced-*"))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

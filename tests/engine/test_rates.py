@@ -41,6 +41,21 @@ def test_cosine_is_torchs() -> None:
     assert rates(Schedule(name="cosine", final=0.05, warmup=0)) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("length", [20, 111])
+def test_cosine_may_end_before_or_after_the_run_as_with_t_max(length: int) -> None:
+    expected = by_torch(lr_scheduler.CosineAnnealingLR, T_max=length - 1, eta_min=0.05)
+    found = rates(Schedule(name="cosine", final=0.05, warmup=0, length=length))
+    assert found[:length] == pytest.approx(expected[:length], abs=1e-12)
+    assert all(rate == pytest.approx(0.05) for rate in found[length:])  # torch's would rise again
+
+
+def test_poly_may_end_before_or_after_the_run() -> None:
+    for length in (20, 111):
+        expected = by_torch(lr_scheduler.PolynomialLR, total_iters=length, power=2.0)
+        found = rates(Schedule(name="poly", power=2.0, warmup=0, length=length))
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
 def test_cosine_begins_where_the_warm_up_ends() -> None:
     found = rates(Schedule(name="cosine", final=0.05, warmup=10))
     assert found[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])

@@ -214,7 +214,8 @@ def test_a_quota_that_is_used_up_is_a_disk_that_is_full(
             saver.save(4, required=True)
         saver.save(4, required=False)
         saver.settle()
-        (message,) = messages_of(saver)
+        removed, message = messages_of(saver)
+        assert removed == "removed the checkpoints of the steps 2 to make room"
         assert "quota exceeded" in message and "the next one is tried" in message
     agree(saver)
     assert saver.run.steps() == [1, 3, *([4] if room else [])]

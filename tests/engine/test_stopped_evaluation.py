@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from rankless.engine import loop
+from rankless.engine import checkpoint, loop
 from rankless.engine.settings import computes_like
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.load import load
@@ -47,12 +47,28 @@ class Asked(Detect):
         return super().score(predictions)
 
 
+class Killed(Exception):  # noqa: N818  # on purpose
+    pass
+
+
+def killed(*_: Any) -> None:
+    raise Killed
+
+
 def run(world: World, words: list[str], folder: str, when: str, resume: bool) -> list[Any]:
-    """Train; whether it finished, and how many batches this rank predicted."""
+    """Train; whether it finished, and how many batches this rank predicted.
+
+    ``when`` it is "save", it ends in its first save like a process that is killed there.
+    """
     recipe, stop = load(words[0], words[1:]), loop.StopRequest()
     task = Asked(recipe, world, stop, when)
-    with computes_like(recipe):
-        done = loop.train(recipe, RunDirectory(Path(folder)), world, resume=resume, task=task, stop=stop)
+    with computes_like(recipe), pytest.MonkeyPatch.context() as patch:
+        if when == "save":
+            patch.setattr(checkpoint, "save", killed)
+        try:
+            done = loop.train(recipe, RunDirectory(Path(folder)), world, resume=resume, task=task, stop=stop)
+        except Killed:
+            done = False
         world.barrier()
     return [done, task.predicted]
 
@@ -91,3 +107,14 @@ def test_it_is_left_within_a_batch_and_owed(
         one, other = (r.step_directory(r.pointed("last") or 0) / name for r in (left, reference))
         assert digest_file(one) == digest_file(other)
     assert left.pointed("best") == reference.pointed("best")
+
+
+def test_one_that_was_made_up_for_but_not_saved_stands_in_the_journal_once(
+    ranks: Any, words: list[str], whole: Path, tmp_path: Path
+) -> None:
+    left = RunDirectory(tmp_path)
+    for when, resume, finished in (("predict", False, False), ("save", True, False), ("", True, True)):
+        assert ranks(1, run, words, str(tmp_path), when, resume)[0][0] is finished
+        stands = [entry["evaluation"] for entry in journal.read(left.journal) if "evaluation" in entry]
+        assert len(stands) == {"predict": 0, "save": 1, "": 2}[when]
+    assert journal.numbers(left.journal) == journal.numbers(RunDirectory(whole).journal)

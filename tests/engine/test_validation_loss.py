@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def test_the_best_is_that_of_the_lowest_loss(ranks: Any, tmp_path: Path) -> None
         (
             ["digits", "evaluate.best=mAP"],
             "evaluate.best is 'mAP': expected one of auto, AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, "
-            "ARs, ARm, ARl, loss",
+            "ARs, ARm, ARl, loss; mAP at an IoU of 0.5 (Pascal VOC, Darknet) is AP50",
         ),
         (
             ["digits-classify", "evaluate.best=AP"],
@@ -229,15 +230,25 @@ class WithLoss(OwnTask):
     validation_loss = True
 
 
+class Overflows(WithLoss):
+    """Its loss is infinite in every evaluation."""
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Any:
+        found = super().loss(model, batch)
+        return found if torch.is_grad_enabled() else replace(found, sum=found.sum * torch.inf)
+
+
 def own(world: World, kind: str, best: str, folder: str) -> dict[str, Any]:
     recipe = load("digits-classify", [f"evaluate.best={best}", "epochs=1", "batch.images=2", "batch.micro=1"])
-    task: Any = {"plain": OwnTask, "with loss": WithLoss}[kind](recipe)
+    task: Any = {"plain": OwnTask, "with loss": WithLoss, "infinite": Overflows}[kind](recipe)
     try:
         with computes_like(recipe):
             loop.train(recipe, RunDirectory(Path(folder)), world, resume=False, task=task)
     except UserError as error:
         return {"problems": list(error.problems)}
     entries = list(journal.read(RunDirectory(Path(folder)).journal))
+    if kind == "infinite":
+        return {"warnings": [entry["text"] for entry in entries if entry.get("event") == "warning"]}
     return next(dict(entry["scores"]) for entry in reversed(entries) if "evaluation" in entry)
 
 
@@ -246,6 +257,8 @@ def test_a_task_of_ones_own_has_it_where_it_says_so(ranks: Any, tmp_path: Path) 
     plain, loss = [ranks(2, own, kind, "auto", str(tmp_path / kind))[0] for kind in ("plain", "with loss")]
     assert plain.keys() == {"minus_error", "note", "computed_in"}
     assert loss.keys() == {*plain, "loss"} and loss["loss"] > 0
+    (infinite,) = ranks(1, own, "infinite", "loss", str(tmp_path / "infinite"))
+    assert any("not finite" in text and "no best yet" in text for text in infinite["warnings"])
     for kind, best, expected in (
         ("plain", "loss", "auto, minus_error"),
         ("with loss", "note", "auto, minus_error, loss"),

@@ -124,6 +124,41 @@ def wait_for_a_silent_one(world: World) -> list[str]:
     return reports
 
 
+def test_what_the_launcher_hears_of_a_rank() -> None:
+    """A step may take some times the slowest so far, and at least a minute; a first one half an hour."""
+    told: list[tuple[int, float | None, str]] = []
+    world = World(0, 1, torch.device("cpu"))
+    drawing: list[int] = []
+    dog = Watchdog(world, lambda *_: None, lambda: bool(drawing), lambda *pulse: told.append(pulse))
+
+    def hear() -> tuple[int, float | None, str]:
+        dog._beat()
+        return told[-1]
+
+    dog.begin("computing", 1)
+    assert hear() == (1, 1800.0, "step 1, computing")
+    dog.begin("logging", 1)
+    assert hear() == (2, 1800.0, "step 1, logging"), "a sink of the user's may wait for a network"
+    dog.begin("computing", 2)
+    assert hear() == (3, 60.0, "step 2, computing")
+    dog._now = ("computing", 2, time.monotonic() - 100)
+    dog.begin("computing", 3)
+    assert hear()[1] == pytest.approx(500, abs=5)
+    drawing.append(1)
+    assert hear() == (4, 1800.0, "step 3, waiting for images")
+    with world.transport.waits.waiting():
+        assert hear() == (4, None, "step 3, waiting for other ranks")
+    drawing.clear()
+    for step in (4, 5):  # a save that goes on beside the steps takes longer than this phase did
+        dog.begin("saving", step)
+        assert hear()[1:] == (1800.0, f"step {step}, saving")
+    dog.begin("saving", 6, slowest=80.0)
+    assert hear()[1] == 400
+    with dog:
+        pass
+    assert told[-1][1:] == (1800.0, "step 6, ending")
+
+
 @pytest.mark.processes
 def test_a_rank_that_cannot_even_say_so_is_named_too(ranks: Any) -> None:
     (reports, _) = ranks(2, wait_for_a_silent_one)

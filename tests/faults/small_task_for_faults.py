@@ -3,6 +3,8 @@
 Environment variables let it misbehave:
 
 FAULT_SLEEP     seconds a micro-batch takes longer
+FAULT_HANG      a file; without it rank 1 makes it in its ninth pass, which never ends then, as where a driver
+                does not answer
 FAULT_ABORT     the pass of a process in which it aborts
 FAULT_IMAGE   an image that cannot be read
 FAULT_BUG       where its own code fails, by image, or by pass or evaluation of a process: ``item 7``,
@@ -125,6 +127,10 @@ class Small:
         if os.environ.get("FAULT_BUG") == f"loss {self.passes}":
             return divided(batch, 0)
         time.sleep(float(os.environ.get("FAULT_SLEEP", "0")))
+        if self.passes == 9 and os.environ["RANK"] == "1" and (hung := os.environ.get("FAULT_HANG")):
+            while not Path(hung).exists() or Path(hung).read_text() == str(os.getpid()):
+                Path(hung).write_text(str(os.getpid()))
+                time.sleep(60)
         if self.passes >= 15 and (size := int(os.environ.get("FAULT_MEMORY", "0"))):
             torch.zeros(size, dtype=torch.uint8)
         meant = os.environ.get("FAULT_RANK") in (None, os.environ.get("RANK"))

@@ -49,8 +49,9 @@ def test_damage_on_the_way_to_a_resumption(tmp_path: Path, expected: dict[str, A
         assert f"warning: {directory.recipe}: is damaged (" in run.text()
         assert "damaged lines were left out" in run.text() and not run.noise(), run.text()
     assert directory.recipe.read_text() == recipe
+    assert (folder / "recipe.yaml.replaced-1").read_text() == recipe[: len(recipe) // 3]
     assert outcome(folder) == expected
-    assert (folder / "journal.damaged.jsonl").is_file()
+    assert (folder / "journal.jsonl.replaced-1").is_file()
 
 
 def test_a_recipe_that_is_gone_is_restored_from_the_checkpoint(

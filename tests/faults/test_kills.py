@@ -39,6 +39,25 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
     assert outcome(tmp_path / "run") == expected
 
 
+def test_a_rank_that_hangs_is_killed_and_replaced(tmp_path: Path, expected: dict[str, Any]) -> None:
+    """One whose driver does not answer, while its process lives on; then one that is stopped."""
+    environment = {**SLOW, "RANKLESS_PATIENCE": "6", "FAULT_HANG": str(tmp_path / "hung")}
+    with Run(tmp_path / "run", 2, environment=environment) as run:
+        run.until(lambda: len(run.starts()) == 2)
+        hung = run.text()
+        run.until(lambda: run.step() >= 10)
+        kill(run.pid("rank 0"), signal.SIGSTOP)
+        assert run.wait() == 0, run.text()
+        run.gone()
+        assert "warning: rank 1 hung for " in hung and "computing) and was killed; restarting from" in hung
+        assert "warning: rank 0 was stopped for " in run.text().removeprefix(hung)
+        deaths, resumed = run.events("death"), run.events("resume")
+        assert [(death["rank"], death["signal"]) for death in deaths] == [(1, "SIGKILL"), (0, "SIGKILL")]
+        assert [event["reason"] for event in resumed] == [death["text"] for death in deaths]
+        assert not run.noise(), run.text()
+    assert outcome(tmp_path / "run") == expected
+
+
 def test_the_run_survives_the_process_that_forks_its_ranks(tmp_path: Path, expected: dict[str, Any]) -> None:
     with Run(tmp_path / "run", 2, environment=SLOW) as run:
         run.until(lambda: run.step() >= 4 and run.run.pointed("last"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankless.files.writing import beside, copy, sweep, write_atomically
+from rankless.files.writing import beside, copy, keep_beside, sweep, write_atomically
 
 WAITS = """
 import sys
@@ -21,6 +21,10 @@ with beside(Path(sys.argv[1])) as part:
     print(part, flush=True)
     sys.stdin.read()
 """
+
+
+def no_links(*_: object, **__: object) -> None:
+    raise PermissionError(1, "Operation not permitted")  # as FAT says it
 
 
 def names(folder: Path) -> list[str]:
@@ -57,10 +61,7 @@ def test_nothing_is_replaced_that_came_while_it_was_written(tmp_path):
 
 
 def test_nor_where_there_are_no_hard_links(tmp_path, monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted")  # as FAT says it
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", no_links)
     with beside(tmp_path / "new", replace=False) as part:
         part.write_text("ours")
     assert (tmp_path / "new").read_text() == "ours"
@@ -108,3 +109,16 @@ def test_a_copy_is_another_file_with_the_same_bytes(tmp_path, size, far, tmp_pat
         with pytest.raises(FileExistsError):
             copy(tmp_path / "old", tmp_path / taken, 1 << 30)
     assert not (tmp_path / "nothing").exists()
+
+
+def test_what_is_replaced_is_kept_beside_and_of_many_the_newest(tmp_path, monkeypatch):
+    path, pipe = tmp_path / "journal.jsonl", tmp_path / "pipe"
+    for number in range(1, 13):
+        path.write_text(f"version {number}")
+        if number == 6:
+            monkeypatch.setattr(os, "link", no_links)
+        kept = keep_beside(path)
+        assert kept.name == f"journal.jsonl.replaced-{number}" and kept.read_text() == f"version {number}"
+    assert names(tmp_path) == [f"journal.jsonl.replaced-{n}" for n in (10, 11, 12)]
+    os.mkfifo(pipe)
+    assert keep_beside(pipe).is_fifo()

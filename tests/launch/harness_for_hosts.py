@@ -110,6 +110,10 @@ class FakeChannel:
     def heard(self) -> float:
         return time.monotonic() if self.machine.up else self.since
 
+    @heard.setter
+    def heard(self, at: float) -> None:
+        self.since = at
+
     def put(self, event: dict[str, Any]) -> None:
         if self.is_open:
             self.events.put((self, event))  # type: ignore[arg-type]

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import base64
+import io
+import json
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from rankless.errors import INTERRUPTED, UserError
 from rankless.launch.hosts import coordinator, gang
 from rankless.launch.hosts.gang import Gang
 from rankless.launch.hosts.names import Host, parse_hosts
+from rankless.launch.hosts.process import HostProcess
 
 
 def test_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,6 +229,162 @@ def test_no_progress_three_times_ends_it(
     error = capsys.readouterr().err
     assert "rank 0 was killed by SIGKILL; 3 restarts did not get a checkpoint further, giving up" in error
     assert one.heard.count("round") == 5  # the first one got to step 4
+
+
+def lose_all(found: Cluster, *machines: Machine) -> None:
+    """Let all lose their connection in the first round, and come back."""
+
+    def off() -> None:
+        for machine in machines:
+            found.off(machine.name)
+
+    found.when(lambda: all(machine.pending for machine in machines), off)
+    lost = found.coordinator._see_losses
+
+    def back() -> None:
+        lost()
+        if all(member.lost for member in found.coordinator.gang.members):
+            for machine in machines:
+                machine.up = True
+
+    found.coordinator._see_losses = back  # type: ignore[method-assign]
+
+
+def test_what_hosts_have_saved_that_are_all_lost_is_not_guessed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = Machine("h1", [None, DONE]), Machine("h2", [None, DONE])
+    with cluster(monkeypatch, one, two) as found:
+        lose_all(found, one, two)
+        assert found.coordinator.train() == 0
+    error = capsys.readouterr().err
+    assert "nothing was saved" not in error
+    again = "restarting from the newest checkpoint, if there is one, on the hosts that come back"
+    assert f"without h1, h2; {again}\n" in error
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_losing_all_hosts_again_and_again_is_hopeless_only_without_progress(
+    saves: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How far they came they can only say when they are back."""
+    one = Machine("h1", [*[None] * 6, DONE])
+
+    def holds(_: object) -> dict[str, Any]:
+        rounds = one.heard.count("round")
+        return {"exists": rounds > 0, "has_run": rounds > 0, "step": 10 * rounds if saves else None}
+
+    one.answers["holds"] = holds
+    with cluster(monkeypatch, one) as found:
+        pump = found.coordinator.gang.pump
+
+        def pumped(seconds: float) -> None:
+            pump(min(seconds, 0.001))
+            one.up = True
+            if one.pending:
+                found.off("h1")
+
+        found.coordinator.gang.pump = pumped  # type: ignore[method-assign]
+        assert found.coordinator.train() == (0 if saves else 1)
+    assert ("giving up" in capsys.readouterr().err) is not saves
+
+
+def test_a_stop_that_no_host_has_answered_does_not_say_that_nothing_was_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Machine("h1", [None])
+    with cluster(monkeypatch, one) as found:
+        monkeypatch.setattr(gang.Channel, "end", lambda *_: None)
+        found.when(lambda: one.pending, lambda: (interrupt(found), found.off("h1")))
+        assert found.coordinator.train() == 130
+    assert (
+        "stopped by SIGINT; what was saved is on the hosts that were lost; go on" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_silent_host_is_lost_soon_only_where_ranks_miss_it(
+    missing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own cable may be out: then nothing is wrong between the hosts."""
+    with cluster(monkeypatch, Machine("h1"), Machine("h2")) as found:
+        everyone = found.coordinator.gang
+        everyone.connect(everyone.members)
+        everyone.wait_ready()
+        everyone.missing = missing
+        found.machines["h2"].up = False
+        channel = found.machines["h2"].channel
+        assert channel is not None
+        channel.since -= 12
+        everyone.pump(0)
+        assert [bool(member.lost) for member in everyone.members] == [False, missing]
+        channel.since -= 20
+        everyone.pump(0)
+        assert [bool(member.lost) for member in everyone.members] == [False, True]
+
+
+def test_a_host_whose_process_hangs_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its supervisor lives and answers; the process says for how long nobody has looked at its ranks."""
+    monkeypatch.setenv("RANKLESS_PATIENCE", "70")
+    with cluster(monkeypatch, Machine("h1"), Machine("h2"), Machine("h3")) as found:
+        everyone = found.coordinator.gang
+        everyone.connect(everyone.members)
+        everyone.wait_ready()
+        everyone.members[0].answered -= 75
+        for name, seconds in (("h2", 60), ("h3", 75)):
+            channel = found.machines[name].channel
+            assert channel is not None
+            channel.answer({"beat": seconds})
+        everyone.pump(0.1)
+        said = "its process has hung for 70 s"
+        assert [member.lost for member in everyone.members] == [said, "", said]
+
+
+def test_a_process_says_for_how_long_nobody_has_looked_at_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = io.StringIO()
+    process = HostProcess(events)
+
+    def beats(count: int) -> list[int]:
+        events.seek(0)
+        events.truncate()
+        monkeypatch.setattr(sys, "stdin", io.StringIO('{"do": "beat"}\n' * count))
+        process._read()
+        return [json.loads(line)["beat"] for line in events.getvalue().splitlines()]
+
+    assert beats(2) == [0, 0], "between rounds there are none"
+    process.in_round = True
+    assert beats(3) == [1, 2, 3]
+    process._is_watching()
+    assert beats(1) == [1]
+
+
+def test_a_process_whose_supervisor_is_stopped_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the run's lock, and the host could not come back."""
+    process, slept, killed = HostProcess(io.StringIO()), list[float](), list[int]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 50:
+            process.silent = 0  # a word
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(number))
+    process._leave_a_hung_supervisor()
+    assert killed == [signal.SIGKILL] and 120 < len(slept) < 160
+
+
+def test_a_client_that_was_asleep_itself_loses_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster(monkeypatch, Machine("h1")) as found:
+        everyone = found.coordinator.gang
+        everyone.connect(everyone.members)
+        everyone.wait_ready()
+        channel = found.machines["h1"].channel
+        assert channel is not None
+        found.machines["h1"].up = False
+        everyone._looked -= 100
+        everyone.members[0].answered = channel.since = channel.since - 100
+        everyone.pump(0)
+        assert not everyone.members[0].lost
 
 
 def test_a_dry_run_leaves_nothing_whatever_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rankless import UserError, load_recipe, train
+from rankless.launch.hosts.process import HostProcess
+from rankless.launch.member_run import Start, open_run
 from rankless.launch.run_lock import locked
+from rankless.recipe.load import to_json
 from rankless.runs.directory import RunDirectory
+from rankless.world.process_group import World
 
 HOLD = """\
 import sys
@@ -58,6 +65,75 @@ def test_a_directory_in_use_is_refused_until_its_process_is_gone(tmp_path: Path)
         other.kill()
     with locked(run, False):
         pass
+
+
+def test_a_lock_that_a_failed_start_removes_is_held_by_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second process has opened the file, and the first one removes it before it is locked."""
+    run, first, flock = RunDirectory(tmp_path / "run"), ExitStack(), fcntl.flock
+    first.enter_context(locked(run, False))
+
+    def late(*words: Any) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with pytest.raises(UserError, match="no data"), first:
+            raise UserError("no data")
+        assert not run.path.exists()
+        flock(*words)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with locked(run, False), pytest.raises(UserError, match="another process trains in this directory now"):
+        locked(run, False).__enter__()
+
+
+def test_hosts_that_share_a_directory_hold_it_as_long_as_any_of_them_lives(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+
+    def host(token: str, *, resume: bool) -> HostProcess:
+        process = HostProcess(io.StringIO())
+        shared = process.do_begin(to_json(load_recipe("digits")), str(run.path), resume, token, stays=True)
+        found.append(shared["shared"])
+        return process
+
+    def is_refused() -> None:
+        for token in ("", "another training"):
+            with pytest.raises(UserError, match="another process trains in this directory now"):
+                locked(run, True, token).__enter__()
+
+    found: list[bool] = []
+    first, second = host("ours", resume=False), host("ours", resume=False)
+    is_refused()
+    first.opened.close()
+    is_refused()
+    back = host("ours", resume=True)
+    second.opened.close()
+    is_refused()
+    assert found == [False, True, True]
+    back.opened.close()
+    with locked(run, True):
+        pass
+    host("ours", resume=True).opened.close()
+    assert found[-1] is False, "another one was there, so the directory is looked through again"
+
+
+def opened(world: World, run: str) -> bool:
+    """Open a run as a rank of a cluster's; whether it is still locked when that of rank 0 is lost."""
+    environment = SimpleNamespace(local_rank=0, name="torchrun", restart=0)
+    with ExitStack() as held:
+        start = Start(environment, Path(run), "digits", resume=False, sinks=[])  # type: ignore[arg-type]
+        open_run(world, start, load_recipe("digits"), held)
+        if world.is_first:
+            held.close()
+        world.barrier()
+        with pytest.raises(UserError, match="another process trains in this directory now"):
+            locked(RunDirectory(Path(run)), False).__enter__()
+        world.barrier()
+    return True
+
+
+@pytest.mark.processes
+def test_a_rank_of_every_machine_holds_the_directory(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, opened, str(tmp_path / "run")) == [True, True]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])

@@ -24,7 +24,7 @@ def test_an_end_before_the_step_that_is_reached(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.recipe.write_text(dump(recipe))
     run.step_directory(5).mkdir(parents=True)
-    (run.step_directory(5) / "state.json").write_text(json.dumps({"images": 20}))
+    (run.step_directory(5) / "state.json").write_text(json.dumps({"step": 5, "images": 20, "best": None}))
     run.point("last", 5)
     assert check_resume(run, replace(recipe, epochs=2)).epochs == 2
     with pytest.raises(UserError, match=r"has done 5 steps, which is epoch 2\.00; 'epochs' is 1, .* step 3"):
@@ -38,7 +38,7 @@ def test_more_epochs_say_that_the_learning_rate_rises_again(tmp_path: Path, caps
     run = RunDirectory(tmp_path)
     run.recipe.write_text(dump(recipe))
     run.step_directory(5).mkdir(parents=True)
-    (run.step_directory(5) / "state.json").write_text(json.dumps({"images": 20}))
+    (run.step_directory(5) / "state.json").write_text(json.dumps({"step": 5, "images": 20, "best": None}))
     run.point("last", 5)
     check_resume(run, recipe)
     check_resume(run, replace(recipe, epochs=4))
@@ -82,7 +82,7 @@ def stopped(tmp_path: Path, small_recipe: str) -> tuple[RunDirectory, Recipe, Pa
     recipe, run = load(small_recipe), RunDirectory(tmp_path / "run")
     run.step_directory(3).mkdir(parents=True)
     run.recipe.write_text(dump(recipe))
-    state = {"images": 21, "data": data_digest(recipe)}
+    state = {"step": 3, "images": 21, "best": None, "data": data_digest(recipe)}
     (run.step_directory(3) / "state.json").write_text(json.dumps(state))
     run.point("last", 3)
     return run, replace(recipe, data=replace(recipe.data, root=str(moved / "data.yaml"))), moved
@@ -105,7 +105,7 @@ def test_other_data_in_another_place_is_refused(stopped: tuple[RunDirectory, Rec
 
 def test_data_that_cannot_be_reported_apart_is_refused(stopped: tuple[RunDirectory, Recipe, Path]) -> None:
     run, recipe, _ = stopped
-    (run.step_directory(3) / "state.json").write_text('{"images": 21, "data": null}')
+    (run.step_directory(3) / "state.json").write_text('{"step": 3, "images": 21, "best": null}')
     with pytest.raises(UserError, match="whether that is the same data cannot be determined"):
         check_resume(run, recipe)
 

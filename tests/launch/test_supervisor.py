@@ -155,6 +155,13 @@ def test_signs_of_life_are_answered_while_the_process_does_not_read(client: Call
     assert one.event("beat") == 1
 
 
+def test_the_process_is_asked_for_signs_of_life_too(client: Callable[..., Client]) -> None:
+    one = client()
+    one.start("import sys\nprint(sys.stdin.readline(), flush=True)")
+    one.send("beat")
+    assert json.loads(one.event("out")) == {"do": "beat"}
+
+
 def test_what_is_written_to_the_process_comes_whole(client: Callable[..., Client]) -> None:
     one = client()
     one.start("import sys, time\ntime.sleep(0.3)\nprint(sum(len(sys.stdin.readline()) for _ in range(2)))")

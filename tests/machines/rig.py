@@ -25,6 +25,7 @@ CLIENT = "client"
 _TOOLS = ("ip", "unshare", "nsenter", "ssh", "ssh-keygen", "sshd")
 _STARTUP = (".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshenv")
 _SSHD = "/usr/sbin/sshd"
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")  # of the instruction set: make test CPU=avx2
 
 
 def why_not() -> str:
@@ -46,7 +47,7 @@ class Rig:
     Args:
         folder: for its files. ``folder/work`` is another folder on every machine, under the same path.
         count: of hosts.
-        environment: what every host's programs find in their environment.
+        environment: what every host's programs find in their environment, beside the limits of the CPU here.
         own: more for single hosts, by their names.
         own_name: the address of a host's own name in its /etc/hosts; Debian's installer writes 127.0.1.1.
 
@@ -63,7 +64,8 @@ class Rig:
         own_name: str = "127.0.1.1",
     ) -> None:
         self.own = own or {}
-        self.folder, self.environment, self.own_name = folder, dict(environment), own_name
+        limits = {name: os.environ[name] for name in _LIMITS if name in os.environ}
+        self.folder, self.environment, self.own_name = folder, limits | dict(environment), own_name
         self.work = folder / "work"
         self.numbers = {f"h{number}": number for number in range(1, count + 1)} | {CLIENT: 100}
         self.holders: dict[str, subprocess.Popen[bytes]] = {}

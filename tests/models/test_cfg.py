@@ -244,7 +244,17 @@ def test_what_darknet_does_not_have_is_refused() -> None:
         (with_activation(network, "prelu"), "prelu"),
     ):
         with pytest.raises(UserError, match=word):
-            write_cfg(changed)
+            write_cfg(changed, foreign=True)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_cfg_with_involution_is_read_back_equal(replaces: bool) -> None:
+    from rankless.models.darknet.reshape import with_involution
+
+    network = with_involution(MODELS["yolov4"].network(), 7, replaces=replaces)
+    assert read_cfg(write_cfg(network)).network.layers == network.layers
+    (problem,) = problems_of(NET + "[involution]\nsize=4\n" + HEAD)
+    assert "[involution] size=4" in problem and "odd" in problem
 
 
 @pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="needs RANKLESS_REAL_DATA")

@@ -192,7 +192,9 @@ def test_normalization_and_side():
 
 
 def test_densenet_options_reach_the_network():
-    options = model_kinds.Densenet(growth=3, bottleneck=False, separable=True, stem="small", compression=1.0)
+    options = model_kinds.Densenet(
+        growth=3, bottleneck=False, separable=model_kinds.Separable(dilation=1), stem="small", compression=1.0
+    )
     model = on_meta("densenet121", 4, densenet=options, activation="prelu")
     keys = model.state_dict()
     assert keys["features.conv0.weight"].shape == (6, 3, 3, 3)
@@ -220,6 +222,11 @@ def test_densenet_options_reach_the_network():
 def test_unknown_names(name, message):
     with pytest.raises(UserError, match=message):
         variant(model_kinds.Model(name=name))
+
+
+def test_cfg_of_a_classifier_is_answered_with_the_key_that_was_given():
+    with pytest.raises(UserError, match=r"'model.cfg' is 'my.cfg'.*model.name"):
+        variant(model_kinds.Model(cfg="my.cfg"))
 
 
 def test_every_problem_is_reported_at_once():

@@ -19,6 +19,7 @@ from rankless.models.classifiers.densenet import (
     Variant,
 )
 from rankless.recipe import model_kinds
+from rankless.recipe.model_kinds import Separable
 
 FOR_IMAGENET = ("densenet121", "densenet161", "densenet169", "densenet201")
 ACTIVATIONS = ("relu", "swish", "prelu", "leaky", "mish")
@@ -30,7 +31,7 @@ variants = st.builds(
     stem=st.sampled_from(["imagenet", "small"]),
     compression=st.sampled_from([0.1, 0.5, 1.0]),
     bottleneck=st.booleans(),
-    separable=st.booleans(),
+    separable=st.builds(Separable, dilation=st.sampled_from([0, 1, 2])),
 )
 
 
@@ -121,7 +122,8 @@ def counted(variant: Variant, classes: int) -> tuple[int, int]:
             c = channels
             if variant.bottleneck:
                 total, norms, c = total + 2 * c + c * 4 * k, norms + 1, 4 * k
-            total, norms = total + 2 * c + (9 * c + c * k if variant.separable else 9 * c * k), norms + 1
+            separable = variant.separable.dilation > 0
+            total, norms = total + 2 * c + (9 * c + c * k if separable else 9 * c * k), norms + 1
             channels += k
         if number + 1 < len(variant.blocks):
             kept = max(1, int(variant.compression * channels))
@@ -206,14 +208,24 @@ def test_dropout_rests_in_evaluation_and_adds_no_key():
     assert torch.equal(dropping.eval()(x), plain(x))
 
 
-@pytest.mark.parametrize("kind", [SeparableConv, lambda i, o: nn.Conv2d(i, o, 3, padding=1, bias=False)])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("size", [(7, 9), (1, 2), (16, 16)])
-def test_separable_takes_a_3x3s_place(kind, size):
-    assert kind(6, 5)(torch.randn(2, 6, *size)).shape == (2, 5, *size)
+def test_separable_conv_equals_depthwise_norm_pointwise(dilation, norm, size):
+    mine = make_unlike(SeparableConv(6, 5, Separable(dilation=dilation, norm_between=norm))).eval()
+    parts = [nn.Conv2d(6, 6, 3, 1, dilation, dilation, groups=6, bias=False)]
+    parts += [nn.BatchNorm2d(6)] if norm else []
+    reference = nn.Sequential(*parts, nn.Conv2d(6, 5, 1, bias=False)).eval()
+    state = mine.state_dict().values()
+    assert len(state) == len(reference.state_dict()) == (7 if norm else 2)
+    reference.load_state_dict(dict(zip(reference.state_dict(), state, strict=True)))
+    x = torch.randn(2, 6, *size)
+    assert mine(x).shape == (2, 5, *size)
+    torch.testing.assert_close(mine(x), reference(x))
 
 
-def test_separable_sees_the_eight_neighbors():
-    convolution = SeparableConv(3, 4)
+def test_separable_conv_sees_the_eight_neighbors():
+    convolution = SeparableConv(3, 4, Separable(dilation=1))
     x = torch.zeros(1, 3, 7, 7, requires_grad=True)
     convolution(x)[0, :, 3, 3].sum().backward()
     touched = x.grad.abs().sum((0, 1)) > 0
@@ -222,7 +234,7 @@ def test_separable_sees_the_eight_neighbors():
     assert torch.equal(touched, expected)
 
 
-@pytest.mark.parametrize("separable", [True, False])
+@pytest.mark.parametrize("separable", [Separable(dilation=1), Separable()])
 def test_initial_weights_keep_the_variance(separable):
     layer = DenseLayer(256, Variant((1,), 64, separable=separable), "relu", 0.0)
     x = torch.randn(4, 256, 12, 12).relu()  # E[x²] = 1/2
@@ -237,5 +249,8 @@ def test_options_of_the_recipe_reach_the_variant():
     assert published.with_options(model_kinds.Densenet()) == published
     small = PUBLISHED["densenet-bc-100-12"]
     assert small.with_options(model_kinds.Densenet()) == small
-    options = model_kinds.Densenet(growth=7, compression=0.25, bottleneck=False, stem="small", separable=True)
-    assert published.with_options(options) == Variant((6, 12, 24, 16), 7, "small", 0.25, False, True)
+    separable = Separable(dilation=2, norm_between=True)
+    options = model_kinds.Densenet(
+        growth=7, compression=0.25, bottleneck=False, stem="small", separable=separable
+    )
+    assert published.with_options(options) == Variant((6, 12, 24, 16), 7, "small", 0.25, False, separable)

@@ -129,7 +129,15 @@ def images(height: int = 64, width: int = 96) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("options", [{}, {"dropout": 0.2, "involution": 3}], ids=["plain", "more"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dropout": 0.2, "involution": model_kinds.Involution(kernel=3)},
+        {"involution": model_kinds.Involution(kernel=7, where="trunk")},
+    ],
+    ids=["plain", "more", "trunk"],
+)
 def test_forward_backward_shapes_and_dtype(name: str, options: dict[str, Any]) -> None:
     model = small(name, **options)
     raw = model(images())

@@ -6,6 +6,8 @@ in them.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -416,6 +418,47 @@ def of_cfg(conv: str, norm: str, eps: float = 1e-5, extra: bool = False) -> Call
     return lambda w: OfCfg(w, conv, norm, eps, extra)
 
 
+class RefInvolution(nn.Module):
+    """Equation 6 of Li et al. (2021) at each pixel, with the names of the authors' implementation."""
+
+    def __init__(self, channels: int, kernel: int):
+        super().__init__()
+        self.kernel, self.groups = kernel, channels // math.gcd(channels, 16)
+        self.conv1, self.conv2 = nn.Module(), nn.Module()
+        self.conv1.conv, self.conv1.bn = (
+            nn.Conv2d(channels, channels // 4, 1, bias=False),
+            nn.BatchNorm2d(channels // 4),
+        )
+        self.conv2.conv = nn.Conv2d(channels // 4, kernel * kernel * self.groups, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (b, c, h, w), k, g = x.shape, self.kernel, self.groups
+        weights = self.conv2.conv(F.relu(self.conv1.bn(self.conv1.conv(x)))).view(b, g, k * k, h, w)
+        around = F.pad(x, (k // 2,) * 4).view(b, g, c // g, h + k - 1, w + k - 1)
+        parts = [
+            weights[:, :, None, k * row + column] * around[..., row : row + h, column : column + w]
+            for row in range(k)
+            for column in range(k)
+        ]
+        return sum(parts).view(b, c, h, w)
+
+
+class WithInvolution(Bubbliiiing4):
+    """P3 and P4 are replaced by their involutions, which the next down-sampling reads, too."""
+
+    def __init__(self, w: Width):
+        super().__init__(w)
+        for level, channels in ((3, 128), (4, 256), (5, 512)):
+            self.add_module(f"involution_P{level}", RefInvolution(w(channels), 7))
+        self.make_five_conv2.append(self.involution_P3)
+        self.make_five_conv3.append(self.involution_P4)
+        self.make_five_conv4.append(self.involution_P5)
+
+    def state_dict(self, *args, **keys):
+        state = super().state_dict(*args, **keys)
+        return {key: tensor for key, tensor in state.items() if not re.search(r"five_conv\d\.5\.", key)}
+
+
 THEIRS: dict[str, tuple[str, Callable[[Width], nn.Module]]] = {
     "eriklindernoren": ("yolov3-tiny", of_cfg("conv_{n}", "batch_norm_{n}", extra=True)),
     "ultralytics-yolov3": ("yolov3-tiny", of_cfg("Conv2d", "BatchNorm2d", 1e-4)),
@@ -476,6 +519,53 @@ def test_published_shapes_are_those_of_the_port(name: str):
         ours = zoo.build(Model(name=model), CLASSES)
     used = [p for key, p in theirs.named_parameters() if not any(one in key for one in PORTS[name].unused)]
     assert sum(p.numel() for p in used) == sum(p.numel() for p in ours.parameters())
+
+
+def test_port_with_involution_in_its_trunk_gives_the_same_outputs(tmp_path: Path):
+    theirs = trained(WithInvolution, 5)
+    torch.save(theirs.state_dict(), tmp_path / "their.pth")
+    options = ["model.width=0.125", "model.involution.kernel=7", "model.involution.where=trunk"]
+    report = import_weights(
+        tmp_path / "their.pth", tmp_path / "ours", port="bubbliiiing-yolov4", overrides=options
+    )
+    assert report.taken == report.tensors
+    loaded = weights.load(tmp_path / "ours")
+    ours = zoo.build(loaded.recipe.model, CLASSES).eval()
+    weights.load_into(ours, loaded.state, "ours")
+    images = torch.rand(2, 3, 64, 96)
+    with torch.no_grad():
+        for a, b in zip(ours(images), theirs(images), strict=True):
+            assert b.std() > 1e-3
+            torch.testing.assert_close(a, b, atol=2e-5 * float(b.abs().max()), rtol=1e-4)
+        plain = trained(Bubbliiiing4, 5)
+        plain.load_state_dict(theirs.state_dict(), strict=False)
+        assert not torch.allclose(plain(images)[1], theirs(images)[1], rtol=0.01)
+
+
+@pytest.mark.parametrize("prefix", ["", "backbone."])
+def test_partial_import_takes_a_port_s_backbone(tmp_path: Path, prefix: str):
+    theirs = trained(Bubbliiiing3, 5)
+    state = {
+        prefix + key.removeprefix("backbone."): tensor
+        for key, tensor in theirs.state_dict().items()
+        if key.startswith("backbone.")
+    }
+    torch.save({**state, "fc.weight": torch.rand(10, 4)}, tmp_path / "backbone.pth")
+    report = import_weights(
+        tmp_path / "backbone.pth",
+        tmp_path / "ours",
+        port="bubbliiiing-yolov3",
+        partial=True,
+        classes=CLASSES,
+        overrides=["model.width=0.125"],
+    )
+    assert report.taken == len(state)
+    assert any("fc.weight" in note and "unexpected" in note for note in report.notes)
+    loaded = weights.load(tmp_path / "ours")
+    names = [key for key in zoo.build(loaded.recipe.model, CLASSES).state_dict() if "conv.weight" in key]
+    their_convs = [t for key, t in state.items() if key.endswith(".weight") and t.ndim == 4]
+    our_convs = [loaded.state[name] for name in names[:52]]
+    assert all(torch.equal(a, b) for a, b in zip(our_convs, their_convs, strict=True))
 
 
 def test_no_port_moves_centers_as_the_published_network_unless_it_does_so(tmp_path: Path):

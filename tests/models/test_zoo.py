@@ -126,7 +126,10 @@ def test_published_size_and_work(name, classes, parameters, work):
 @pytest.mark.parametrize(("size", "added"), [(3, 135_352), (7, 352_632)])
 def test_involution_adds_its_parameters(size, added):
     with torch.device("meta"):
-        plain, more = (build(model_kinds.Model(name="yolov4", involution=k), 80) for k in (0, size))
+        plain, more = (
+            build(model_kinds.Model(name="yolov4", involution=model_kinds.Involution(kernel=k)), 80)
+            for k in (0, size)
+        )
     count = [sum(p.numel() for p in model.parameters()) for model in (plain, more)]
     assert count[1] - count[0] == added
     # Every published tensor keeps its name.
@@ -190,8 +193,25 @@ def test_unknown_model_is_named_with_the_nearest():
 
 
 def test_anchors_are_as_many_as_the_heads_have():
-    with pytest.raises(UserError, match="1 pairs, but yolov4-tiny has 6 anchors"):
+    with pytest.raises(UserError, match="1 pair; expected 6 for the 2 heads of yolov4-tiny"):
         build(model_kinds.Model(anchors=((1.0, 2.0),)), classes=3)
+
+
+def test_num_anchors_gives_each_head_so_many_the_smallest_on_the_finest_map():
+    given = tuple((float(side), float(side)) for side in (10, 20, 30, 40))
+    assert "model.num_anchors=2" in str(_error(anchors=given))
+    model = build(model_kinds.Model(width=0.25, anchors=given, num_anchors=2), classes=3)
+    masks = {head.stride: head.mask for head in model.heads}
+    assert masks == {16: (0, 1), 32: (2, 3)}
+    assert [map.shape[1] for map in model(torch.rand(1, 3, 64, 64))] == [2 * 8, 2 * 8]
+    assert "model.anchors=kmeans" in str(_error(num_anchors=5))
+    assert "expected 10 for the 2 heads" in str(_error(num_anchors=5, anchors=given))
+
+
+def _error(**keys):
+    with pytest.raises(UserError) as caught:
+        build(model_kinds.Model(**keys), classes=3)
+    return caught.value
 
 
 def test_options_change_what_they_say():

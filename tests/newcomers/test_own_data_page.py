@@ -70,6 +70,6 @@ def test_a_classifier(place: Path, forked: Any) -> None:
     words = f"{small('train resnet18')} evaluate.every=0 --run runs/flowers --devices 1"
     done = forked("-m", "rankless", *words.split(), cwd=place)
     assert done.returncode == 0, done.stderr
-    (score,) = re.findall(r"^best \(step \d+.*\):\n +top1 +(0\.\d+)", done.stdout, re.MULTILINE)
+    (score,) = re.findall(r"^best \(step \d+.*\):\n +top1 +(\d\.\d+)", done.stdout, re.MULTILINE)
     assert float(score) > stated("top-1")
     assert "train resnet18 data.root=flowers" in COMMANDS

@@ -14,8 +14,9 @@ from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError
 from rankless.recipe import yaml12
 from rankless.recipe.familiar import ELSEWHERE, SECTIONS
-from rankless.recipe.keys import leaves
+from rankless.recipe.keys import Kinds, leaves
 from rankless.recipe.load import (
+    default,
     differences,
     dump,
     from_json,
@@ -162,7 +163,7 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
          "tta, classes_map"),
         ("model: yolov4", "'model' is 'yolov4': expected a section with keys among "
          "name, image_size, pretrained, freeze, checkpointing, width, dropout, activation, involution, cfg, "
-         "anchors, scale_xy, dfl, densenet; did you mean 'model.name'?"),
+         "anchors, num_anchors, scale_xy, dfl, densenet; did you mean 'model.name'?"),
         ("imgsz: 640", "key 'imgsz': no such key; here it is model.image_size"),
         ("model: {imgsz: 640}", "key 'model.imgsz': no such key; here it is model.image_size"),
         ("lr0: 0.01", "key 'lr0': no such key; here it is optim.lr"),
@@ -375,7 +376,8 @@ _minutes = st.from_regex(r"\A[1-9][0-9]{0,3}(\.[0-9]{1,3})? ?min\Z")
 
 _duration = _count | st.from_regex(r"\A[1-9]{1,2}(\.[0-9]{1,3})? ?(epochs?|%)\Z")
 
-_anchors = st.just("kmeans") | st.lists(st.tuples(_positive, _positive), min_size=1, max_size=3).map(tuple)
+_pixels = st.floats(1, 1e6)
+_anchors = st.just("kmeans") | st.lists(st.tuples(_pixels, _pixels), min_size=1, max_size=3).map(tuple)
 
 recipes = st.builds(
     Recipe,
@@ -505,3 +507,76 @@ def test_nothing_far_away_is_suggested(tmp_path, key):
 def test_overrides_as_a_mapping_are_answered_in_the_words_of_python() -> None:
     with pytest.raises(UserError, match=r"overrides is .*: expected a list of texts, as in \['epochs=1'\]"):
         load("digits", {"epochs": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("model.involution=7", {"kernel": 7, "where": "head"}),
+        ("model.involution={kernel: 3, where: trunk}", {"kernel": 3, "where": "trunk"}),
+    ],
+)
+def test_involution_is_a_kernel_or_a_section(given, expected):
+    recipe = default([given])
+    assert vars(recipe.model.involution).items() >= expected.items()
+    assert from_json(to_json(recipe)) == recipe
+
+
+@pytest.mark.parametrize(
+    ("given", "dilation"), [("true", 1), ("false", 0), ("{dilation: 2, norm_between: true}", 2)]
+)
+def test_separable_is_a_switch_or_a_section(given, dilation):
+    recipe = default(["task=classify", "model.name=densenet121", f"model.densenet.separable={given}"])
+    assert recipe.model.densenet.separable.dilation == dilation
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ("model.involution.where=trunk", ("'model.involution.kernel' is 0",)),
+        ("model.involution=4", ("'model.involution.kernel' is 4", "3, 5, 7")),
+        (
+            "model.anchors=[[[30, 61], [62, 45]], [[10, 13], [16, 30]]]",
+            ("a list for each head", "[[10, 13], [16, 30], [30, 61], [62, 45]]"),
+        ),
+        ("model.anchors=[[0.1, 0.2], [0.5, 0.5]]", ("0.1 pixels", "[41.6, 83.2]")),
+    ],
+)
+def test_wrong_network_options_say_what_to_write(given, parts):
+    with pytest.raises(UserError) as caught:
+        default([given])
+    (problem,) = caught.value.problems
+    assert all(part in problem for part in ("command line", *parts))
+
+
+def test_editors_are_told_of_the_short_forms():
+    kinds = schema()["$defs"]
+    assert {"enum": [0, 3, 5, 7]} in kinds["YoloModel"]["properties"]["involution"]["anyOf"]
+    assert {"enum": [0, 1, 2, False, True]} in kinds["Densenet"]["properties"]["separable"]["anyOf"]
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+@pytest.mark.parametrize(
+    "model",
+    ["yolov4-tiny", "yolov4-tiny-anchor-free", "torchvision/fcos_resnet50_fpn", "resnet18", "densenet121"],
+)
+def test_shipped_recipe_takes_another_network_of_its_task(name, model, capsys):
+    task = load(name).task
+    if (task == "detect") != ("yolo" in model or "torchvision" in model):
+        return
+    recipe = load(name, [f"model.name={model}"])
+    assert recipe.model.name == model
+    given, needed = yaml.safe_load(shipped_text(name)), capsys.readouterr().err
+    kept = leaves(Kinds.of(task, recipe.model, recipe.loss))
+    for section in ("model", "loss"):
+        for key in given.get(section, {}):
+            if (section, key) not in kept and (section, key) in leaves():
+                assert f"{section}.{key}" in needed and model in needed
+
+
+def test_keys_of_the_user_that_another_network_lacks_are_errors(tmp_path):
+    with pytest.raises(UserError, match=r"command line: key 'model\.dfl'"):
+        load("digits", ["model.name=yolov4-tiny", "model.dfl=8"])
+    (tmp_path / "r.yaml").write_text("model: {name: yolov4-tiny-anchor-free, dfl: 8}\n")
+    with pytest.raises(UserError, match=r"r.yaml:1: key 'model.dfl'"):
+        load(tmp_path / "r.yaml", ["model.name=yolov4-tiny"])

@@ -81,7 +81,7 @@ def test_a_preset_hides_no_error(tmp_path):
     with pytest.raises(UserError) as caught:
         augment(tmp_path, "data: {augment: {preset: heavy, flip: 7, rotatee: 3}}")
     assert len(caught.value.problems) == 2
-    with pytest.raises(UserError, match=r"'data\.augment' is 3: expected a section"):
+    with pytest.raises(UserError, match=r"'data\.augment\.preset' is 3: expected one of none"):
         augment(tmp_path, "data: {augment: 3}")
 
 

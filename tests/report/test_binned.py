@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.signal import savgol_filter
 
 from rankless.report.binned import Binned
 from rankless.report.charts import shown, smoothed, ticks
@@ -60,13 +61,21 @@ def test_numbers_at_ticks_are_short(value, expected):
     assert shown(value) == expected
 
 
-@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=60), st.integers(1, 9))
-def test_smoothing_is_a_centered_mean_that_keeps_both_ends(values, width):
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=60), st.integers(1, 9))
+def test_smoothing_is_a_centered_mean_that_begins_as_a_fitted_line_does_and_stays_at_its_end(values, reach):
+    """As Savitzky and Golay smooth, within the values that there are; then the last window's mean."""
     points = [(float(x), y) for x, y in enumerate(values)]
-    result = smoothed(points, width)
+    result = smoothed(points, reach)
     assert [x for x, _ in result] == [x for x, _ in points]
-    assert (result[0][1], result[-1][1]) == pytest.approx((values[0], values[-1]), abs=1e-6)
-    middle = len(values) // 2
-    reach = min(width, middle, len(values) - 1 - middle)
-    expected = np.mean(values[middle - reach : middle + reach + 1])
-    assert result[middle][1] == pytest.approx(expected, abs=1e-6)
+    reach = min(reach, (len(values) - 1) // 2)
+    expected = savgol_filter(values, 2 * reach + 1, 1) if reach else np.array(values)
+    expected[len(values) - reach :] = np.mean(values[len(values) - 2 * reach - 1 :])
+    assert [y for _, y in result] == pytest.approx(expected.clip(min(values), max(values)), abs=1e-6)
+
+
+def test_the_smoothed_curve_does_not_fall_at_its_last_step():
+    losses = [(float(step), 2.0 - step / 1000) for step in range(400)]
+    trend = smoothed(losses)
+    assert [y for _, y in trend[:380]] == pytest.approx([y for _, y in losses[:380]])
+    assert trend[-1][1] == trend[-2][1] == pytest.approx(1.6, abs=0.02)
+    assert smoothed([*losses[:-1], (399.0, 0.6)])[-1][1] > 1.6 - 0.05, "of a fall by one"

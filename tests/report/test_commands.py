@@ -94,7 +94,8 @@ def test_losses_of_different_tasks_have_axes_of_their_own(
     (cls / "recipe.yaml").write_text(
         "task: classify\nmodel: {name: resnet18}\ndata: {root: x}\nepochs: 1\nbatch: {images: 4, micro: 4}\n"
     )
-    (cls / "journal.jsonl").write_text('{"step":1,"loss":2.5,"lr":0.1,"seconds":1}\n')
+    steps = ['{"step":1,"loss":2.5,"lr":0.1}\n', '{"step":2,"loss":2.25,"lr":0.1}\n']
+    (cls / "journal.jsonl").write_text("".join(steps))
     vector, page = tmp_path / "curves.svg", tmp_path / "two.html"
     assert said(capsys, "plot", run, cls, trained, "--out", vector)[0] == 0
     assert len(re.findall(r'<g id="axes_\d+">', vector.read_text())) == 6

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-import shutil
-import subprocess
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rankless.report import charts, page
+import browser
+from rankless.report import charts, page, training
 from rankless.report.collected import Collected
 from rankless.report.markup import card, laid_out
 from rankless.runs import journal
@@ -22,7 +22,6 @@ from rankless.runs.directory import weights_of
 from rankless.runs.weights_digest import of_weights
 
 pytestmark = pytest.mark.processes  # the run is trained by ranks
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 class Numbers(HTMLParser):
@@ -66,18 +65,11 @@ def rendered(folder: Path, digest: str = "") -> str:
     return page.render([Collected(folder).refresh()], {str(folder): digest} if digest else None)
 
 
-def in_browser(html: str, folder: Path, *options: str) -> tuple[str, str]:
+def in_browser(html: str, folder: Path) -> tuple[str, str]:
     """The page's document as a browser has it, and what it wrote to its console."""
-    if BROWSER is None:
-        pytest.skip("there is no Chromium here")
     path = folder / "page.html"
     path.write_text(html, encoding="utf-8")
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", *options]
-    profile = f"--user-data-dir={folder / 'profile'}"
-    done = subprocess.run(
-        [BROWSER, *words, profile, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120
-    )
-    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+    return browser.document(path.as_uri(), folder)
 
 
 def check_numbers(html: str, folder: Path) -> None:
@@ -108,8 +100,10 @@ def check_numbers(html: str, folder: Path) -> None:
         "examples",
     } <= seen
     steps = [entry for entry in entries if "step" in entry]
-    parts = found.charts["Parts of the training loss"]
-    assert set(parts) == set(steps[0]["parts"])
+    panels = [
+        lines for title, lines in found.charts.items() if title.startswith("Parts of the training loss")
+    ]
+    assert sorted(name for lines in panels for name in lines) == sorted(steps[0]["parts"])
     for title, name, expected in (
         ("Loss", "training", [[entry["step"], entry["loss"]] for entry in steps]),
         ("Learning rate", "learning rate", [[entry["step"], entry["lr"]] for entry in steps]),
@@ -177,6 +171,14 @@ addEventListener("load", () => {
     if (width < 480 && said.clientWidth < 0.8 * width) found.push(`${width}: what happened is narrow`);
     const classes = table.parentElement;
     if (classes.scrollWidth > classes.clientWidth) found.push(`${width}: the table of classes is cut`);
+    for (const card of page.querySelectorAll(".card")) {
+      const room = card.clientWidth - 30, {bottom} = card.getBoundingClientRect();
+      const parts = [...card.querySelectorAll("svg, table, dl")].map((each) => each.getBoundingClientRect());
+      const blank = bottom - card.lastElementChild.getBoundingClientRect().bottom;
+      const narrow = Math.max(...parts.map((box) => box.width)) < 0.9 * Math.min(room, 760);
+      if (narrow || blank > 0.5 * card.clientHeight)
+        found.push(`${width}: white beside or below ${card.firstChild.textContent}`);
+    }
     for (const grid of page.querySelectorAll(".grid")) {
       const ends = [...grid.children].map((each) => each.getBoundingClientRect());
       const rows = Map.groupBy(ends, (box) => Math.round(box.top));
@@ -197,7 +199,7 @@ def test_on_a_phone_and_on_a_screen_nothing_is_cut_and_the_pointer_shows_values(
 ) -> None:
     html = escape((trained / "report.html").read_text(encoding="utf-8"))
     frames = "".join(
-        f'<iframe width="{wide}" height="900" srcdoc="{html}"></iframe>' for wide in (390, 1000, 1400)
+        f'<iframe width="{wide}" height="900" srcdoc="{html}"></iframe>' for wide in (390, 768, 1400)
     )
     document, _ = in_browser(f"<!DOCTYPE html><body>{LOOK}{frames}</body>", tmp_path)
     found = re.search(r"looked at(.*?)</body>", document, re.DOTALL)
@@ -209,23 +211,36 @@ def test_on_a_phone_and_on_a_screen_nothing_is_cut_and_the_pointer_shows_values(
     assert shown == [pytest.approx(last["lr"], rel=1e-3)] * 3
 
 
-def test_few_steps_and_one_evaluation_are_said_to_be_that(run: Path) -> None:
+def test_of_few_steps_none_is_smoothed_and_one_evaluation_is_no_curve(run: Path) -> None:
     entries = list(journal.read(run / "journal.jsonl"))
     first = next(entry for entry in entries if "evaluation" in entry)
     kept = [entry for entry in entries if "evaluation" not in entry or entry is first]
     (run / "journal.jsonl").write_bytes(b"".join(map(journal.line, kept)))
-    html = rendered(run)
-    said = " ".join(Numbers(html).text)
-    assert "Gray" not in said and "Each step, not smoothed." in said and "One evaluation so far." in said
-    labels = re.findall(r'<text class="lone"[^>]*y="([0-9.]+)"[^>]*>(.*?)</text>', html)
-    assert f"AP50 {charts.shown(first['scores']['AP50'])}" in [text for _, text in labels]
-    of_precision = [float(y) for y, text in labels if text.split()[0] in ("AP", "AP50", "AP75")]
-    assert min(abs(a - b) for a, b in itertools.combinations(of_precision, 2)) >= 12.9, "none covers another"
+    found = Numbers(rendered(run))
+    assert "training" in found.charts["Loss"] and not {"Average precision", "Average recall"} & set(
+        found.charts
+    )
+    shown = {where[1]: value for where, step, value, _ in found.data if where[0] == "scores" and step}
+    assert {name: shown[name] for name in ("AP", "AP50", "AR100")} == {
+        name: first["scores"][name] for name in ("AP", "AP50", "AR100")
+    }
     steps = [entry for entry in entries if "step" in entry]
     many = [{**steps[0], "step": number, "loss": float(number % 7)} for number in range(1, 61)]
     (run / "journal.jsonl").write_bytes(b"".join(map(journal.line, many)))
-    said = " ".join(Numbers(rendered(run)).text)
-    assert "Gray: each step." in said and "training, smoothed" in Numbers(rendered(run)).charts["Loss"]
+    assert {"each step", "training, smoothed"} <= set(Numbers(rendered(run)).charts["Loss"])
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=6))
+def test_no_part_of_a_loss_lies_flat_beside_another(ends: list[tuple[float, float]]) -> None:
+    lines = [charts.Line(f"part {at}", [(1, one), (2, other)]) for at, (one, other) in enumerate(ends)]
+    panels = training.by_scale(lines)
+    assert sorted(line.name for panel in panels for line in panel) == [line.name for line in lines]
+    for panel in panels:
+        values = [y for line in panel for _, y in line.points]
+        height = max(values) - min(values)
+        for line in panel:
+            own = abs(line.points[0][1] - line.points[1][1])
+            assert len(panel) == 1 or own >= 0.25 * height
 
 
 def test_the_claim_names_scores_speed_digest_and_state(trained: Path) -> None:
@@ -362,7 +377,7 @@ def test_a_restart_is_a_gap_and_marks_on_the_time_axis(run: Path) -> None:
             ]
         now = 1000.0 + number + (10 if number > 6 else 0)
         timing = {"seconds": 1.0, "time": now, "waited": 0.25, "network": 0.0}
-        ranks = {"ranks": [5.0, 6.0]} if number == 7 else {}
+        ranks = {"ranks": [5.0, 6.0]} if number in (7, 11) else {}
         entries.append({"step": number, "loss": 1.0, "timing": {**timing, **ranks}})
     (run / "journal.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
     html = rendered(run)
@@ -370,7 +385,7 @@ def test_a_restart_is_a_gap_and_marks_on_the_time_axis(run: Path) -> None:
     expected = [*range(1, 7), 6, 16, *range(17, 22)]
     points = found.charts["Time of a step in ms"]["waiting for images"]
     assert points == [[x, 0 if at in (6, 7) else 250] for at, x in enumerate(expected)]
-    assert found.charts["Own time of each rank in ms"]["rank 1"] == [[17, 6]]
+    assert found.charts["Own time of each rank in ms"]["rank 1"] == [[17, 6], [21, 6]]
     chart = html[html.index('aria-label="Time of a step in ms"') :]
     chart = chart[: chart.index("</svg>")]
     marks = dict(re.findall(r'<g class="mark (\w+)"><line x1="([\d.]+)"', chart))

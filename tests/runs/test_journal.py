@@ -107,6 +107,51 @@ def test_it_says_why_a_run_does_not_go_on(tmp_path: Path, last: dict[str, Any], 
     assert (journal.ending(path) or "").startswith(why)
 
 
+@pytest.mark.parametrize("classes", [2_000, 30_000])
+def test_a_line_may_have_any_length(classes: int, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    scores = {f"class {n}": {"precision": 0.8123456789, "recall": 0.8123456789} for n in range(classes)}
+    write(path, range(1, 4), 0)
+    journal.append(path, evaluation=3, scores={"top1": 0.5, "per_class": scores})
+    assert path.stat().st_size > 40 * classes
+    assert journal.last_step(path) == 3
+    assert any("step" in entry for entry in journal.tail(path)), "from which the steps of the run are known"
+    assert journal.ending(path) == "it ended without a word: its launcher was killed, or the machine stopped"
+    with path.open("a") as file:
+        file.write('{"evaluation":6,"scores":{"' + "x" * 40 * classes)  # killed in the middle of it
+    journal.append(path, event="death", at=5, rank=0, text="rank 0 was killed by SIGKILL")
+    assert journal.ending(path) == "rank 0 was killed by SIGKILL"
+    (entry,) = (entry for entry in journal.read(path) if "evaluation" in entry)
+    assert entry["scores"]["per_class"] == scores
+    book = Journal(path, 3)
+    book.close()
+    assert not book.left_out, "no line is damaged"
+
+
+def test_the_soundest_copy_is_the_one_with_most_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path, range(1, 9), 0)
+    lines = path.read_bytes().splitlines(keepends=True)
+    copies = {
+        "whole": lines,
+        "an event is zeroed": [b"\0" * 20 + b"\n", *lines[1:]],
+        "a step is missing": [*lines[:3], *lines[4:]],
+        "a step is zeroed": [*lines[:3], b"\0" * 20 + b"\n", *lines[4:]],
+        "it was away": lines[:6],
+        "nothing but noise": [b"\0" * 20 + b"\n"] * 30,
+        "empty": [],
+    }
+    found = {}
+    for name, copied in copies.items():
+        path.write_bytes(b"".join(copied))
+        found[name] = journal.soundness(path, 8, unscored=False)
+    path.unlink()
+    assert journal.soundness(path, 8, unscored=False) <= found["empty"]
+    order = sorted(copies, key=lambda name: found[name], reverse=True)
+    assert order == ["whole", "an event is zeroed", "a step is missing", "a step is zeroed", *order[4:]]
+    assert order[4] == "it was away" and set(order[5:]) == {"empty", "nothing but noise"}
+
+
 def test_a_line_is_appended_in_place_of_a_torn_one_and_read_from_the_end_of_a_long_journal(
     tmp_path: Path,
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from rankless import cli
+from rankless import UserError, cli
 from rankless.files import checksums
 from rankless.models.checkpoints.weights import digest_file
 from rankless.runs import following, journal
@@ -33,6 +33,12 @@ def test_the_digest_is_the_one_that_is_computed_of_tensors(tmp_path: Path) -> No
     assert of_weights(path) == digest_file(path)
     path.write_bytes(path.read_bytes()[:-1])
     assert of_weights(path) is None
+    safetensors.torch.save_file(state | {"a": torch.tensor(4.0)}, path)
+    assert of_weights(path) == digest_file(path)
+    (tmp_path / checksums.NAME).write_text(checksums.text({path.name: "0" * 64}))
+    with pytest.raises(UserError, match="is damaged"):
+        digest_file(path)
+    assert of_weights(path) is None, "one judgement for both"
     path.write_bytes(b"\xff" * 100)
     assert of_weights(path) is None and of_weights(tmp_path / "gone") is None
 
@@ -45,7 +51,9 @@ def a_run(path: Path, *entries: dict[str, Any], best: float | None = None) -> Ru
     if best is not None:
         folder = run.step_directory(2)
         folder.mkdir(parents=True)
-        (folder / "state.json").write_text(json.dumps({"best": {"step": 2, "score": best}}))
+        (folder / "state.json").write_text(
+            json.dumps({"step": 2, "images": 7, "best": {"step": 2, "score": best}})
+        )
         safetensors.torch.save_file({"w": torch.ones(2)}, folder / "model.safetensors")
         sums = {path.name: checksums.of_file(path) for path in folder.iterdir()}
         (folder / checksums.NAME).write_text(checksums.text(sums))

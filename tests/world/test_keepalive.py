@@ -1,4 +1,4 @@
-"""Cut connections between machines: noticed by the kernel's heartbeats, and healed where the cut is short."""
+"""Connections between machines: cuts are noticed, short ones heal, and strangers come too late."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rankless.world.keepalive import watch_connections
+from rankless.world.keepalive import listening, take_no_more, watch_connections
 
 RANK = """
 import os, sys
@@ -62,6 +62,23 @@ def test_connections_to_other_addresses_are_watched_and_no_others(all_are_read: 
             assert not end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         for end in accepted:
             end.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere listeners stay open")
+def test_listeners_of_the_ranks_take_nobody_after_them() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as users:
+        known = listening()
+        with (
+            socket.create_server(("127.0.0.1", 0)) as ranks,
+            socket.create_connection(ranks.getsockname()) as early,
+            ranks.accept()[0] as accepted,
+        ):
+            take_no_more(known)
+            with pytest.raises(TimeoutError):
+                socket.create_connection(ranks.getsockname(), timeout=0.5)
+            early.sendall(b"go on")
+            assert accepted.recv(16) == b"go on"
+            socket.create_connection(users.getsockname(), timeout=60).close()
 
 
 class Network:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import threading
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from rankless.randomness import torch_seed
 from rankless.recipe.schema import Batch, Recipe
 from rankless.structures import LossSum
 from rankless.world.exchange import Exchange
-from rankless.world.process_group import World
+from rankless.world.process_group import LostPeerError, World
 from rankless.world.sync_norm import SideBySide
+from thread_ranks import together
 
 LEAVES, PER_MICRO, STEPS, SEED = 6, 2, 2, 11
 SHARE = 0.25
@@ -174,26 +176,68 @@ def test_the_bits_are_the_same_on_any_number_of_ranks(ranks: Any, precision: str
     assert len(set(digest(worlds[0][0]))) == STEPS
 
 
-def one_of_them_fails(world: World) -> list[str]:
-    side = SideBySide(nn.Sequential(nn.BatchNorm1d(2)), Exchange(4, 0, 1))
-    said = []
+class Fails(torch.autograd.Function):
+    """Raises in the backward pass."""
 
-    def work(number: int) -> Tensor:
-        if number == 2:
-            raise UserError("an image without a label")
-        out: Tensor = side.replicas[number](torch.ones(3, 2))
-        return out
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.clone()
 
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise UserError("a gradient that nobody knows")
+
+
+def refuses(values: Tensor) -> Tensor:
+    raise UserError("an image without a label")
+
+
+@pytest.mark.parametrize("fails", [refuses, Fails.apply])
+@pytest.mark.parametrize("place", ["before the norm", "after it"])
+@pytest.mark.parametrize("failing", range(4))
+def test_an_error_in_one_micro_batch_ends_all(fails: Any, place: str, failing: int) -> None:
+    def run(world: World) -> None:
+        side = SideBySide(
+            nn.Sequential(nn.BatchNorm1d(2)), Exchange(4, world.rank, world.size, world.transport)
+        )
+        own = world.own_micro_batches(4)
+
+        def forward(number: int) -> Tensor:
+            values = torch.randn(3, 2, requires_grad=True)
+            wrong = own[number] == failing
+            out = side.replicas[number](fails(values) if wrong and place == "before the norm" else values)
+            return (fails(out) if wrong and place == "after it" else out).sum()
+
+        side.run(forward)
+
+    for size in (1, 2):
+        found = together(size, run)
+        error = found.pop(failing * size // 4)
+        assert isinstance(error, UserError)
+        assert error.problems in [("an image without a label",), ("a gradient that nobody knows",)]
+        waited = fails is refuses or place == "after it"  # the other rank, for this one
+        assert all(isinstance(other, LostPeerError) == waited for other in found)
+
+
+def test_micro_batches_compute_with_the_threads_of_who_runs_them() -> None:
+    """Another thread's number, which new threads would take, changes nothing."""
+    side = SideBySide(nn.Sequential(nn.BatchNorm1d(2)), Exchange(2, 0, 1))
+    before, found = torch.get_num_threads(), []
+
+    def forward(number: int) -> Tensor:
+        found.append(torch.get_num_threads())
+        out: Tensor = side.replicas[number](torch.randn(3, 2))
+        return out.sum()
+
+    torch.set_num_threads(3)
+    other = threading.Thread(target=torch.set_num_threads, args=(2,))
+    other.start()
+    other.join()
     try:
-        side.run(work)
-    except UserError as error:
-        said += error.problems
-    return said
-
-
-@pytest.mark.processes
-def test_an_error_in_one_micro_batch_ends_all(ranks: Any) -> None:
-    assert ranks(1, one_of_them_fails) == [["an image without a label"]]
+        side.run(forward)
+    finally:
+        torch.set_num_threads(before)
+    assert found == [3, 3]
 
 
 def test_replicas_share_weights_but_not_gradients() -> None:

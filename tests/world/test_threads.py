@@ -14,34 +14,9 @@ from torch.nn import functional
 
 from rankless.engine.shared_process import OwnGenerator, SharedCasts
 from rankless.world.process_group import LostPeerError, World
-from rankless.world.threads import Meeting, ThreadTransport
+from thread_ranks import CPU, together
 
 from .test_exchange import LENGTHS, reference, several_under_way, totals
-
-CPU = torch.device("cpu")
-
-
-def together(size: int, work: Callable[[World], Any]) -> list[Any]:
-    """The answers of ``work`` on ranks that are threads, or their errors."""
-    meeting = Meeting(size)
-    answers: list[Any] = [None] * size
-
-    def rank(number: int) -> None:
-        world = World(number, size, CPU, number, transport=ThreadTransport(meeting, number))
-        try:
-            answers[number] = work(world)
-        except Exception as error:
-            answers[number] = error
-        finally:
-            meeting.leave(number)
-
-    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    return answers
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

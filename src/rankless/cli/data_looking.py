@@ -280,7 +280,8 @@ def anchors(
     say(f"average IoU {fitted.average_iou:.4f}; {published}\n")
     say(fitted.recipe_line)
     if len(fitted.anchors) != len(default.anchors):
-        say(f"\n{model} takes {counted(len(default.anchors), 'anchor')}: leave --count out to find as many")
+        count = counted(len(default.anchors), "anchor")
+        say(f"\n{model} takes {count}; for another number set model.num_anchors, those per head")
     return 0
 
 

@@ -31,7 +31,8 @@ Out = Annotated[Path, Parameter(help="The new folder; nothing there is replaced.
     sort_key=5,
     usage="Usage: rankless data convert ROOT --to FORMAT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-The result is read back and compared bit by bit: exit code 0 if all is equal, 1 if not.
+What the new format cannot hold is listed. The result is read back, and all else
+compared bit by bit: exit code 0 if it is equal, 1 if not.
 
 Example:
   rankless data convert VOCdevkit --to coco --out voc-as-coco
@@ -41,7 +42,7 @@ def convert(
     root: Root,
     /,
     *,
-    to: Annotated[str, Parameter(help="The new format.", metavar="FORMAT")],
+    to: Annotated[str, Parameter(help="The new format; yolo is darknet.", metavar="FORMAT")],
     out: Out,
     format: Format = "auto",
     classes: Classes = "auto",

@@ -88,7 +88,8 @@ def print_conversion(done: Converted) -> None:
         for sentence in done.differences:
             say(f"  {sentence}")
     else:
-        say("read back and compared: images' sizes, classes and boxes are equal, bit for bit")
+        what = "all else is" if done.lost else "images' sizes, classes and boxes are"
+        say(f"read back and compared: {what} equal, bit for bit")
 
 
 def print_division(done: Divided) -> None:

@@ -264,7 +264,8 @@ def _is_answered(image: ImageReport) -> bool:
 def _lower_confidence(best: float, confidence: float) -> str:
     """Say what to try where nothing was found."""
     if not best:
-        return f"no score came near --confidence {confidence:g}; try --confidence 0.01, or train for longer"
+        hint = "try --confidence 0.01, or " if confidence > 0.01 else ""
+        return f"no score came near --confidence {confidence:g}; {hint}train for longer"
     steps = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.0)
     lower = next(step for step in steps if step < best)
     return f"the highest score is {best:.2g}, and --confidence is {confidence:g}; try --confidence {lower:g}"

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rankless.curation.data_set import spare
 from rankless.curation.looking import Selection, Shown
-from rankless.data.images.drawing import Mark, annotate
+from rankless.data.images.drawing import annotate
 from rankless.data.images.palette import color
 from rankless.errors import UserError, counted, escaped
 from rankless.files.outputs import Outputs
@@ -32,6 +32,7 @@ _NARROWEST = 0.35  # width over height that an image has room for at least: its 
 _WIDEST = 6.0  # width over height of the largest room
 _HIGHEST = 3 * HEIGHT  # of a row
 _GAP, _CAPTION, _TITLE, _LEGEND, _HEADING = 14, 24, 46, 30, 38
+_LINE = 1.3  # heights of a letter from one line of a text to the next
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
 
 
@@ -54,31 +55,70 @@ def write(selection: Selection, out: Path, outputs: Outputs) -> None:
 
 
 def sheet(selection: Selection) -> Image.Image:
-    """All images in rows that are full to their end, with captions and a title."""
+    """All images in rows that are full to their end, with captions and a title, none of which is cut."""
     rows = [row for group in _groups(selection.shown) for row in _rows(group)]
-    width = max(_width_of(row) for row in rows) + 2 * _GAP
-    legend = _legend(selection, width - 2 * _GAP)
-    top = _TITLE + (legend.height if legend else 0)
-    height = sum(row[0].height + _above(row) for row in rows) + len(rows) * (_CAPTION + _GAP)
-    whole = Image.new("RGB", (width, top + height), _PAPER)
+    wide = max(_width_of(row) for row in rows)
+    title = _Text(selection.title, 20, wide)
+    headings = [_Text(row[0].shown.heading, 17, wide) for row in rows]
+    captions = [[_Text(room.shown.caption, 14, room.width) for room in row] for row in rows]
+    legend = _legend(selection, wide)
+    top = _TITLE + title.more + (legend.height if legend else 0)
+    above = [_HEADING + heading.more if heading.text else 0 for heading in headings]
+    below = [_CAPTION + max(text.more for text in texts) + _GAP for texts in captions]
+    height = sum(row[0].height for row in rows) + sum(above) + sum(below)
+    whole = Image.new("RGB", (wide + 2 * _GAP, top + height), _PAPER)
     draw = ImageDraw.Draw(whole)
-    title, medium, small = (ImageFont.load_default(size) for size in (20, 17, 14))
-    draw.text((_GAP, 12), _fitting(draw, selection.title, title, width - 2 * _GAP), fill=_INK, font=title)
+    title.draw(draw, (_GAP, 12), _INK)
     if legend:
-        whole.paste(legend, (_GAP, _TITLE))
-    for row in rows:
-        if heading := row[0].shown.heading:
-            draw.text((_GAP, top + 6), _fitting(draw, heading, medium, width), fill=_INK, font=medium)
-        top, left = top + _above(row), _GAP
-        for room in row:
+        whole.paste(legend, (_GAP, _TITLE + title.more))
+    for row, heading, texts, before, after in zip(rows, headings, captions, above, below, strict=True):
+        heading.draw(draw, (_GAP, top + 6), _INK)
+        top, left = top + before, _GAP
+        for room, text in zip(row, texts, strict=True):
             cell = _cell(room.shown, room.width, room.height)
             whole.paste(cell, (left + (room.width - cell.width) // 2, top + (room.height - cell.height) // 2))
-            text = _fitting(draw, room.shown.caption, small, room.width)
-            below = (left + room.width / 2, top + room.height + 4)
-            draw.text(below, text, fill=_FAINT, font=small, anchor="ma")
+            text.draw(draw, (left + room.width / 2, top + room.height + 4), _FAINT, centered=True)
             left += room.width + _GAP
-        top += row[0].height + _CAPTION + _GAP
+        top += row[0].height + after
     return whole
+
+
+class _Text:
+    """A text in as many lines as it needs in its room."""
+
+    def __init__(self, text: str, size: int, room: float) -> None:
+        self.font = ImageFont.load_default(size)
+        self.spacing = round(_LINE * size)
+        self.text = ""
+        for word in text.split(" "):
+            joined = f"{self.text} {word}" if self.text else word
+            self.text = joined if self._fits(joined, room) else self._below(word, room)
+        self.more = self.spacing * self.text.count("\n")
+        """Pixels that it is higher than one line."""
+
+    def _fits(self, text: str, room: float) -> bool:
+        return self.font.getlength(text.rpartition("\n")[2]) <= room
+
+    def _below(self, word: str, room: float) -> str:
+        """The text with a word on a new line; one that is longer than a line goes on in the next."""
+        text = f"{self.text}\n" if self.text else ""
+        for letter in word:
+            line = text.rpartition("\n")[2]
+            text += letter if not line or self._fits(text + letter, room) else f"\n{letter}"
+        return text
+
+    def draw(
+        self,
+        draw: ImageDraw.ImageDraw,
+        at: tuple[float, float],
+        ink: tuple[int, int, int],
+        *,
+        centered: bool = False,
+    ) -> None:
+        """Draw the lines below each other; ``at`` is the top left, or the middle of the top."""
+        for number, line in enumerate(self.text.split("\n")):
+            x, y = at
+            draw.text((x, y + number * self.spacing), line, ink, self.font, "ma" if centered else "la")
 
 
 class _Room(NamedTuple):
@@ -93,11 +133,6 @@ def _groups(shown: Sequence[Shown]) -> list[Sequence[Shown]]:
     """The images, divided before each that has a heading."""
     starts = [0, *(at for at, one in enumerate(shown) if at and one.heading)]
     return [shown[start:end] for start, end in pairwise([*starts, len(shown)])]
-
-
-def _above(row: Sequence[_Room]) -> int:
-    """Pixels of a row's heading."""
-    return _HEADING if row[0].shown.heading else 0
 
 
 def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
@@ -202,7 +237,8 @@ def _figure(one: Shown) -> str:
     buffer = io.BytesIO()
     _cell(one, PAGE_WIDTH, PAGE_HEIGHT).save(buffer, "JPEG", quality=88)
     encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
-    caption = _html(one.caption) + (f" · {counted(len(one.marks), 'box', 'boxes')}" if one.marks else "")
+    boxes = sum(not mark.dashed or bool(mark.text) for mark in one.marks)
+    caption = _html(one.caption) + (f" · {counted(boxes, 'box', 'boxes')}" if boxes else "")
     heading = f"<h2>{_html(one.heading)}</h2>\n" if one.heading else ""
     return (
         f'{heading}<figure style="--aspect:{_aspect(one):.3f}">'
@@ -220,19 +256,20 @@ def _cell(one: Shown, width: int, height: int) -> Image.Image:
     size = [max(1, round(one.image.width * scale)), max(1, round(one.image.height * scale))]
     size = [room if abs(room - side) <= 2 else side for room, side in zip((width, height), size, strict=True)]
     how = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC
-    boxes = [[side * scale for side in mark.box] for mark in one.marks]
+    boxes = [(x1 * scale, y1 * scale, x2 * scale, y2 * scale) for (x1, y1, x2, y2), *_ in one.marks]
     marks = [
-        Mark((x1, y1, x2, y2), text, mark.label)
-        for (x1, y1, x2, y2), mark, text in zip(boxes, one.marks, _texts(one, size[0] * size[1]), strict=True)
+        mark._replace(box=box, text=text)
+        for mark, box, text in zip(one.marks, boxes, _texts(one, (size[0], size[1])), strict=True)
     ]
     return annotate(one.image.resize((size[0], size[1]), how), marks)
 
 
-def _texts(one: Shown, pixels: int) -> list[str]:
+def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
     """What stands on the labels of an image so large: all texts, or all short ones, where it has no room."""
-    letters = sum(len(mark.text) + 1 for mark in one.marks)
-    side = 0.7 * pixels**0.25  # of a letter, as it is drawn
-    has_room = len(one.marks) <= CROWDED and letters * 0.6 * side * 1.4 * side <= COVERED * pixels
+    letters = [len(mark.text) + 1 for mark in one.marks]
+    side = 0.7 * (size[0] * size[1]) ** 0.25  # of a letter, as it is drawn
+    covered = sum(letters) * 0.6 * side * 1.4 * side <= COVERED * size[0] * size[1]
+    has_room = len(one.marks) <= CROWDED and covered and max(letters, default=0) * 0.6 * side <= size[0]
     return [mark.text if has_room else mark.short for mark in one.marks]
 
 
@@ -268,14 +305,3 @@ def _legend(selection: Selection, width: int) -> Image.Image | None:
         draw.text((left + 21, top + 2), text, fill=_INK, font=font)
         left += needed
     return made.crop((0, 0, width, min(top, 2 * _LEGEND) + _LEGEND))
-
-
-def _fitting(
-    draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float
-) -> str:
-    """The text; what is too long is cut in its first half, as names differ near their ends."""
-    short, kept = text, len(text)
-    while kept and draw.textlength(short, font=font) > room:
-        kept -= 1
-        short = f"{text[: kept // 3]}…{text[len(text) - kept + kept // 3 :]}"
-    return short

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +15,8 @@ from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.opening import examine
 from rankless.data.formats import packing
 from rankless.data.formats.registry import write
-from rankless.data.formats.writing import ImageFiles
-from rankless.data.index.annotations import Annotations
+from rankless.data.formats.writing import ImageFiles, fit_names
+from rankless.data.index.annotations import Annotations, with_boxes
 from rankless.errors import UserError, counted, one_of
 from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.printing import ProgressBar
@@ -24,6 +24,10 @@ from rankless.printing import ProgressBar
 FIRST = 20
 """So many differences of a kind are named."""
 _CLASSES = ("image-folder", "webdataset", "csv")  # formats that hold a class for each image
+# What their writers announce as lost is no difference: boxes with flags are left out; class names lose line
+# breaks and the spaces around them; a box that begins this near to the edge is moved to it.
+_WITHOUT_FLAGS, _FIT_NAMES, _ROUNDED = ("darknet", "lines"), ("csv", "lines", "voc"), ("darknet", "voc")
+_EDGE = np.float32(1e-5)
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def convert(
     Raises:
         UserError: invalid data, a format that cannot hold it, or ``out`` lies in it or cannot be written.
     """
-    known_format(to, "--to", also=())
+    to = known_format(to, "--to", also=())
     must_be_outside(root, out)
     refuse_existing(out)
     data = open_data_set(root, format, classes=classes)
@@ -115,7 +119,11 @@ def convert(
         with new_folder(out) as folder, ProgressBar(images, "writing images") as bar:
             lost = write(to, folder, data.splits, _Noted(how, out, folder, bar, went))
     differences = compare(data.splits, out, to, went)
-    skipped = [f"{name}: {note}" for name, each in data.splits.items() for note in each.findings.notes()]
+    skipped = [
+        f"{name}: {note}"
+        for name, each in data.splits.items()
+        for note in each.findings.notes(but=("difficult", "crowd"))
+    ]
     return Converted(data, to, out, [*lost, *skipped], differences)
 
 
@@ -135,7 +143,7 @@ def compare(
     """What differs between the splits and what reads back from ``out``, as sentences.
 
     A box is known by its class's name, since formats that store names number them again. Boxes of an image
-    may come in any order.
+    may come in any order. What the format's writer announces as lost is no difference.
 
     Args:
         splits: as written.
@@ -145,9 +153,13 @@ def compare(
             split with others is taken to be in the order as written.
     """
     differences: list[str] = []
-    for name, old in splits.items():
+    names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
+    fit = fit_names(names, distinct=format == "csv")[0] if format in _FIT_NAMES else names
+    held = dict(zip(names, fit, strict=True))
+    for name, whole in splits.items():
+        old = _as_held(whole, format, held)
         try:
-            new = examine(str(out), name, format, rescan=True)
+            new = _as_held(examine(str(out), name, format, rescan=True), format, {})
         except UserError as error:
             differences += [f"{name}: {problem}" for problem in error.problems]
             continue
@@ -158,8 +170,25 @@ def compare(
         used = {old.class_names[label] for label in np.unique(old.labels).tolist()}
         if missing := [each for each in unseen if each in used]:
             differences.append(f"{name}: the classes {', '.join(missing[:FIRST])} are gone")
-        differences += _compared(name, old, new, [went.get((id(old), index)) for index in range(len(old))])
+        differences += _compared(name, old, new, [went.get((id(whole), index)) for index in range(len(old))])
     return differences
+
+
+def _as_held(whole: Annotations, format: str, names: Mapping[str, str]) -> Annotations:
+    """A split without what the format's writer announces as lost.
+
+    Args:
+        whole: the split.
+        format: the format.
+        names: class name to the one that stands in the format; the same where it is not among them.
+    """
+    if format in _WITHOUT_FLAGS:
+        whole = with_boxes(whole, whole.flags == 0)
+    # A zero may lose its sign on the way, which makes no difference: + 0 turns -0 into 0.
+    boxes = whole.boxes + np.float32(0)
+    if format in _ROUNDED:
+        boxes[boxes < _EDGE] = 0
+    return replace(whole, boxes=boxes, class_names=tuple(names.get(one, one) for one in whole.class_names))
 
 
 def _compared(name: str, old: Annotations, new: Annotations, files: list[str | None]) -> list[str]:
@@ -198,9 +227,7 @@ def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
     names = [annotations.class_names[label] for label in annotations.labels[rows].tolist()]
     if not annotations.has_boxes:
         return [(name, b"") for name in names]
-    # A zero may lose its sign on the way, which makes no difference: + 0 turns -0 into 0.
-    boxes = np.asarray(annotations.boxes[rows]) + np.float32(0)
-    return sorted(zip(names, (box.tobytes() for box in boxes), strict=True))
+    return sorted(zip(names, (box.tobytes() for box in annotations.boxes[rows]), strict=True))
 
 
 def _shown(box: tuple[str, bytes]) -> str:

@@ -84,7 +84,7 @@ def open_data_set(
             "'digits' is built in: its scenes are generated, so there are no files to work on; give a folder "
             "(`rankless data show digits` and `rankless data anchors digits` do work)"
         )
-    known_format(format)
+    format = known_format(format)
     name, _ = recognize(root, format)
     page = format_named(name)
     wanted = list(splits) or page.splits(location(root))
@@ -131,15 +131,18 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
         outputs.refuse_inputs([*annotations.paths(), *saved_names(annotations.folder or "")])
 
 
-def known_format(name: str, option: str = "--format", also: Sequence[str] = ("auto",)) -> None:
-    """Raise unless ``name`` is a format's.
+def known_format(name: str, option: str = "--format", also: Sequence[str] = ("auto",)) -> str:
+    """Return the format that ``name`` means; ``yolo`` is Darknet's.
 
     Raises:
-        UserError: it is not.
+        UserError: it is no format.
     """
+    if name == "yolo":
+        return "darknet"
     if name not in (*also, *NAMES):
         near = "; did you mean 'darknet'?" if "yolo" in name.lower() else nearest(name, NAMES)
         raise UserError(f"{option} is '{name}': expected {one_of((*also, *NAMES))}{near}")
+    return name
 
 
 def together(splits: Sequence[Annotations]) -> Annotations:

@@ -11,20 +11,15 @@ from PIL import Image
 
 from rankless.curation import contact_sheet
 from rankless.curation.looking import Selection, Shown
-from rankless.curation.model_errors import Mistake, ModelErrors, Opened, WrongImage
+from rankless.curation.model_errors import Box, Mistake, ModelErrors, Opened, WrongImage
 from rankless.data.images.drawing import Mark
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import counted
 from rankless.files.outputs import Outputs
+from rankless.tasks.detect import Detect
 
 _AROUND = 1.5  # sides of a doubtful label's box that are shown on each side of it
-_SHORT = {
-    "missed": "missed",
-    "class": "wrong class",
-    "place": "wrong place",
-    "duplicate": "again",
-    "background": "no label",
-}
+_KEY = " (solid: predictions; dashed: labels)"
 _LEAST = 96  # pixels of the image that are shown around a small one
 
 
@@ -39,8 +34,9 @@ def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
     """Return the cells of the sheet: first the worst images, then the doubtful labels from near."""
     cells: list[Shown] = []
     doubtful = errors.doubtful()[:count]
+    worst = (_whole(errors, opened, image) for image in errors.images[:count])
     for heading, made in (
-        ("Worst images", (_whole(errors, opened, image) for image in errors.images[:count])),
+        ("Worst images" + _KEY * isinstance(opened.task, Detect), worst),
         ("Labels to check, the surest first", (_near(errors, opened, image, one) for image, one in doubtful)),
     ):
         for at, cell in enumerate(made):
@@ -49,12 +45,11 @@ def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
 
 
 def summary(errors: ModelErrors, image: WrongImage) -> str:
-    """Return what is wrong with an image in a few words: ``2 missed, 1 of background``."""
+    """Return what is wrong with an image in a few words: ``2 missed, 1 background``."""
     if is_whole(image.mistakes[0]):
         return doubt(errors, image.mistakes[0])
     counts = Counter(one.kind for one in image.mistakes)
-    words = {"class": "wrong class", "place": "wrong place", "background": "on background"}
-    return ", ".join(f"{count} {words.get(kind, kind)}" for kind, count in counts.most_common())
+    return ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
 
 
 def doubt(errors: ModelErrors, one: Mistake) -> str:
@@ -73,21 +68,15 @@ def _named(source: str) -> str:
 
 def text(errors: ModelErrors, one: Mistake) -> str:
     """Return what is written on an error's box."""
-    predicted, label = errors.name(one.predicted), errors.name(one.label)
     if one.kind == "missed":
-        return f"missed {label}"
-    more = {
-        "class": f", labeled {label}",
-        "place": ", not quite here",
-        "duplicate": " again",
-        "background": ", no label",
-    }[one.kind]
-    return f"{predicted}: {one.cost:.0%}{more}"
+        return f"missed: {errors.name(one.label)}"
+    labeled = f", labeled {errors.name(one.label)}" if one.kind == "classification" else ""
+    return f"{one.kind}: {errors.name(one.predicted)} {one.cost:.0%}{labeled}"
 
 
 def is_whole(one: Mistake) -> bool:
     """Return whether an error is about the whole image, as a classifier's are."""
-    return one.kind == "class" and not any(one.box)
+    return one.kind == "classification" and not any(one.box)
 
 
 def _title(errors: ModelErrors) -> str:
@@ -100,7 +89,7 @@ def _whole(errors: ModelErrors, opened: Opened, image: WrongImage) -> Shown:
     if (read := _image_of(opened, image.index)) is None:
         return Shown(None, [], caption, frozenset())
     pixels = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
-    marks = [_mark(errors, one, read[1]) for one in image.mistakes if not is_whole(one)]
+    marks = [mark for one in image.mistakes for mark in _marks(errors, one, read[1])]
     return Shown(pixels, marks, caption, frozenset(mark.label for mark in marks))
 
 
@@ -109,22 +98,33 @@ def _near(errors: ModelErrors, opened: Opened, image: WrongImage, one: Mistake) 
     if (read := _image_of(opened, image.index)) is None:
         return Shown(None, [], caption, frozenset())
     pixels = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
-    if is_whole(one):
+    if not (marks := _marks(errors, one, read[1])):
         return Shown(pixels, [], caption, frozenset())
-    mark = _mark(errors, one, read[1])
-    x1, y1, x2, y2 = mark.box
+    x1, y1, x2, y2 = marks[0].box
     reach = max(_AROUND * max(x2 - x1, y2 - y1), _LEAST / 2)
     left, top = max(0, round(x1 - reach)), max(0, round(y1 - reach))
     right, bottom = min(pixels.width, round(x2 + reach)), min(pixels.height, round(y2 + reach))
     cut = pixels.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
-    moved = (x1 - left, y1 - top, x2 - left, y2 - top)
-    return Shown(cut, [mark._replace(box=moved)], caption, frozenset({mark.label}))
+    moved = [mark._replace(box=_moved(mark.box, left, top)) for mark in marks]
+    return Shown(cut, moved, caption, frozenset(mark.label for mark in marks))
 
 
-def _mark(errors: ModelErrors, one: Mistake, reduced: int) -> Mark:
-    x1, y1, x2, y2 = (side / reduced for side in one.box)
+def _moved(box: Box, left: float = 0, top: float = 0, reduced: int = 1) -> Box:
+    x1, y1, x2, y2 = (side / reduced for side in box)
+    return x1 - left, y1 - top, x2 - left, y2 - top
+
+
+def _marks(errors: ModelErrors, one: Mistake, reduced: int) -> list[Mark]:
+    """The box of an error and, dashed, the annotation that it is about; none where it is the whole image."""
+    if is_whole(one):
+        return []
     label = one.predicted if one.predicted >= 0 else one.label
-    return Mark((x1, y1, x2, y2), text(errors, one), label, short=_SHORT[one.kind])
+    is_missed = one.kind == "missed"
+    box = _moved(one.box, reduced=reduced)
+    marks = [Mark(box, text(errors, one), label, short=one.kind, dashed=is_missed)]
+    if one.annotated is not None and not is_missed:
+        marks.append(Mark(_moved(one.annotated, reduced=reduced), "", one.label, dashed=True))
+    return marks
 
 
 def _image_of(opened: Opened, index: int) -> tuple[torch.Tensor, int] | None:

@@ -85,7 +85,7 @@ def fitted_anchors(
     Raises:
         UserError: no such data or model, a model without anchors, too few boxes.
     """
-    known_format(format)
+    format = known_format(format)
     zoo.check_name(model)
     published = zoo.spec(Model(name=model))
     if not published.anchors:

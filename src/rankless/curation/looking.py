@@ -100,7 +100,7 @@ def select(
     Raises:
         UserError: nothing there, no such split or class, or a recipe that does not fit the data.
     """
-    known_format(format)
+    format = known_format(format)
     if root == DIGITS and not Path(root).exists():
         refuse_classes(classes)
         return _digits(split or "train", count, seed, class_name, augmented)

@@ -1,9 +1,9 @@
 """What a model gets wrong: the images with the most and the surest errors, and labels that are likely wrong.
 
-The kinds of a detector's errors follow TIDE (Bolya et al., "TIDE: A General Toolbox for Identifying Object
-Detection Errors", 2020): wrong class, wrong place, duplicate, background, missed. An error costs what the
-model was wrong by: the score of a wrong detection, one minus the score of the best right detection of a
-missed object.
+The kinds of a detector's errors have TIDE's names (Bolya et al., "TIDE: A General Toolbox for Identifying
+Object Detection Errors", 2020): classification, localization, duplicate, background, missed. An error costs
+what the model was wrong by: the score of a wrong detection, one minus the score of the best right detection
+of a missed object.
 
 A label is likely wrong where the model is sure of something else: a class that differs, an object without a
 label, or a label where it sees nothing at all.
@@ -40,7 +40,7 @@ _NEAR = 0.1
 """IoU from which a detection is about an object."""
 SURE = 0.5
 """Score from which the model doubts a label."""
-Kind = Literal["class", "place", "duplicate", "background", "missed"]
+Kind = Literal["classification", "localization", "duplicate", "background", "missed"]
 Box = tuple[float, float, float, float]
 
 
@@ -55,6 +55,7 @@ class Mistake(NamedTuple):
         label: the class id of the annotation; -1 for background.
         cost: 0..1.
         doubt: 0..1, how likely the annotation is wrong.
+        annotated: xyxy of the annotation that a detection is about; None if there is none.
     """
 
     kind: Kind
@@ -63,6 +64,7 @@ class Mistake(NamedTuple):
     label: int
     cost: float
     doubt: float
+    annotated: Box | None = None
 
 
 @dataclass
@@ -258,7 +260,9 @@ def _mistakes(
         best = int(probabilities.argmax())
         if best != label:
             sure = float(probabilities[best])
-            yield Mistake("class", (0.0, 0.0, 0.0, 0.0), best, label, 1 - float(probabilities[label]), sure)
+            yield Mistake(
+                "classification", (0.0, 0.0, 0.0, 0.0), best, label, 1 - float(probabilities[label]), sure
+            )
 
 
 def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
@@ -281,9 +285,8 @@ def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
             near = image.scores[image.overlaps[:, column] >= _NEAR]
             # Where not even an unlikely box is near, there may be nothing.
             doubt = 0.0 if len(near) else SURE
-            yield Mistake(
-                "missed", _box(image.truths[column]), -1, int(image.labels[column]), 1 - score, doubt
-            )
+            box = _box(image.truths[column])
+            yield Mistake("missed", box, -1, int(image.labels[column]), 1 - score, doubt, box)
 
 
 def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tuple[Mistake, int]:
@@ -296,12 +299,13 @@ def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tup
     kind: Kind = "background"
     doubt = score if overlap < _NEAR else 0.0  # one more object would make it right
     if label == predicted and overlap >= _NEAR:
-        kind, doubt = ("duplicate" if overlap >= IOU else "place"), 0.0
+        kind, doubt = ("duplicate" if overlap >= IOU else "localization"), 0.0
     elif overlap >= IOU:  # another class would make it right, unless the model sees this one as well
-        kind, doubt = "class", score - (float(image.scores[finder[near]]) if near in finder else 0.0)
+        kind, doubt = "classification", score - (float(image.scores[finder[near]]) if near in finder else 0.0)
     if kind == "background":
         label, near = -1, -1
-    return Mistake(kind, _box(image.boxes[row]), predicted, label, score, max(0.0, doubt)), near
+    annotated = _box(image.truths[near]) if near >= 0 else None
+    return Mistake(kind, _box(image.boxes[row]), predicted, label, score, max(0.0, doubt), annotated), near
 
 
 def _finders(image: ImageBoxes) -> dict[int, int]:

@@ -65,7 +65,8 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
     """The anchors that fit the boxes best, (width, height) in pixels, from the smallest area to the largest.
 
     Lloyd's loop with k-means++ seeding (Arthur and Vassilvitskii, 2007), five times; the result with the
-    highest :func:`average_iou` counts, rounded to hundredths. The order of ``sizes`` changes nothing.
+    highest :func:`average_iou` counts, rounded to hundredths, with sides of at least 1 pixel.
+    The order of ``sizes`` changes nothing.
 
     Args:
         sizes: widths and heights in pixels, (N, 2), above 0.
@@ -85,7 +86,7 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
     starts = [generator(seed, "anchors", restart) for restart in range(RESTARTS)]
     candidates = [_lloyd(boxes, weights, _seeded(boxes, weights, count, rng)) for rng in starts]
     best = max(candidates, key=lambda anchors: _average(boxes, weights, anchors))
-    rounded = best.round(2).clip(0.01).tolist()
+    rounded = best.round(2).clip(1.0).tolist()
     return tuple((w, h) for w, h in sorted(rounded, key=lambda side: (side[0] * side[1], side[0])))
 
 

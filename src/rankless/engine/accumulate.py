@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankless.engine.shared_process import OwnGenerator, autocast_for
-from rankless.engine.statistics import RunningStatistics, batch_norms
+from rankless.engine.statistics import RunningStatistics
 from rankless.engine.totals import Flags, Totals
 from rankless.errors import UserError
 from rankless.randomness import torch_seed
@@ -23,7 +23,7 @@ from rankless.tasks.protocol import Task
 from rankless.world.exchange import Exchange
 from rankless.world.process_group import World
 from rankless.world.reduce import GradientSum, missing_value
-from rankless.world.sync_norm import SideBySide
+from rankless.world.sync_norm import SideBySide, norms_over_batch
 
 
 class LossModule(nn.Module):
@@ -56,7 +56,7 @@ class Accumulator:
         self.task, self.model, self.statistics, self.recipe = task, model, statistics, recipe
         self.device = world.device
         self.in_process = world.transport.in_process
-        self.autocast = autocast_for(self.in_process)
+        self.autocast = autocast_for(shared=self.in_process)
         self.exchange = Exchange(recipe.batch.micro_batches, world.rank, world.size, world.transport)
         self.mine = world.own_micro_batches(recipe.batch.micro_batches)
         self.names: list[str] | None = None
@@ -151,6 +151,7 @@ class SyncAccumulator(Accumulator):
     """Forward, backward and reduce with batch norms over the global batch: micro-batches run in step."""
 
     def _wrap(self, module: LossModule) -> None:
+        self.autocast = autocast_for(shared=True)
         self.side = SideBySide(module, self.exchange)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
 
@@ -162,16 +163,18 @@ class SyncAccumulator(Accumulator):
         ``scale`` takes and returns a scalar.
         """
         drawn = [self._draw(batches) for _ in self.mine]
+        losses: list[LossSum] = []
 
-        def forward(number: int) -> LossSum:
+        def forward(number: int) -> Tensor:
             seeded = self._seeded(step, self.mine[number])
             with seeded, self.autocast(self.recipe.precision, self.device):
-                return LossSum(*self.side.replicas[number](drawn[number][0]))
+                loss, *others = self.side.replicas[number](drawn[number][0])
+            losses.append(LossSum(loss.detach(), *others))
+            return scale(loss)
 
         self.statistics.begin_micro_batch()
-        losses, token = self.side.run(forward)
+        self.side.run(forward)
         self.statistics.mark_called(self.side.called)
-        torch.autograd.backward([*(scale(loss.sum) for loss in losses), token * 0])
         leaves = [
             self._leaf(loss, Flags() if number else flags, len(drawn[number][1]))
             for number, loss in enumerate(losses)
@@ -206,6 +209,6 @@ def make_accumulator(
     task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
 ) -> Accumulator:
     """Make the accumulator of ``recipe.batch_norm`` for the parameters and norms that are trained now."""
-    is_sync = recipe.batch_norm == "sync" and any(norm.training for norm in batch_norms(model))
+    is_sync = recipe.batch_norm == "sync" and bool(norms_over_batch(model))
     kind = SyncAccumulator if is_sync else Accumulator
     return kind(task, model, statistics, recipe, world)

@@ -16,22 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from rankless.errors import UserError
-from rankless.files import checksums, reading
+from rankless.files import checksums
 from rankless.files.writing import flush, remove_tree
 from rankless.models.checkpoints import tensor_file, weights
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import (
-    LONGEST_STATE,
     RunDirectory,
     beside,
     damage,
+    read_state,
     recover,
     remains,
     remove,
@@ -162,7 +161,7 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
     damaged: list[str] = []
     for step in reversed(run.steps()):
         folder = run.step_directory(step)
-        if (problem := _problem(folder, step)) is None:
+        if (problem := damage(folder)) is None:
             for each in damaged:
                 warn(f"checkpoint {each}; falling back to the one before")
             return step
@@ -176,21 +175,11 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
     return None
 
 
-def _problem(folder: Path, step: int) -> str | None:
-    if (problem := damage(folder)) is not None:
-        return problem
-    try:
-        _state(folder, step)
-    except UserError as error:
-        return str(error)
-    return None
-
-
 def load(run: RunDirectory, step: int) -> Snapshot:
     """Read the checkpoint of ``step``, which :func:`newest` found whole."""
     folder = run.step_directory(step)
     averaged = folder / "ema.safetensors"
-    state = _state(folder, step)
+    state = read_state(folder)
     optimizer = folder / "training.safetensors"
     try:
         training = safetensors.torch.load_file(optimizer)
@@ -203,40 +192,6 @@ def load(run: RunDirectory, step: int) -> Snapshot:
         training,
         state,
     )
-
-
-class _Best(msgspec.Struct):
-    step: int
-    score: float
-
-
-class _State(msgspec.Struct):
-    """What ``state.json`` must have; there may be more."""
-
-    step: int
-    images: int
-    best: _Best | None
-    scaler: dict[str, float] = {}
-    data: str | None = None
-    unscored: bool = False
-    unreadable: dict[str, list[tuple[int, str, str]]] = {}
-
-
-def _state(folder: Path, step: int) -> dict[str, Any]:
-    """What ``state.json`` holds.
-
-    Raises:
-        UserError: it is not the state of a checkpoint of ``step``.
-    """
-    path = folder / "state.json"
-    try:
-        state: dict[str, Any] = json.loads(reading.read_text(path, LONGEST_STATE))
-        saved = msgspec.convert(state, _State).step
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not the state of a checkpoint ({error}); take another copy") from None
-    if saved != step:
-        raise UserError(f"{path}: is the state after step {saved}, not {step}; take another copy")
-    return state
 
 
 def tidy(run: RunDirectory, keep: int, best: int | None) -> None:

@@ -20,10 +20,10 @@ import torch
 
 from rankless import __version__
 from rankless.errors import UserError, printable
-from rankless.files.reading import MIB, read_text, reason
-from rankless.files.writing import write_atomically
+from rankless.files.writing import keep_beside, write_atomically
 from rankless.recipe import instruction_set
 from rankless.recipe.schema import Recipe
+from rankless.runs import starts
 from rankless.world.process_group import World
 
 Environment = dict[str, dict[str, str]]
@@ -48,7 +48,6 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 # Differing, they change no number: threads are the recipe's, and Python only calls what computes.
 _WITHOUT_EFFECT = re.compile(r".*_NUM_THREADS|OMP_.*|KMP_.*|GOMP_.*|CUDA_VISIBLE_DEVICES|python")
-_LONGEST = 64 * MIB  # some 20,000 starts
 _MAY_DIFFER = ("python", "NVIDIA driver")  # between ranks
 
 
@@ -157,7 +156,8 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
     Raises:
         OSError: it cannot be written.
     """
-    starts, warnings = _read(path)
+    before, problem = starts.read(path)
+    warnings = []
     system = os.uname()  # the module platform would start a process
     entry = {
         **launched,
@@ -168,32 +168,18 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
         "system": f"{system.sysname} {system.release} {system.machine}",
         **now,
     }
-    if starts and step:
-        warnings += _differences(starts[-1], now)
-    again = starts and {**starts[-1], "after_step": step} == entry  # ranks that the launcher restarted
+    if problem:
+        warnings.append(
+            f"{path} cannot be read ({problem}), so the environment of the run so far is unknown; the file "
+            f"as it was is now {keep_beside(path)}"
+        )
+    if before and step:
+        warnings += _differences(before[-1], now)
+    again = before and {**before[-1], "after_step": step} == entry  # ranks that the launcher restarted
     if not again:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps([*starts, entry], indent=1, ensure_ascii=False) + "\n")
+        write_atomically(path, json.dumps([*before, entry], indent=1, ensure_ascii=False) + "\n")
     return warnings
-
-
-def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The entries so far, and what is wrong with the file."""
-    why = ""
-    try:
-        content = json.loads(read_text(path, _LONGEST, encoding="utf-8"))
-        entries = (
-            [content] if isinstance(content, dict) else content
-        )  # before there was an entry for every start
-        if isinstance(entries, list) and all(isinstance(one, dict) for one in entries):
-            return entries, []
-    except FileNotFoundError:
-        return [], []
-    except (OSError, UnicodeDecodeError) as error:
-        why = f" ({reason(error)})"
-    except (ValueError, RecursionError):
-        pass
-    return [], [f"{path} cannot be read{why}, so the environment of the run so far is unknown"]
 
 
 def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:

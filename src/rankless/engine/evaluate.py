@@ -168,7 +168,7 @@ def _predict(
     with (
         MicroBatches(data, task.collate, lines, workers=workers, pin_memory=device.type == "cuda") as batches,
         torch.no_grad(),
-        autocast_for(world.transport.in_process)(recipe.precision, device),
+        autocast_for(shared=world.transport.in_process)(recipe.precision, device),
     ):
         for line, batch in zip(lines, batches, strict=True):
             if stop():

@@ -21,8 +21,9 @@ from rankless.engine.sinks.sink import Sink, Sinks
 from rankless.engine.state import TrainingState
 from rankless.engine.stragglers import Stragglers
 from rankless.engine.totals import Flags, Numbers, Totals
+from rankless.engine.validation_loss import has_loss
 from rankless.engine.waiting import Waiting
-from rankless.engine.watchdog import Watchdog
+from rankless.engine.watchdog import SAVING, Pulse, Watchdog
 from rankless.errors import UserError, nearest, one_of
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
@@ -70,6 +71,7 @@ def train(
     dry_run: DryRun | None = None,
     observe: Observer | None = None,
     sinks: Mapping[str, Callable[[], Sink]] | None = None,
+    pulse: Pulse | None = None,
 ) -> bool:
     """Train a recipe as one of the ranks of ``world``.
 
@@ -84,6 +86,7 @@ def train(
         observe: called on every rank after every step, with the scores where it was evaluated; must not
             change a thing.
         sinks: makers of the user's sinks by name; called on rank 0 alone.
+        pulse: called every second with how far this rank is.
 
     Returns:
         Whether all steps are done; False after a stop request, when the state was saved.
@@ -99,7 +102,7 @@ def train(
         reporting = Reporting(setup.task, run, opened, enabled=world.is_first and dry_run is None)
         stack.callback(reporting.close)  # before the sinks, and however the run ends
         batches = stack.enter_context(setup.batches())
-        loop = _Loop(setup, batches, opened, stop or StopRequest(), observe, reporting)
+        loop = _Loop(setup, batches, opened, stop or StopRequest(), observe, reporting, pulse)
         with closing(loop.saver), loop.watchdog:
             return loop.run()
 
@@ -115,6 +118,7 @@ class _Loop:
         stop: StopRequest,
         observe: Observer | None,
         reporting: Reporting,
+        pulse: Pulse | None,
     ) -> None:
         self.reporting = reporting
         self.setup, self.batches, self.sinks, self.stop, self.observe = setup, batches, sinks, stop, observe
@@ -123,7 +127,8 @@ class _Loop:
         run, mirrors = setup.run, setup.mirrors
         self.saver = Saver(self.recipe, run, self.state, class_names, self.world, sinks, setup.start, mirrors)
         self.facts = capabilities(setup.data).facts
-        self.watchdog = Watchdog(self.world, partial(sinks.urgent_event, "late"), lambda: batches.is_waiting)
+        late = partial(sinks.urgent_event, "late")
+        self.watchdog = Watchdog(self.world, late, lambda: batches.is_waiting, pulse)
         mine = self.world.own_micro_batches(self.recipe.batch.micro_batches)
         self.stragglers = Stragglers(self.world, len(mine))
         self.shared_stop = SharedStop(self.world, lambda: bool(stop.signal))
@@ -142,7 +147,7 @@ class _Loop:
             stopping, is_evaluated = bool(numbers.stop), self._is_evaluated(done)
             saving = numbers.save or stopping or done == last
             if is_evaluated or saving:
-                self.watchdog.begin("saving", done)
+                self.watchdog.begin(SAVING, done, self.saver.slowest)
                 self.saver.settle()
                 self._check(done)
                 for text in self.stragglers.compare():
@@ -155,7 +160,7 @@ class _Loop:
                 stopping = self.shared_stop.agreed()  # the request may have come while rank 0 scored
             state.unscored = is_evaluated and scores is None
             if saving or stopping or self.saver.is_best:
-                self.watchdog.begin("saving", done)
+                self.watchdog.begin(SAVING, done, self.saver.slowest)
                 self.saver.save(done, required=done == last or stopping)
             if self.observe:
                 self.observe(done, state, scores)
@@ -186,6 +191,7 @@ class _Loop:
         seconds = time.perf_counter() - began
         self.stragglers.end(seconds)
         waits = {"waited": batches.waited - waited, "network": peers.seconds - for_peers}
+        self.watchdog.begin("logging", step + 1)  # in sinks of the user's, too
         self._log(step, lr, numbers, seconds, waits)
         saver.look()
         if numbers.replaced:
@@ -256,8 +262,13 @@ class _Loop:
             )
         except Stopped:
             return None
-        self.sinks.scores(done, scores, self.saver.rank(done, scores, self._best(scores)))
+        name = self._best(scores)
+        self.sinks.scores(done, scores, self.saver.rank(done, scores, name))
         best = self.state.best
+        if has_loss(task) and scores.get("loss", 0.0) is None:
+            kept = f"the best weights stay those of step {best['step']}" if best else "there is no best yet"
+            text = f"the validation loss after step {done} is not finite and is left out"
+            self.sinks.event("warning", done, f"{text}; {kept}" if name == "loss" else text)
         self.reporting.evaluated(done, is_best=best is None or best["step"] == done)
         return scores
 

@@ -15,13 +15,11 @@ from pathlib import Path
 
 from rankless.engine.sinks.journal import JournalCopy
 from rankless.files import writing
-from rankless.files.reading import MIB, read_text
+from rankless.files.reading import read_bytes
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.world.process_group import World
-
-_LONGEST = 1024 * MIB  # bytes of a journal or a record that is sent
 
 
 @dataclass
@@ -81,32 +79,55 @@ class Mirrors:
             if self.journal and not self.world.is_first:
                 self.journal.append(lines)
 
-    def send_file(self, path: Path, source: int) -> str | None:
+    def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
+        """Make the file at ``path`` in every copy what it is in the soundest; see :meth:`send_file`."""
+        if not self.several:
+            return []
+        every = self.world.all_gather(list(soundness))
+        return self.send_file(path, max(self.writers, key=lambda rank: every[rank]))
+
+    def send_file(self, path: Path, source: int) -> list[str]:
         """Make the file at ``path`` in every copy what it is in that of rank ``source``.
 
-        Every rank must call it, with the path in its own run directory.
+        Every rank must call it, with the path in its own run directory. What a file holds that the new one
+        does not go on with is kept beside it.
 
         Returns:
-            Why this rank could not write its own; None where it could, or need not.
+            Sentences of this rank about what it has kept.
+
+        Raises:
+            OSError: on this rank alone: it cannot write its file.
         """
         if not self.several:
-            return None
-        text, mine = None, ""
+            return []
+        content, mine = b"", ""
         if self.is_writer:
             with suppress(OSError):
-                text = read_text(path, _LONGEST, encoding="utf-8", errors="replace")
-                mine = hashlib.sha256(text.encode()).hexdigest()
+                content = read_bytes(path)
+                mine = hashlib.sha256(content).hexdigest()
         digests = self.world.all_gather(mine)
         if not digests[source] or all(digests[rank] == digests[source] for rank in self.writers):
-            return None
-        text = self.world.broadcast(text if self.world.rank == source else None, source)
+            return []
+        sent: bytes = self.world.broadcast(content if self.world.rank == source else None, source)
         if mine == digests[source] or not self.is_writer:
-            return None
-        try:
-            writing.write_atomically(path, text)
-        except OSError as error:
-            return f"{path} cannot be written ({error})"
-        return None
+            return []
+        said = []
+        # A record is a list in JSON, which ends with a bracket.
+        if os.path.lexists(path) and not (mine and sent.startswith(content.rstrip(b"\n]"))):
+            kept = writing.keep_beside(path)
+            said.append(
+                f"{path} was replaced by that of {self.name(source)}; the file as it was is now {kept}"
+            )
+        with writing.beside(path) as part:
+            part.write_bytes(sent)
+        return said
+
+    def told(self, mine: Sequence[str]) -> list[str]:
+        """The sentences of all ranks, with the names of the machines; every rank must call it."""
+        gathered = self.world.all_gather(list(mine)) if self.several else [list(mine)]
+        return [
+            text for rank, texts in enumerate(gathered) for one in texts for text in self.named({rank: one})
+        ]
 
 
 def alone(world: World) -> Mirrors:

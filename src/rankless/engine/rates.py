@@ -25,14 +25,14 @@ def rate(run: StepSchedule, step: int) -> float:
     warmup = run.warmup
     if step < warmup:
         return float(((step + 1) / warmup) ** schedule.warmup_power)
-    after, rest = step - warmup, run.steps - warmup
+    after, rest = step - warmup, run.decay
     if schedule.name == "cosine":
         done = after / max(rest - 1, 1)
         return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
     if schedule.name == "step":
         return float(schedule.gamma ** sum(step >= milestone for milestone in run.milestones))
     if schedule.name == "poly":
-        return float((1 - after / rest) ** schedule.power)
+        return float(max(0.0, 1 - after / rest) ** schedule.power)
     if schedule.name == "exponential":
         return float(schedule.decay ** (after * run.recipe.batch.images // run.images))
     return 1.0

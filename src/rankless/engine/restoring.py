@@ -22,7 +22,7 @@ from rankless.models.checkpoints import weights
 from rankless.recipe.load import deciding, from_json, to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, damage
-from rankless.runs.journal import Journal, last_step
+from rankless.runs.journal import Journal, soundness
 
 _PARTS = ("model", "ema", "training")
 
@@ -100,12 +100,7 @@ def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Se
     copies = _Copies(mirrors, run, from_json(reports[source].recipe), class_names)
     copies.put_best_right(snapshot)
     copies.write(snapshot, [rank for rank in mirrors.writers if rank not in holders], source)
-    if 0 not in holders and (problem := mirrors.send_file(run.environment, source)):
-        copies.warnings.append(problem)
-    gathered = mirrors.world.all_gather(copies.warnings)
-    warnings += problems
-    warnings += [text for rank, mine in enumerate(gathered) for text in _named(mirrors, rank, mine)]
-    return Restored(snapshot, warnings, copies.copied)
+    return Restored(snapshot, [*warnings, *problems, *mirrors.told(copies.warnings)], copies.copied)
 
 
 def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
@@ -210,7 +205,9 @@ class _Copies:
                 self.warnings.append(f"the checkpoint of step {snapshot.step} cannot be written ({error})")
 
 
-def open_journal(mirrors: Mirrors, run: RunDirectory, start: int) -> tuple[Journal | None, list[str]]:
+def open_journal(
+    mirrors: Mirrors, run: RunDirectory, start: int, *, unscored: bool
+) -> tuple[Journal | None, list[str]]:
     """Open this rank's copy of the journal, the same lines in all, up to step ``start``.
 
     Every rank must call it.
@@ -222,31 +219,26 @@ def open_journal(mirrors: Mirrors, run: RunDirectory, start: int) -> tuple[Journ
         UserError: rank 0's cannot be written, and there is no other.
     """
     journal: Journal | None = None
-    problem: str | None = None
-    if not mirrors.several:
+    said: list[str] = []
+    try:
+        # In the beginning it is rank 0's, to which the launcher may have written.
+        has_numbers = start and mirrors.several and mirrors.is_writer
+        said += mirrors.send_best(
+            run.journal, soundness(run.journal, start, unscored=unscored) if has_numbers else []
+        )
         if mirrors.is_writer:
+            journal = Journal(run.journal, start, unscored=unscored)
+            said += _left_out(journal)
+    except OSError as error:
+        if not mirrors.several:
             with run.writing(run.journal):
-                journal = Journal(run.journal, start)
-        return journal, _left_out(journal)
-    if mirrors.is_writer:
-        try:
-            journal = Journal(run.journal, start)
-        except OSError as error:
-            problem = f"{run.journal} cannot be written ({error}): this copy of the journal ends here"
-    reaches = mirrors.world.all_gather(last_step(run.journal) if journal else -1)
-    source = reaches.index(max(reaches))
-    damaged = _left_out(journal)
-    if lost := mirrors.send_file(run.journal, source):
-        problem = f"{lost}: this copy of the journal ends here"
-    if journal:
-        journal.close()
-        journal = None if problem else Journal(run.journal, start)
-    gathered = mirrors.world.all_gather([*damaged, *([problem] if problem else [])])
-    return journal, [text for rank, mine in enumerate(gathered) for text in _named(mirrors, rank, mine)]
+                raise
+        said.append(f"{run.journal} cannot be written ({error}): this copy of the journal ends here")
+    return journal, mirrors.told(said)
 
 
-def _left_out(journal: Journal | None) -> list[str]:
-    if journal is None or not journal.left_out:
+def _left_out(journal: Journal) -> list[str]:
+    if not journal.left_out:
         return []
     return [
         f"{journal.path}: {journal.left_out} damaged lines were left out; the file as it was is now "

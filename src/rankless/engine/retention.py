@@ -34,6 +34,7 @@ class Retention:
 
     Attributes:
         saved_best: the best score whose weights lie here, None without any.
+        removed: the steps whose checkpoints had to go before their time for the last one.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Retention:
     ) -> None:
         self.recipe, self.run, self.state, self.class_names = recipe, run, state, class_names
         self.saved_best: dict[str, Any] | None = state.best
+        self.removed: list[int] = []
 
     def has_best(self, best: Mapping[str, Any] | None) -> bool:
         """Whether the weights of a state's ``best`` score lie here."""
@@ -61,23 +63,21 @@ class Retention:
                 self.run.link(name)
         return None
 
-    def save(self, snapshot: Snapshot) -> list[int]:
+    def save(self, snapshot: Snapshot) -> None:
         """Save a state, which may no longer be the run's; on a full disk older checkpoints make room for it.
 
-        Returns:
-            The steps whose checkpoints had to go before their time.
-
         Raises:
-            OSError: it cannot be written; what was there before stays.
+            OSError: it cannot be written; what was there before stays, but for what made room.
         """
-        removed: list[int] = []
+        self.removed = []
         try:
             self._write(snapshot)
         except OSError as error:
-            if error.errno not in _FULL or not (removed := self._make_room()):
+            if error.errno in _FULL:
+                self.removed = self._make_room()
+            if not self.removed:
                 raise
             self._write(snapshot)
-        return removed
 
     def _write(self, snapshot: Snapshot) -> None:
         checkpoint.save(self.run, snapshot, self.recipe, self.class_names)

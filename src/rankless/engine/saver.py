@@ -9,6 +9,7 @@ next time it comes back how each copy fared.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,9 +26,9 @@ from rankless.engine.schedule import StepSchedule
 from rankless.engine.sinks.sink import Sinks
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError, remedy
-from rankless.files.writing import write_atomically
+from rankless.files.writing import keep_beside, write_atomically
 from rankless.hardware.shortages import shortage
-from rankless.recipe.load import dump
+from rankless.recipe.load import dump, load
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
@@ -73,6 +74,7 @@ class Saver:
 
     Attributes:
         is_best: the newest scores are the best so far, and their weights are not saved yet.
+        slowest: seconds that the slowest checkpoint took to be written here; 0 before the first.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Saver:
         self.recipe, self.run, self.state, self.world, self.sinks = recipe, run, state, world, sinks
         self.retention = Retention(self.mirrors.recipe(recipe), run, state, class_names)
         self.saved, self.saved_at = start, time.monotonic()
-        self.is_best = False
+        self.is_best, self.slowest = False, 0.0
         self._copies = Copies()
         self._thread = ThreadPoolExecutor(1, "saver")
         self._begun: tuple[int, Future[Outcome] | None] | None = None
@@ -113,10 +115,9 @@ class Saver:
             self.sinks.event("warning", self.saved, text)
             self.state.best = None
         unpointed = self.retention.start() if mine else None
-        reports = self.world.all_gather([text for text in (problem, unpointed) if text])
-        for rank, texts in enumerate(reports):
-            for text in texts:
-                self.sinks.event("warning", self.saved, *self.mirrors.named({rank: text}))
+        self.mirrors.send_journal()  # that this start was made: no copy is to end with the one before
+        for text in self.mirrors.told([text for text in (problem, unpointed) if text]):
+            self.sinks.event("warning", self.saved, text)
 
     def _write_recipe(self) -> str | None:
         """Write ``recipe.yaml`` where rank 0 has one or goes on; why one copy of several has none."""
@@ -125,6 +126,11 @@ class Saver:
             return None
         try:
             with self.run.writing(self.run.recipe):
+                try:
+                    load(self.run.recipe)
+                except UserError:  # it may be an edited one
+                    if os.path.lexists(self.run.recipe):
+                        keep_beside(self.run.recipe)
                 write_atomically(self.run.recipe, dump(self.recipe))
         except UserError as error:
             if not self.mirrors.several:
@@ -183,17 +189,18 @@ class Saver:
 
     def _write(self, snapshot: Snapshot, lines: str | None, announcement: ExitStack) -> Outcome:
         """Write this rank's copy; nothing here looks at the state, which may have gone on."""
-        removed: list[int] = []
         problem, advice = None, ""
+        began = time.monotonic()
         try:
             with announcement:
                 journal.flush(self.run.journal)
-                removed = self.retention.save(snapshot)
+                self.retention.save(snapshot)
         except OSError as error:
             problem, advice = str(error), remedy(error)
+        self.slowest = max(self.slowest, time.monotonic() - began)
         best = snapshot.state["best"]
         has_best = best is None or self.retention.has_best(best)
-        return Outcome(problem, advice, lines, removed, has_best, self.retention.saved_best)
+        return Outcome(problem, advice, lines, self.retention.removed, has_best, self.retention.saved_best)
 
     def settle(self, *, required: bool = False) -> None:
         """Wait for the save in progress, if there is one, and report how it went; every rank must call it.
@@ -290,6 +297,13 @@ class Saver:
         Raises:
             UserError: the checkpoint is required, and no copy has it.
         """
+        removed = {
+            rank: f"removed the checkpoints of the steps {', '.join(map(str, one.removed))} to make room"
+            for rank, one in outcomes.items()
+            if one.removed
+        }
+        for text in self.mirrors.named(removed):
+            self.sinks.event("full disk", step, text)
         failed = {rank: _failed(step, one.problem) for rank, one in outcomes.items() if one.problem}
         if required and failed and len(failed) == len(outcomes):
             resume = f"rankless train --resume --run {self.run.path}"
@@ -306,13 +320,6 @@ class Saver:
             news, self.failing = {r: text for r, text in news.items() if r not in self.failing}, set(news)
         for text in self.mirrors.named(news):
             self.sinks.event("not saved", step, text)
-        removed = {
-            rank: f"removed the checkpoints of the steps {', '.join(map(str, one.removed))} to make room"
-            for rank, one in outcomes.items()
-            if one.removed
-        }
-        for text in self.mirrors.named(removed):
-            self.sinks.event("full disk", step, text)
 
 
 def _failed(step: int, problem: str) -> str:

@@ -51,6 +51,12 @@ class StepSchedule:
         return 0 if schedule.name == "one-cycle" else self.length.whole(schedule.warmup)
 
     @cached_property
+    def decay(self) -> int:
+        """Steps after the warm-up in which ``cosine`` and ``poly`` fall; the last may lie after the run."""
+        length = self.recipe.schedule.length
+        return max(1, (self.steps if length == "run" else self.length.whole(length)) - self.warmup)
+
+    @cached_property
     def rise(self) -> Fraction:
         """Steps of the rise of ``one-cycle``, at least one."""
         return max(self.length.exact(self.recipe.schedule.rise), Fraction(1))

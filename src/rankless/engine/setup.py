@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from rankless.engine.mirrors import Mirrors, find
 from rankless.engine.restoring import Restored, open_journal, restore
 from rankless.engine.retention import check_disk_space
 from rankless.engine.schedule import StepSchedule
+from rankless.engine.sinks.epochs import EpochTable
 from rankless.engine.sinks.journal import JournalCopy, JournalSink
 from rankless.engine.sinks.sink import RunStart, Sink, Sinks
 from rankless.engine.sinks.terminal import Terminal
@@ -23,6 +24,7 @@ from rankless.engine.workers import of_rank
 from rankless.errors import UserError
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
+from rankless.runs import starts
 from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import ending
 from rankless.tasks.capabilities import capabilities
@@ -90,7 +92,8 @@ class Setup:
             UserError: the journal cannot be written.
         """
         reason = ending(self.run.journal)
-        journal, warnings = open_journal(self.mirrors, self.run, self.start)
+        unscored = self.state.unscored
+        journal, warnings = open_journal(self.mirrors, self.run, self.start, unscored=unscored)
         self.messages.extend(("warning", text) for text in warnings)
         if not self.world.is_first:
             if not self.mirrors.is_writer:
@@ -110,10 +113,12 @@ class Setup:
                 in_threads=self.world.transport.in_process,
                 scores=_known_scores(self.task),
             )
-            sinks = Sinks([self.mirrors.journal, terminal], users, terminal.progress)
+            guarded = {"epochs.csv": EpochTable, **users}
+            sinks = Sinks([self.mirrors.journal, terminal], guarded, terminal.progress)
         try:
             recipe = json.loads(to_json(self.recipe))
-            sinks.start(RunStart(self.run.path, recipe, self.start, self.last, self.world.size, reason))
+            size = self.world.size
+            sinks.start(RunStart(self.run.path, recipe, self.start, self.last, size, reason, unscored))
             for name, text in self.messages:
                 sinks.event(name, self.start, text)
         except BaseException:
@@ -152,11 +157,16 @@ def prepare(
     # Weights of another run matter at the very beginning alone: later the file may be gone.
     pretrained = [] if start else state.start_from_pretrained()
     warnings += check_disk_space(run, recipe, state, mirrors, start)
+    if resume:
+        warnings += _share_record(run, mirrors)
     if world.is_first:
         with _reported(warnings if mirrors.several else None), run.writing(run.environment):
             warnings += record(run.environment, environment, world, start, launched)
-    mirrors.send_file(run.environment, 0)
-    warnings += schedule.warnings()
+    with suppress(OSError):  # reported where a run goes on
+        mirrors.send_file(run.environment, 0)
+    warnings += [*schedule.warnings(), *getattr(task, "warnings", ())]
+    if recipe.precision == "fp16" and world.device.type == "cpu":
+        warnings.append("precision is fp16, which CPUs compute slowly; auto chooses bf16 or fp32")
     messages += [("warning", text) for text in warnings] + [("pretrained", text) for text in pretrained]
     messages += [("copy", text) for text in restored.copied]
     state.check(start)
@@ -178,6 +188,16 @@ def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
         *(f"evaluation: {note}" for note in evaluation if note not in training),
     ]
     return f"the data: {lines[0]}" if len(lines) == 1 else "\n  ".join(["the data", *lines]) if lines else ""
+
+
+def _share_record(run: RunDirectory, mirrors: Mirrors) -> list[str]:
+    """Bring all copies of the record of the starts to the soundest; sentences of all ranks."""
+    entries, problem = starts.read(run.environment)
+    try:
+        said = mirrors.send_best(run.environment, [-1 if problem else len(entries)])
+    except OSError as error:
+        said = [f"{run.environment} cannot be written ({error})"]
+    return mirrors.told(said)
 
 
 def _go_on(state: TrainingState, run: RunDirectory, restored: Restored) -> tuple[int, list[str]]:

@@ -1,4 +1,4 @@
-"""What a process has one of, where its ranks are threads: torch's generators and autocast's cache.
+"""What a process has one of, for forward passes in several threads: torch's generators, autocast's cache.
 
 A forward pass draws the same numbers as in a separate process, from a separate generator: while it runs,
 every operation that would draw from the CPU's default generator is given this one. Each GPU has its own.
@@ -66,11 +66,11 @@ def _takes(operation: Any) -> str:
 
 
 class SharedCasts:
-    """Autocast for ranks that are threads.
+    """Autocast for forward passes that run in several threads: of ranks, or of a rank's micro-batches.
 
     Its cache of cast weights is the process's, and whoever leaves autocast clears it, which would change the
     number of casts in the passes that still run, and with it the bits of their gradients. Here the last to
-    leave clears it. No rank goes on to the next step before all have left, so no cast outlives its weights.
+    leave clears it. No pass of the next step begins before all have left, so no cast outlives its weights.
     """
 
     def __init__(self) -> None:
@@ -96,6 +96,6 @@ class SharedCasts:
 _CASTS = SharedCasts()
 
 
-def autocast_for(in_process: bool) -> Callable[[str, torch.device], Any]:
-    """Return the autocast of ranks that are threads of this process, or processes."""
-    return _CASTS.autocast if in_process else autocast
+def autocast_for(*, shared: bool) -> Callable[[str, torch.device], Any]:
+    """Return the autocast of forward passes that share this process with others, or do not."""
+    return _CASTS.autocast if shared else autocast

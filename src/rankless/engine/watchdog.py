@@ -1,8 +1,8 @@
 """Who is late: every rank watches its own steps, and rank 0 names the one that all others wait for.
 
 A rank that takes much longer than usual writes the stacks of all its threads to its log, and what it is at
-to the ranks' store, which rank 0 reads only when it is late itself. Only durations are compared, never two
-clocks.
+to the ranks' store, which rank 0 reads only when it is late itself. Its launcher learns every second whether
+it gets on, and how long it may take. Only durations are compared, never two clocks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,21 @@ from typing import Any
 
 from rankless.world.keepalive import watch_connections
 from rankless.world.notes import Notices
-from rankless.world.process_group import World
+from rankless.world.process_group import TIMEOUT, World
 
 LEAST = 60.0
 """Seconds that nothing is late before; ``RANKLESS_LATE`` in the environment is another number of them."""
 _TIMES = 20  # the usual duration, as the median of the last ones
 _FIRST_TIMES = 10  # LEAST, where nothing is usual yet: a first evaluation may take minutes
 _LOG = 2  # the file descriptor of a rank's log
-WAITING = "waiting for other ranks"
+WAITING, DRAWING, SAVING = "waiting for other ranks", "waiting for images", "saving"
+_REGULAR = ("computing", "predicting", SAVING)  # phases that take about as long every time
+_SLOWEST_TIMES = 5  # the slowest one so far, which a regular phase may take, and at least LEAST
+_ELSE = TIMEOUT.total_seconds()  # that everything else may take, and a first step: others wait no longer
+
+Pulse = Callable[[int, float | None, str], None]
+"""Takes how often a rank has begun something, the seconds that what it is at may take (None: no end, as it
+waits for other ranks), and what that is."""
 
 
 class Watchdog:
@@ -38,14 +45,23 @@ class Watchdog:
         world: the ranks; each must make one, because they exchange the names of their hosts.
         report: called on rank 0, from the thread, with a step and a sentence about a rank that is late.
         drawing: whether this rank waits for its loader now.
+        pulse: tells the launcher that the rank gets on; None where none listens.
     """
 
-    def __init__(self, world: World, report: Callable[[int, str], None], drawing: Callable[[], bool]) -> None:
-        self.world, self.report, self.drawing = world, report, drawing
+    def __init__(
+        self,
+        world: World,
+        report: Callable[[int, str], None],
+        drawing: Callable[[], bool],
+        pulse: Pulse | None = None,
+    ) -> None:
+        self.world, self.report, self.drawing, self.pulse = world, report, drawing, pulse
         self.hosts = world.all_gather(os.uname().nodename) if world.size > 1 else [os.uname().nodename]
         self.notices = Notices("late")
         self.least = float(os.environ.get("RANKLESS_LATE") or LEAST)
         self._usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=50))
+        self._slowest: dict[str, float] = {}
+        self._begun = 0
         self._now = ("starting", 0, time.monotonic())
         self._dumped: tuple[str, int, float] | None = None
         self._named: set[tuple[int, int]] = set()
@@ -59,16 +75,44 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join(5)  # it may ask a store that is gone
+        self.begin("ending", self._now[1])
+        self._beat()
 
-    def begin(self, phase: str, step: int) -> None:
-        """Begin something in ``step`` that takes about as long every time."""
+    def begin(self, phase: str, step: int, slowest: float = 0.0) -> None:
+        """Begin something in ``step`` that takes about as long every time.
+
+        Args:
+            phase: what.
+            step: when.
+            slowest: seconds that it took so far, of saves, which go on beside the steps.
+        """
         now = time.monotonic()
         before, _, since = self._now
         self._usual[before].append(now - since)
+        if before != SAVING:
+            self._slowest[before] = max(now - since, self._slowest.get(before, 0.0))
+        if slowest:
+            self._slowest[phase] = slowest
         self._now = (phase, step, now)
+        self._begun += 1
+
+    def _at(self) -> str:
+        if self.world.transport.waits.depth:
+            return WAITING
+        return DRAWING if self.drawing() else self._now[0]
+
+    def _beat(self) -> None:
+        """Tell the launcher how far this rank is."""
+        if self.pulse is None:
+            return
+        begun, at, step = self._begun, self._at(), self._now[1]
+        slowest = self._slowest.get(at) if at in _REGULAR else None
+        allowed = max(LEAST, _SLOWEST_TIMES * slowest) if slowest is not None else _ELSE
+        self.pulse(begun, None if at == WAITING else allowed, f"step {step}, {at}")
 
     def _watch(self) -> None:
-        while not self._end.wait(min(self.least / 4, 5)):
+        while not self._end.wait(min(self.least / 4, 1)):
+            self._beat()
             if self.world.device.type == "cuda":
                 watch_connections(all_are_read=False)  # NCCL's, which it opens when it is first used
             phase, step, since = now = self._now
@@ -86,11 +130,7 @@ class Watchdog:
 
     def _dump(self, phase: str, step: int, seconds: float) -> None:
         """Write the stacks to the log, and what this rank is at to the store."""
-        at = phase
-        if self.world.transport.waits.depth:
-            at = WAITING
-        elif self.drawing():
-            at = "waiting for images"
+        at = self._at()
         line = f"late: rank {self.world.rank}, step {step}, {at}, for {seconds:.0f} s; all threads:\n"
         with suppress(OSError), tempfile.TemporaryFile() as stacks:
             faulthandler.dump_traceback(stacks, all_threads=True)  # letter by letter

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from rankless.files.writing import has_name
 
 UNUSED = 30 * 24 * 3600
 """Seconds after which unused content is removed, when something is written."""
@@ -28,8 +32,32 @@ def cache_folder() -> Path:
     try:
         base = Path(general) if general else Path.home() / ".cache"
     except RuntimeError:  # no home
-        base = Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"
+        base = Path(tempfile.gettempdir()) / f"cache-{os.geteuid()}"
+        try:
+            make_private(base)
+        except OSError:  # somebody else's; what is cached there is lost with this process
+            base = private_folder()
     return (base / "rankless").absolute()
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user can enter, unless there is one.
+
+    Raises:
+        OSError: it cannot be made, or other users can enter it, or have made it.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not is_private(folder):
+        raise PermissionError(errno.EPERM, f"{folder} is another user's, or open to others")
+
+
+def is_private(folder: Path) -> bool:
+    """Whether this is a folder, and no link, that this user has made and nobody else can enter."""
+    try:
+        state = folder.lstat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o077
 
 
 @contextlib.contextmanager
@@ -40,7 +68,7 @@ def locked(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator
         OSError: the folder cannot be written to.
     """
     file = _lock(folder, waiting)
-    while not _is_current(folder, file):  # it was removed meanwhile
+    while not has_name(file, folder / "lock"):  # it was removed meanwhile
         os.close(file)
         file = _lock(folder, waiting)
     try:
@@ -62,13 +90,6 @@ def _lock(folder: Path, waiting: Callable[[], None]) -> int:
         os.close(file)
         raise
     return file
-
-
-def _is_current(folder: Path, file: int) -> bool:
-    try:
-        return (folder / "lock").stat().st_ino == os.fstat(file).st_ino
-    except FileNotFoundError:
-        return False
 
 
 def hold(folder: Path, holder: object) -> None:
@@ -115,8 +136,13 @@ def private_folder() -> Path:
         OSError: it cannot be made.
     """
     folder = Path(tempfile.mkdtemp(prefix="rankless-"))
-    atexit.register(_remove_own, folder, os.getpid())
+    remove_at_exit(folder)
     return folder
+
+
+def remove_at_exit(folder: Path) -> None:
+    """Have a folder removed when this process, and no fork of it, exits."""
+    atexit.register(_remove_own, folder, os.getpid())
 
 
 def _remove_own(folder: Path, owner: int) -> None:

@@ -15,6 +15,7 @@ from rankless.files.reading import opened
 
 _PART = re.compile(r"\.rankless-[0-9a-f]{16}\.tmp")
 _AT_ONCE = 1 << 20  # bytes
+_KEPT = 3  # copies of a file that was replaced
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -76,6 +77,24 @@ def put_aside(path: Path) -> Path:
     return aside
 
 
+def keep_beside(path: Path) -> Path:
+    """Keep a file that is about to be replaced, as ``NAME.replaced-N`` beside it, which is returned.
+
+    Of more than :data:`_KEPT` the oldest go.
+    """
+    name = re.compile(re.escape(path.name) + r"\.replaced-([0-9]{1,9})")
+    matches = (name.fullmatch(entry.name) for entry in path.parent.iterdir())
+    numbers = sorted(int(match[1]) for match in matches if match)
+    for number in numbers[: 1 - _KEPT]:
+        remove_tree(path.with_name(f"{path.name}.replaced-{number}"))
+    kept = path.with_name(f"{path.name}.replaced-{numbers[-1] + 1 if numbers else 1}")
+    try:
+        os.link(path, kept, follow_symlinks=False)
+    except OSError:  # a file system without links
+        path.rename(kept)
+    return kept
+
+
 def _new_name() -> str:
     return f".rankless-{os.urandom(8).hex()}.tmp"
 
@@ -87,9 +106,17 @@ def _part(folder: Path) -> tuple[Path, int]:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with suppress(OSError):  # some network file systems have no locks; then nothing is swept
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(file).st_nlink:
+        if has_name(file, path):
             return path, file
         os.close(file)  # it was swept before it was locked
+
+
+def has_name(file: int, path: Path) -> bool:
+    """Whether an opened file lies at ``path``: it may have been removed before it was locked."""
+    try:
+        return os.path.samestat(os.fstat(file), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _rename_new(part: Path, path: Path) -> None:

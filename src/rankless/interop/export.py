@@ -213,7 +213,8 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
     size = recipe.model.image_size
     if size != "auto":
         made = replace(made, size=(size, size) if isinstance(size, int) else size)
-    text = write_cfg(made, letterbox=recipe.data.fit == "letterbox", nms=recipe.evaluate.nms)
+    letterbox, nms = recipe.data.fit == "letterbox", recipe.evaluate.nms
+    text = write_cfg(made, letterbox=letterbox, nms=nms, foreign=True)
     files = tuple(stem.with_name(stem.name + ending) for ending in _ENDINGS["darknet"])
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([source])

@@ -102,7 +102,7 @@ def import_weights(
     class_names = read_class_names(names, classes)
     extra = {"imported_from": source.name}
     if port is not None:
-        checkpoint, recipe = _from_port(source, port, cfg, model, key, overrides)
+        checkpoint, recipe = _from_port(source, port, cfg, model, key, overrides, partial)
     elif cfg is not None or _is_darknet(source):
         checkpoint, recipe, known, truncated = _from_darknet(source, cfg, model, overrides)
         extra |= {} if truncated else {"seen": str(checkpoint.seen)}
@@ -223,7 +223,13 @@ def _of_other_classes(source: Path, cfg: Path | None, network: Network) -> UserE
 
 
 def _from_port(
-    source: Path, name: str, cfg: Path | None, model: str | None, key: str | None, overrides: Sequence[str]
+    source: Path,
+    name: str,
+    cfg: Path | None,
+    model: str | None,
+    key: str | None,
+    overrides: Sequence[str],
+    partial: bool,
 ) -> tuple[Checkpoint, Recipe]:
     """Read a checkpoint of a port; return its tensors by our names, and the recipe."""
     port = port_named(name)
@@ -242,7 +248,7 @@ def _from_port(
     checkpoint = read_checkpoint(source, key)
     network = darknet.network(recipe.model, 2)
     ours = build_any(recipe, 2).state_dict()
-    state, notes = from_port(checkpoint.state, ours, port, network, str(source))
+    state, notes = from_port(checkpoint.state, ours, port, network, str(source), partial)
     facts = [*checkpoint.facts, f"a checkpoint of {port.source}: {port.about}", *notes]
     return Checkpoint(state, facts), recipe
 

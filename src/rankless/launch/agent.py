@@ -10,10 +10,12 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,7 +33,8 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing
 
 from rankless.errors import UserError
 from rankless.launch.fork_server import Forked, ForkServer
-from rankless.launch.job import LOST_PEER
+from rankless.launch.hanging import FORK_SERVER, Hanging
+from rankless.launch.job import LOST_PEER, leave_cause, read_pulse
 from rankless.launch.requests import Requests, undisturbed
 from rankless.world.rendezvous import OneMachine
 
@@ -40,10 +43,13 @@ NOTICE = 3.0  # seconds in which ranks that miss another one end by themselves
 # -P: where the command is given may be a stranger's folder, whose files must not pass for libraries.
 _INTERPRETER = ("-P", "-m", "rankless.launch.worker")
 HOPELESS = 3  # restarts without a step forward
+UNKILLABLE = 30.0  # seconds that a killed process may take to end
 
 
-def where_from(step: int) -> str:
-    """From where ranks are started again after the last saved step, 0 without one; for a message."""
+def where_from(step: int | None) -> str:
+    """From where ranks are started again after the last saved step, 0 without one, None if nobody knows."""
+    if step is None:
+        return "the newest checkpoint, if there is one,"
     return "the newest checkpoint" if step else "the beginning, as nothing was saved yet"
 
 
@@ -61,6 +67,7 @@ class Hooks:
             a sentence. No rank is alive then.
         report: called with a sentence about what happened.
         abandoned: whether the ranks of other machines have gone, so that these cannot go on either.
+        watching: called again and again while the ranks are watched.
     """
 
     ended: Callable[[], bool]
@@ -70,6 +77,7 @@ class Hooks:
     died: Callable[[int | None, int, str], None]
     report: Callable[[str], None]
     abandoned: Callable[[], bool] = lambda: False
+    watching: Callable[[], None] = lambda: None
 
 
 class Agent(LocalElasticAgent):
@@ -78,10 +86,10 @@ class Agent(LocalElasticAgent):
     Args:
         spec: what to run; the file at which the ranks meet is added to its arguments.
         rendezvous: the one of ``spec``; it knows the ranks' numbers.
-        logs: where torch keeps its own files.
         requests: the signals that this process gets.
         grace: seconds for the ranks to end when they are asked to.
         hooks: what the launcher knows.
+        job: the file that the ranks read.
         server: forks the ranks, as long as it lives; without one they are new interpreters.
         restarts: whether the ranks are started again when one has died; otherwise the caller decides.
 
@@ -94,14 +102,17 @@ class Agent(LocalElasticAgent):
         self,
         spec: WorkerSpec,
         rendezvous: OneMachine,
-        logs: Path,
         requests: Requests,
         grace: float,
         hooks: Hooks,
+        job: Path,
         server: ForkServer | None,
         restarts: bool,
     ) -> None:
-        super().__init__(spec, logs_specs=DefaultLogsSpecs(log_dir=str(logs)), start_method="spawn")
+        super().__init__(
+            spec, logs_specs=DefaultLogsSpecs(log_dir=str(job.parent / "torch")), start_method="spawn"
+        )
+        self.job, self.hanging = job, Hanging(partial(read_pulse, job))
         self.rendezvous, self.arguments = rendezvous, spec.args
         self.requests, self.grace, self.hooks = requests, grace, hooks
         self.reached, self.stuck = hooks.progress(), 0
@@ -126,6 +137,7 @@ class Agent(LocalElasticAgent):
         if self.requests.first is not None:
             raise SignalException("asked to stop", self.requests.first)
         codes: dict[int, int] = {}
+        self._kill_hung()
         if any(code for code in self._codes().values()) or self.hooks.abandoned():
             codes = self._end_the_rest()
         result: RunResult = super()._monitor_workers(worker_group)
@@ -152,6 +164,18 @@ class Agent(LocalElasticAgent):
         """Exit codes by rank; None where it lives."""
         return {self.first + local: handler.proc.poll() for local, handler in self._handlers().items()}
 
+    def _kill_hung(self) -> None:
+        """Kill what hangs, with its process group; the rest then ends as after every death."""
+        self.hooks.watching()
+        alive = {self.first + n: h.proc.pid for n, h in self._handlers().items() if h.proc.poll() is None}
+        if self.server is not None and alive:
+            alive[FORK_SERVER] = self.server.pid
+        for rank, text in self.hanging.look(alive).items():
+            if rank != FORK_SERVER:
+                leave_cause(self.job, rank, text)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(alive[rank], signal.SIGKILL)
+
     def _handlers(self) -> Mapping[int, Any]:
         handlers: Mapping[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
         return handlers
@@ -176,6 +200,7 @@ class Agent(LocalElasticAgent):
         while time.monotonic() < until and not self.requests.hurry and None in self._codes().values():
             if not going_on():
                 break
+            self._kill_hung()
             time.sleep(0.02)
 
     def _is_saving(self) -> bool:
@@ -184,11 +209,24 @@ class Agent(LocalElasticAgent):
         return any(h.proc.pid == saving and h.proc.poll() is None for h in self._handlers().values())
 
     def _kill_all(self) -> None:
-        for handler in self._handlers().values():
-            if handler.proc.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    handler.close(signal.SIGKILL)  # its whole process group
-                handler.proc.wait()
+        """Kill the ranks that are left.
+
+        Raises:
+            UserError: one does not end: what it waits for in the kernel does not answer.
+        """
+        left = {n: handler for n, handler in self._handlers().items() if handler.proc.poll() is None}
+        for handler in left.values():
+            with contextlib.suppress(ProcessLookupError):
+                handler.close(signal.SIGKILL)  # its whole process group
+        for local, handler in left.items():
+            try:
+                handler.proc.wait(UNKILLABLE)
+            except subprocess.TimeoutExpired:
+                raise UserError(
+                    f"rank {self.first + local} (process {handler.proc.pid}) does not end when it is killed, "
+                    "as a driver or a disk that it waits for does not answer; see dmesg, restart the machine "
+                    "where that does not mend it, and go on with --resume"
+                ) from None
 
     def _judge(self, codes: Mapping[int, int]) -> None:
         """Report who died; give up when it happens again and again without a step forward."""
@@ -297,7 +335,7 @@ def supervise(
         monitor_interval=0.1,
     )
     with requests or Requests() as noted:
-        agent = Agent(spec, rendezvous, job.parent / "torch", noted, grace, hooks, server, restarts)
+        agent = Agent(spec, rendezvous, noted, grace, hooks, job, server, restarts)
         try:
             agent.run()
         except SignalException:

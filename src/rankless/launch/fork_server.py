@@ -40,6 +40,7 @@ _PRELOADED = (
     "rankless.engine.trace",
     "rankless.world.process_group",
 )
+_PATIENCE = 300.0  # seconds that forking takes, and the imports before, from a cold network disk, too
 _allowed = False
 _running: ForkServer | None = None
 
@@ -100,12 +101,13 @@ class ForkServer:
         pid: that process.
 
     Attributes:
+        pid: of the server's process.
         alive: whether it lives, as far as is known.
         code: its exit code when it has died; the negative number of the signal that killed it.
     """
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
-        self._connection, self._pid = connection, pid
+        self._connection, self.pid = connection, pid
         self._received = b""
         self._codes: dict[int, int] = {}
         self.alive = True
@@ -125,10 +127,14 @@ class ForkServer:
         with contextlib.suppress(ConnectionError):
             self._connection.sendall(request.encode() + b"\n")
         while self.alive:
-            for message in self._messages(None):
+            messages = self._messages(_PATIENCE)
+            for message in messages:
                 if "started" in message:
                     return Forked(self, message["started"])
-        return Forked(self, self._pid)
+            if not messages and not self._received:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)  # it hangs
+        return Forked(self, self.pid)
 
     def code_of(self, pid: int, seconds: float | None) -> int | None:
         """Wait for the end of a process; its exit code, None if it lives after ``seconds``.
@@ -151,7 +157,7 @@ class ForkServer:
     def _reap(self) -> None:
         self.alive = False
         with contextlib.suppress(ChildProcessError):
-            _, status = os.waitpid(self._pid, 0)
+            _, status = os.waitpid(self.pid, 0)
             self.code = os.waitstatus_to_exitcode(status)
 
     def _messages(self, seconds: float | None) -> list[dict[str, Any]]:

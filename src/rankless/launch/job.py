@@ -7,12 +7,13 @@ folder for temporary files is swept while long runs last.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankless.files.writing import remove_tree
 
@@ -125,6 +126,39 @@ def leave_cause(path: Path, rank: int, text: str) -> None:
     """Report why a rank is about to die of something that a restart may fix."""
     with suppress(OSError):  # then its exit code is all there is
         path.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
+
+
+class Pulse(NamedTuple):
+    """How far a rank is.
+
+    Attributes:
+        begun: grows whenever the rank begins something.
+        allowed: seconds that what it is at may take; None where it waits for other ranks.
+        doing: what that is.
+    """
+
+    begun: int
+    allowed: float | None
+    doing: str
+
+
+def leave_pulse(path: Path, rank: int, begun: int, allowed: float | None, doing: str) -> None:
+    """Show that a rank gets on; where that cannot be written nothing is known of it."""
+    pulse = path.with_name(f"pulse-{rank}")
+    try:
+        pulse.write_text(json.dumps([os.getpid(), begun, allowed, doing]), encoding="utf-8")
+    except OSError:  # a full disk
+        with suppress(OSError):
+            pulse.unlink()
+
+
+def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
+    """How far a rank is that is this process; None where it has not said so, or is just saying it."""
+    try:
+        pid, *told = json.loads(path.with_name(f"pulse-{rank}").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return Pulse(*told) if pid == process else None
 
 
 def take_cause(path: Path, rank: int) -> str | None:

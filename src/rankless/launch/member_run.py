@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import uuid
 from collections.abc import Sequence
@@ -10,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankless.errors import UserError
+from rankless.files import writing
 from rankless.files.numbered import numbered_folder, removed_on_error
 from rankless.launch import environments
-from rankless.launch.agreement import on_first
+from rankless.launch.agreement import on_first, together
 from rankless.launch.environments.environment import Environment
 from rankless.launch.job import Job
 from rankless.launch.opening import is_finished, opened, training_job
 from rankless.launch.resume import was_started_by
+from rankless.launch.run_lock import locked
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.world.process_group import World
@@ -69,18 +72,38 @@ def open_run(world: World, start: Start, recipe: Recipe, held: ExitStack) -> Job
             )
         # What is only elsewhere is sent before the first step.
         here = resume and (run.recipe.exists() or not others)
-        return on_first(world, lambda: _open(start, name, run, recipe, here, held))
+        token = world.broadcast(uuid.uuid4().hex)
+
+        def lead() -> Job | None:
+            resolved = held.enter_context(opened(run, recipe, resume=here, token=token))
+            if here and is_finished(run, resolved):
+                return None
+            environment = start.environment
+            launched = {"launcher": environment.name, "job": name, "restart": environment.restart}
+            return training_job(resolved, run, start.sinks, launched=launched)
+
+        job = on_first(world, lead)
+        has_work = world.broadcast(job is not None)
+        is_other = has_work and start.environment.local_rank == 0 and not world.is_first
+        together(world, lambda: _lock_copy(run, token, held) if is_other else None)
+        return job
 
 
-def _open(
-    start: Start, name: str, run: RunDirectory, recipe: Recipe, resume: bool, held: ExitStack
-) -> Job | None:
-    recipe = held.enter_context(opened(run, recipe, resume=resume))
-    if resume and is_finished(run, recipe):
-        return None
-    environment = start.environment
-    launched = {"launcher": environment.name, "job": name, "restart": environment.restart}
-    return training_job(recipe, run, start.sinks, launched=launched)
+def _lock_copy(run: RunDirectory, token: str, held: ExitStack) -> None:
+    """Lock the directory on another machine, which may share it; one that cannot be written has no copy."""
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        with writing.token(run.path):
+            pass
+    except OSError:  # reported when the copies are counted
+        return
+    held.enter_context(locked(run, run.recipe.exists() or bool(run.steps()), token))
+
+
+def _is_mine(path: Path) -> bool:
+    """Whether this user made a folder, or what it would lie in: launchers' stores are open to all users."""
+    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    return there.stat().st_uid == os.geteuid()
 
 
 def _job_and_path(world: World, start: Start) -> tuple[str, Path]:
@@ -90,11 +113,11 @@ def _job_and_path(world: World, start: Start) -> tuple[str, Path]:
     if not name and world.launcher_store is not None:
         name = uuid.uuid4().hex
         world.remember("job", name)
-    before = world.recall("run")
+    before = Path(world.recall("run"))
     if start.run is not None:
         path = start.run
-    elif before:
-        path = Path(before)
+    elif before != Path() and _is_mine(before):
+        path = before
     elif cluster:
         path = Path("runs") / f"{start.name}-{cluster}"
     else:

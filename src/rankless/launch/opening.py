@@ -58,13 +58,14 @@ def _refuse_other_than_recipes(recipe: object) -> None:
 
 
 @contextmanager
-def opened(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Recipe]:
+def opened(run: RunDirectory, recipe: Recipe, *, resume: bool, token: str = "") -> Iterator[Recipe]:
     """Hold the lock of a run directory that is ready for the ranks.
 
     Args:
         run: whose directory.
         recipe: resolved, but for its precision.
         resume: go on in ``run``.
+        token: as for :func:`locked`.
 
     Yields:
         The recipe with its precision resolved.
@@ -72,7 +73,7 @@ def opened(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Recip
     Raises:
         UserError: another process trains there, it is not a run's, or its recipe is another.
     """
-    with locked(run, resume):
+    with locked(run, resume, token):
         recipe = with_precision(check_resume(run, recipe) if resume else recipe)
         if not resume:  # a run that goes on writes it when everything has been checked
             begin(run, recipe)
@@ -143,9 +144,10 @@ def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool
     return 1
 
 
-def report_stopped(by: signal.Signals, step: int | None, again: str) -> int:
-    """Print which signal ended a training, what is saved and how it goes on; the exit code."""
+def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: bool = True) -> int:
+    """Print which signal ended a training, what is saved where that is known, and how to go on; the code."""
     saved = f"saved after step {step}" if step else "nothing was saved yet"
+    saved = saved if known else "what was saved is on the hosts that were lost"
     say(f"stopped by {by.name}; {saved}; go on with: {again}", file=sys.stderr)
     return INTERRUPTED if by is signal.SIGINT else STOPPED
 

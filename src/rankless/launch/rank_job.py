@@ -22,6 +22,7 @@ from rankless.user_code import blamed
 if TYPE_CHECKING:
     from rankless.engine.loop import StopRequest
     from rankless.engine.trace import Trace
+    from rankless.engine.watchdog import Pulse
     from rankless.recipe.schema import Recipe
     from rankless.tasks.protocol import Task
     from rankless.world.process_group import World
@@ -34,6 +35,7 @@ def train(
     stop: StopRequest,
     trace: Trace | None = None,
     task: Task | None = None,
+    pulse: Pulse | None = None,
 ) -> bool:
     """Train as one of the ranks; whether all steps are done.
 
@@ -44,6 +46,7 @@ def train(
         stop: listens.
         trace: observes a dry run.
         task: this rank's; None opens the one that the recipe names.
+        pulse: as for :func:`rankless.engine.loop.train`.
 
     Raises:
         UserError: as for :func:`rankless.engine.loop.train`.
@@ -63,6 +66,7 @@ def train(
         dry_run=DryRun(job.dry_run_steps) if job.dry_run_steps else None,
         observe=trace,
         sinks={name: sink_class(name) for name in job.sinks} if world.is_first else None,
+        pulse=pulse,
     )
 
 

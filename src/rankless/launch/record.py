@@ -40,7 +40,7 @@ def record_error(run: RunDirectory, errors: Sequence[str]) -> None:
 
 def _step(run: RunDirectory) -> int:
     try:
-        return max((journal.step_of(entry) for entry in journal.tail(run.journal)), default=0)
+        return journal.last_step(run.journal)
     except OSError:
         return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,14 +11,13 @@ from typing import Any
 from rankless.engine.rates import rate
 from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError, counted
-from rankless.files import reading
 from rankless.models.checkpoints import weights
 from rankless.printing import warn
 from rankless.recipe.load import FREE, changed, deciding, is_cut, load
 from rankless.recipe.schema import Recipe
 from rankless.recipe.validation import OldRecipeError
-from rankless.runs import journal
-from rankless.runs.directory import RunDirectory, damage, weights_of
+from rankless.runs import journal, starts
+from rankless.runs.directory import RunDirectory, damage, read_state, weights_of
 from rankless.tasks import data_digest
 
 _ROOT = "data.root"  # may change when the same data is there
@@ -96,12 +94,8 @@ def was_started_by(run: RunDirectory, job: str) -> bool:
     """
     if not job or not run.steps():
         return False
-    try:
-        starts = json.loads(reading.read_text(run.environment, 64 * reading.MIB))
-    except (OSError, ValueError, RecursionError):
-        return False
-    last = starts[-1] if isinstance(starts, list) and starts else None
-    return isinstance(last, dict) and last.get("job") == job
+    before, _ = starts.read(run.environment)
+    return bool(before) and before[-1].get("job") == job
 
 
 def _damage(run: RunDirectory) -> str:
@@ -151,12 +145,9 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
 
 def _state(run: RunDirectory) -> dict[str, Any]:
     """The state in the newest checkpoint; whether that is whole is checked where it is loaded."""
-    path = run.step_directory(run.pointed("last") or 0) / "state.json"
-    try:
-        state = json.loads(reading.read_text(path, 256 * reading.MIB))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return state if isinstance(state, dict) else {}
+    with suppress(UserError):
+        return read_state(run.step_directory(run.pointed("last") or 0))
+    return {}
 
 
 def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from rankless.errors import UserError, listed
 from rankless.files.outputs import unusable
 from rankless.files.reading import MIB, POINTER, read_text, reason
-from rankless.files.writing import remove_tree, sweep
+from rankless.files.writing import has_name, remove_tree, sweep
 from rankless.printing import warn
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, damage, dangling, recover
@@ -35,27 +35,44 @@ def _usable(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(run: RunDirectory, resume: bool) -> Iterator[IO[str]]:
-    """Lock the run directory; the lock of a dead process is gone with it."""
+def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
+    """Lock the run directory; the lock of a dead process is gone with it.
+
+    Args:
+        run: whose directory.
+        resume: whether a run may be there.
+        token: of a training on several hosts; those that share the directory hold its lock together, so that
+            it is locked as long as any of them lives.
+
+    Yields:
+        Whether this process is the first of its training here.
+
+    Raises:
+        UserError: another training has it, or it cannot be used.
+    """
     if resume:
         refuse_nothing(run)
     _refuse_a_strangers(run)
-    with _usable(run.path):
-        run.path.mkdir(parents=True, exist_ok=True)
-        file = _lock(run)
-    with file:
-        _take(file, run.path)
-        if os.fstat(file.fileno()).st_size == 0:
-            with _usable(run.path):
-                # Past the buffer, which would be written once more when the file is closed.
-                os.write(file.fileno(), _MARK.encode("ascii"))
+    with _locked_file(run, fcntl.LOCK_SH if token else fcntl.LOCK_EX) as file:
+        mark = (_MARK + token).encode("ascii")
+        is_marked = os.pread(file.fileno(), len(mark) + 1, 0) == mark
+        if token and is_marked:
+            yield False
+            return
+        if token:
+            _take(file, run.path, fcntl.LOCK_EX)
         _refuse_another(run, resume)  # not before: another process that trains here is what matters
         _sweep(run)
         _refuse_another(run, resume)  # a checkpoint may have been put back
         if not resume and run.journal.exists():
             run.journal.unlink()  # of a start that died before its first checkpoint
+        if not is_marked:  # not again: the disk may be full
+            with _usable(run.path):
+                os.ftruncate(file.fileno(), os.pwrite(file.fileno(), mark, 0))
+        if token:
+            _take(file, run.path, fcntl.LOCK_SH)
         try:
-            yield file
+            yield True
         except UserError:
             if not resume and not _has_trained(run):
                 _vacate(run)
@@ -99,23 +116,37 @@ def _is_run(run: RunDirectory) -> bool:
         mark = read_text(run.path / ".lock", POINTER, errors="replace")
     with suppress(OSError):
         recorded = read_text(run.environment, 64 * MIB, errors="replace")
-    return mark == _MARK or ('"versions"' in recorded and '"rankless"' in recorded)
+    return mark.startswith(_MARK) or ('"versions"' in recorded and '"rankless"' in recorded)
 
 
-def _lock(run: RunDirectory) -> IO[str]:
-    """The file to lock; nothing of it is lost, and no link is followed."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(run.path / ".lock", flags, 0o666), "r+", encoding="ascii")
+def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
+    """The file, locked; nothing of it is lost, and no link is followed."""
+    path, flags = run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        with _usable(run.path):
+            run.path.mkdir(parents=True, exist_ok=True)
+            try:
+                file = io.FileIO(os.open(path, flags, 0o666), "r+")
+            except FileNotFoundError:  # the directory was removed again
+                continue
+        try:
+            _take(file, run.path, how)
+            if has_name(file.fileno(), path):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # a start that failed removed it before it was locked
 
 
-def _take(file: IO[str], path: Path) -> None:
+def _take(file: io.FileIO, path: Path, how: int) -> None:
     """Take the lock, or warn that this file system has none: clusters mount Lustre and NFS like that.
 
     Raises:
         UserError: another process has it.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UserError(
             f"{path}: another process trains in this directory now; wait for it, or give another --run"
@@ -123,10 +154,11 @@ def _take(file: IO[str], path: Path) -> None:
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise UserError(f"{path}: cannot be locked ({error}); give another --run") from error
-        warn(
-            f"{path}: its file system cannot lock files ({error.strerror}), so a second training in this "
-            "directory would not be noticed: do not start one"
-        )
+        if how == fcntl.LOCK_EX:  # said once
+            warn(
+                f"{path}: its file system cannot lock files ({error.strerror}), so a second training in this "
+                "directory would not be noticed: do not start one"
+            )
 
 
 def _refuse_another(run: RunDirectory, resume: bool) -> None:

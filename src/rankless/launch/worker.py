@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,16 @@ from rankless.hardware.heap import hold_freed_memory
 from rankless.hardware.processes import die_with_parent, name_process
 from rankless.hardware.shortages import shortage
 from rankless.launch import rank_job
-from rankless.launch.job import LOST_PEER, Job, leave_cause, leave_note, log_of, read_job, reserve_note
+from rankless.launch.job import (
+    LOST_PEER,
+    Job,
+    leave_cause,
+    leave_note,
+    leave_pulse,
+    log_of,
+    read_job,
+    reserve_note,
+)
 from rankless.launch.rank_log import log_or_nothing, streams_of
 from rankless.recipe.instruction_set import fix
 from rankless.runs.directory import RunDirectory
@@ -48,16 +58,18 @@ def main() -> int:
 
         stop = StopRequest()
         stop.listen()
-        answer = _train(job, path, stop) if job.verb == "train" else _evaluate(job, screen)
+        answer = _train(job, path, rank, stop) if job.verb == "train" else _evaluate(job, screen)
     except UserError as error:
         return _left(error, job, path, rank)
     except Exception as error:
         from rankless.data.loader import LoaderDiedError
-        from rankless.world.process_group import is_lost_peer
+        from rankless.world.process_group import LostPeerError, is_lost_peer
 
         if not shortage(error) and is_lost_peer(error):
             # The agent names the worker that died; a traceback of everyone who missed it adds nothing.
             print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
+            if isinstance(error, LostPeerError):
+                leave_cause(path, rank, str(error))
             return LOST_PEER
         if known := rank_job.understood(error):
             traceback.print_exc()  # the whole of it, into the log
@@ -81,16 +93,18 @@ def _left(error: UserError, job: Job, path: Path, rank: int) -> int:
     return error.exit_code
 
 
-def _train(job: Job, path: Path, stop: StopRequest) -> dict[str, Any]:
+def _train(job: Job, path: Path, rank: int, stop: StopRequest) -> dict[str, Any]:
     from rankless.engine.trace import Trace
     from rankless.recipe.load import from_json
-    from rankless.world.process_group import join
+    from rankless.world.process_group import TIMEOUT, join
 
     recipe = from_json(job.recipe)
+    pulse = partial(leave_pulse, path, rank)
+    pulse(0, TIMEOUT.total_seconds(), "starting")
     rank_job.fork_loaders_early(recipe)
     with rank_job.computes_like(recipe), join(_meeting()) as world:
         trace = Trace(path.parent / f"trace-{world.rank}.jsonl") if job.traced else None
-        finished = rank_job.train(job, recipe, world, stop, trace)
+        finished = rank_job.train(job, recipe, world, stop, trace, pulse=pulse)
         world.barrier()
     # The request may have come to another rank than this.
     return {"exit": 0, "finished": finished, "signal": 0 if finished else stop.signal or signal.SIGTERM}

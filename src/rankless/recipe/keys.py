@@ -142,6 +142,8 @@ def mistake(path: KeyPath, value: Any, kinds: Kinds | None = None) -> str:
     """Report a wrong value of a key, what was expected and the nearest valid value."""
     schema = leaves(kinds)[path]
     what = f"'{'.'.join(path)}' is {shown(value)}: expected {expected(schema)}{_too_large(value, schema)}"
+    if path == ("model", "anchors") and (pairs := _flat_pairs(value)):
+        return f"'model.anchors' has a list for each head: expected one list, smallest first: {pairs}"
     if value is None:
         return f"{what}; leave the key out for the default, {shown(schema['default'])}"
     if path == ("model", "pretrained"):
@@ -181,6 +183,16 @@ def _walk(kinds: Kinds | None) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
                 yield from walk((*path, name), inner)
 
     return walk((), whole)
+
+
+def _flat_pairs(value: Any) -> str:
+    """Write anchors that are grouped by head, [[[w, h], …], …], as one list; empty if they are not."""
+    try:
+        pairs = [(float(width), float(height)) for head in value for width, height in head]
+    except (TypeError, ValueError):
+        return ""
+    pairs.sort(key=math.prod)
+    return "[" + ", ".join(f"[{width:g}, {height:g}]" for width, height in pairs[:100]) + "]"
 
 
 def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:

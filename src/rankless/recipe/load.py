@@ -17,15 +17,27 @@ from typing import Any
 from rankless.errors import UserError, nearest
 from rankless.files import reading
 from rankless.given import Overrides, several
+from rankless.printing import warn
 from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe import schema as classes
 from rankless.recipe.familiar import key_of_file, line_of_file, without_key
 from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves
 from rankless.recipe.pretrained import with_network
 from rankless.recipe.schema import Recipe
-from rankless.recipe.validation import COMMAND_LINE, Given, Location, NameCheck, Problem, build, collect
+from rankless.recipe.validation import (
+    COMMAND_LINE,
+    SHORTHANDS,
+    Given,
+    Location,
+    NameCheck,
+    Problem,
+    applicable,
+    build,
+    collect,
+)
 
 _COMMAND_LINE = Location(COMMAND_LINE)
+_NAME = ("model", "name")
 
 
 def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
@@ -37,7 +49,8 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
         overrides: ``key=value`` with dotted keys and YAML values: ``optim.lr=0.02``,
             ``model.image_size=[192, 320]``. The last one for a key counts. A preset, as in
             ``data.augment=heavy``, replaces the file's values of its section. Where ``model.pretrained`` is
-            given and no network, the weights bring theirs (:mod:`rankless.recipe.pretrained`).
+            given and no network, the weights bring theirs (:mod:`rankless.recipe.pretrained`). Keys of a
+            shipped recipe that the network does not have are left out, with a warning.
         check_name: what is wrong with a model's name for a task (:func:`rankless.models.names.problem`);
             without it any name is accepted here.
 
@@ -47,7 +60,8 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
     if key := key_of_file(str(source), ""):
         line = line_of_file(str(source), dict(one.partition("=")[::2] for one in several(overrides)))
         raise UserError(f"{source}: expected a recipe first; this is given as {key}={source}; {line}")
-    return _parse(*_text(source), overrides, check_name)
+    is_shipped = isinstance(source, str) and source in shipped()
+    return _parse(*_text(source), overrides, check_name, is_shipped=is_shipped)
 
 
 def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
@@ -161,9 +175,14 @@ def schema() -> dict[str, Any]:
     sections = whole["properties"]
     for name in kinds.KINDS:  # a loss without a name may be of any kind
         sections[name]["anyOf"] = sections[name].pop("oneOf")
-    augment = whole["$defs"]["Data"]["properties"]["augment"]  # may be a preset's name alone
-    presets = whole["$defs"]["Augment"]["properties"]["preset"]["enum"]
-    augment["anyOf"] = [{"$ref": augment.pop("$ref")}, {"enum": presets}]
+    for (*_, name), key in SHORTHANDS.items():
+        for definition in whole["$defs"].values():
+            section = definition["properties"].get(name)
+            if section and "$ref" in section:
+                reference = section.pop("$ref")
+                values = whole["$defs"][reference.rpartition("/")[2]]["properties"][key]["enum"]
+                words = [False, True] if key == "dilation" else []
+                section["anyOf"] = [{"$ref": reference}, {"enum": [*values, *words]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
 
 
@@ -190,7 +209,9 @@ def shipped_text(name: str) -> str:
     return (resources.files("rankless.recipe") / "shipped" / f"{name}.yaml").read_text("utf-8")
 
 
-def _parse(text: str, name: str, overrides: Overrides, check_name: NameCheck | None) -> Recipe:
+def _parse(
+    text: str, name: str, overrides: Overrides, check_name: NameCheck | None, *, is_shipped: bool
+) -> Recipe:
     tree, lines, unread = yaml12.read_in_part(text, name)
     if not unread and (tree is None or tree == {}):
         raise UserError(f"{name}: the file is empty: expected at least one key, such as 'model:'")
@@ -208,7 +229,13 @@ def _parse(text: str, name: str, overrides: Overrides, check_name: NameCheck | N
     given, problems = collect({} if tree is None else tree, locate)
     problems += [Problem(Location(name, line), sentence) for line, sentence in unread]
     given, problems = _over(given, problems, overrides)
-    return build(with_network(given), problems, check_name)
+    given = dict(with_network(given))
+    if is_shipped:
+        given, left_out = applicable(given, name)
+        if left_out:
+            network = given[_NAME].value if _NAME in given else "this network"
+            warn(f"{name}: {network} does not have {', '.join(left_out)}, so the recipe's value is left out")
+    return build(given, problems, check_name)
 
 
 def _describes_data(tree: Any, name: str) -> bool:

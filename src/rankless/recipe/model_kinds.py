@@ -74,6 +74,30 @@ class Model:
 
 
 @dataclass(frozen=True, config=config)
+class Involution:
+    """Involution before the heads (Li et al., 2021); ``model.involution: 7`` sets the kernel.
+
+    Attributes:
+        kernel: side of its kernels in pixels; 0 disables it.
+        where: ``head`` inserts one in front of each head alone; ``trunk`` replaces the map, so that the next
+            up- or down-sampling reads the involution's output as well.
+    """
+
+    kernel: Literal[0, 3, 5, 7] = 0
+    where: Literal["head", "trunk"] = "head"
+
+    @model_validator(mode="after")
+    def _where_has_an_effect(self) -> Self:
+        if self.where == "trunk" and not self.kernel:
+            raise clash(
+                "'model.involution.where' is 'trunk', but 'model.involution.kernel' is 0, which disables "
+                "involution; expected a kernel of 3, 5 or 7",
+                "where",
+            )
+        return self
+
+
+@dataclass(frozen=True, config=config)
 class _ConvolutionalDetector(Model):
     """The keys of every detector built from this project's layers.
 
@@ -81,13 +105,13 @@ class _ConvolutionalDetector(Model):
         width: factor on every channel count of the backbone and the neck.
         dropout: fraction of the channels dropped before each head's last convolution.
         activation: replaces the published one everywhere; ``auto`` leaves it.
-        involution: side of the involution kernels before the heads; 0 disables them.
+        involution: its options.
     """
 
     width: Annotated[float, Field(gt=0, le=64)] = 1.0
     dropout: ProperFraction = 0.0
     activation: Activation = "auto"
-    involution: Literal[0, 3, 5, 7] = 0
+    involution: Involution = field(default_factory=Involution)
 
 
 @dataclass(frozen=True, config=config)
@@ -97,7 +121,8 @@ class YoloModel(_ConvolutionalDetector):
     Attributes:
         cfg: a Darknet cfg file that describes the network in place of ``name``, or its text.
         anchors: ``default`` (published), ``kmeans`` (from the training boxes), or [[width, height], …] in
-            pixels of the input.
+            pixels of the input, the smallest first.
+        num_anchors: anchors per head; ``auto`` is as published. The finest map takes the first ones.
         scale_xy: how far a center may lie beyond its cell, Darknet's ``scale_x_y`` of every head: the center
             is ``s·σ(t) - (s - 1)/2`` cells from the cell's corner; ``auto`` is as published.
     """
@@ -107,7 +132,21 @@ class YoloModel(_ConvolutionalDetector):
 
     cfg: Text = ""
     anchors: Literal["default", "kmeans"] | Anchors = "default"
+    num_anchors: Literal["auto"] | Annotated[int, Field(ge=1, le=100)] = "auto"
     scale_xy: Literal["auto"] | Annotated[float, Field(ge=1, le=100)] = "auto"
+
+    @model_validator(mode="after")
+    def _anchors_are_pixels(self) -> Self:
+        if not isinstance(self.anchors, str) and (least := min(map(min, self.anchors))) < 1:
+            size = self.image_size if isinstance(self.image_size, int) else 416
+            first = [round(side * size, 1) for side in self.anchors[0]]
+            raise clash(
+                f"'model.anchors' has a side of {least:g} pixels; expected sides of at least 1 pixel of the "
+                f"input; fractions of the image are multiplied by its size: at {size} pixels the first pair "
+                f"is {first}",
+                "anchors",
+            )
+        return self
 
 
 @dataclass(frozen=True, config=config)
@@ -164,6 +203,29 @@ class ResnetModel(Model):
 
 
 @dataclass(frozen=True, config=config)
+class Separable:
+    """Depthwise-separable 3×3 convolutions of a DenseNet; ``separable: true`` is a dilation of 1.
+
+    Attributes:
+        dilation: of the depthwise convolution, whose output keeps its size; 0 leaves ordinary convolutions.
+        norm_between: a batch norm between the depthwise and the 1×1 convolution.
+    """
+
+    dilation: Literal[0, 1, 2] = 0
+    norm_between: bool = False
+
+    @model_validator(mode="after")
+    def _norm_has_an_effect(self) -> Self:
+        if self.norm_between and not self.dilation:
+            raise clash(
+                "'model.densenet.separable.norm_between' is true, but 'model.densenet.separable.dilation' "
+                "is 0, which leaves ordinary convolutions; expected a dilation of 1 or 2",
+                "norm_between",
+            )
+        return self
+
+
+@dataclass(frozen=True, config=config)
 class Densenet:
     """The options of a DenseNet; ``auto`` is as published.
 
@@ -181,7 +243,7 @@ class Densenet:
     compression: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = "auto"
     bottleneck: Literal["auto"] | bool = "auto"
     stem: Literal["auto", "imagenet", "small"] = "auto"
-    separable: bool = False
+    separable: Separable = field(default_factory=Separable)
 
 
 @dataclass(frozen=True, config=config)
@@ -223,13 +285,14 @@ class CustomModel(_ConvolutionalDetector):
     """A model that only a custom task knows: every key is allowed.
 
     Attributes:
-        cfg, anchors, scale_xy, dfl, densenet: as in the models that have them.
+        cfg, anchors, num_anchors, scale_xy, dfl, densenet: as in the models that have them.
     """
 
     label: ClassVar[str] = "a custom model"
 
     cfg: Text = ""
     anchors: Literal["default", "kmeans"] | Anchors = "default"
+    num_anchors: Literal["auto"] | Annotated[int, Field(ge=1, le=100)] = "auto"
     scale_xy: Literal["auto"] | Annotated[float, Field(ge=1, le=100)] = "auto"
     dfl: Annotated[int, Field(ge=0, le=1024)] = 0
     densenet: Densenet = field(default_factory=Densenet)

@@ -80,6 +80,8 @@ class Schedule:
         warmup: how long the rate rises from 0: steps, or as in ``5 epochs`` or ``5%`` (of the run). All but
             ``one-cycle``.
         warmup_power: the rise is ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4.
+        length: when ``cosine`` and ``poly`` reach their end: ``run``, or a duration, which may be longer than
+            the run, as ``200 epochs`` of 90 (``T_max`` in PyTorch).
         final: last rate of ``cosine``, as a fraction of ``optim.lr``.
         milestones: when ``step`` lowers the rate: steps, or as in ``30 epochs`` or ``80%`` (of the run), in
             increasing order; empty means ``80%`` and ``90%``.
@@ -96,6 +98,7 @@ class Schedule:
     name: Literal["cosine", "step", "poly", "exponential", "one-cycle", "constant"] = "cosine"
     warmup: Duration = "5%"
     warmup_power: Positive = 1.0
+    length: Literal["run"] | Period = "run"
     final: Fraction = 0.01
     milestones: Milestones = ()
     gamma: Positive = 0.1
@@ -113,21 +116,23 @@ class Schedule:
         return self
 
     def _without_effect(self) -> Iterator[Clash]:
-        for owner, keys in _OF_ONE.items():
+        for owners, keys in _OF_SOME.items():
             for key in keys:
                 value = getattr(self, key)
-                if self.name != owner and value != getattr(Schedule, key):
-                    yield _idle(key, value, f"an effect only with schedule.name '{owner}'")
+                if self.name not in owners and value != getattr(Schedule, key):
+                    known = " or ".join(f"'{owner}'" for owner in owners)
+                    yield _idle(key, value, f"an effect only with schedule.name {known}")
         if self.name == "one-cycle":
             for key in ("warmup", "warmup_power"):
                 if (value := getattr(self, key)) != getattr(Schedule, key):
                     yield _idle(key, value, "no effect with 'one-cycle', whose rise is schedule.rise")
 
 
-_OF_ONE = {
-    "poly": ("power",),
-    "exponential": ("decay",),
-    "one-cycle": ("rise", "div_factor", "final_div_factor", "cycle_momentum"),
+_OF_SOME = {
+    ("cosine", "poly"): ("length",),
+    ("poly",): ("power",),
+    ("exponential",): ("decay",),
+    ("one-cycle",): ("rise", "div_factor", "final_div_factor", "cycle_momentum"),
 }
 
 

@@ -34,6 +34,12 @@ NameCheck = Callable[[str, str], str | None]
 
 _NAME, _CFG = ("model", "name"), ("model", "cfg")
 _MOST_KEYS = 1000
+SHORTHANDS = {
+    ("data", "augment"): "preset",
+    ("model", "involution"): "kernel",
+    ("model", "densenet", "separable"): "dilation",
+}
+"""Sections that may be given as the value of one of their keys."""
 # Rankless 0.1 wrote the keys of all kinds into every recipe; no later version writes these into one.
 _OF_0_1 = {
     ("model", "anchors"),
@@ -113,8 +119,8 @@ def collect(
         return {at: Given(tree, locate(at))}, []
     if at not in sections():
         return {}, [Problem(locate(at), f"key '{dotted}': no such key{instead_of(at)}")]
-    if isinstance(tree, str) and "preset" in sections()[at]:
-        tree = {"preset": tree}
+    if not isinstance(tree, Mapping | list | None) and (key := SHORTHANDS.get(at)):
+        tree = {key: int(tree) if key == "dilation" and isinstance(tree, bool) else tree}
     if not isinstance(tree, Mapping):
         what = f"'{dotted}' is" if at else "this recipe is"
         what = f"{what} {shown(tree)}: expected a section with keys among {', '.join(sections()[at])}"
@@ -162,6 +168,33 @@ def _named_twice(given: Mapping[KeyPath, Given]) -> dict[KeyPath, str]:
     return {_NAME: f"{text}; leave one of them out (model.cfg='' removes a file's)"}
 
 
+def applicable(given: Mapping[KeyPath, Given], source: str) -> tuple[dict[KeyPath, Given], list[str]]:
+    """Leave out what ``source`` gives for another network than the one that is named elsewhere.
+
+    Args:
+        given: values by the path of their key.
+        source: a shipped recipe's file; keys of other places stay, and are refused by :func:`build`.
+
+    Returns:
+        The values that stay, and the keys that are left out.
+    """
+    kinds = _kinds({path: one.value for path, one in given.items()})
+    name, known = ("loss", "name"), leaves(kinds)
+    out = {
+        path
+        for path, one in given.items()
+        if one.location.name == source
+        and (path not in known or (path == name and one.value not in ("auto", kinds.loss)))
+    }
+    left = {path: one for path, one in given.items() if path not in out}
+    return left, [".".join(path) for path in given if path in out]
+
+
+def _kinds(values: Mapping[KeyPath, Any]) -> Kinds:
+    model = {"name": values.get(_NAME, Model.name), "cfg": values.get(_CFG, "")}
+    return Kinds.of(values.get(("task",), Recipe.task), model, {"name": values.get(("loss", "name"), "auto")})
+
+
 def build(
     given: Mapping[KeyPath, Given], problems: Iterable[Problem] = (), check_name: NameCheck | None = None
 ) -> Recipe:
@@ -179,8 +212,7 @@ def build(
     values = {path: one.value for path, one in given.items()}
     name = values.get(("model", "name"), Model.name)
     model = {"name": name, "cfg": values.get(("model", "cfg"), "")}
-    loss = values.get(("loss", "name"), "auto")
-    kinds = Kinds.of(values.get(("task",), Recipe.task), model, {"name": loss})
+    kinds = _kinds(values)
     if given.keys() >= _OF_0_1 and kinds.model != "custom":
         raise OldRecipeError(f"{next(iter(given.values())).location.name}: {_RECORDED_BY_0_1}")
     bad = _named_twice(given) if kinds.task == "detect" else {}

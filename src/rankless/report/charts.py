@@ -119,7 +119,7 @@ def shown(value: float) -> str:
 
 
 def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note: str = "") -> str:
-    """A panel with lines; nothing where there is no point.
+    """A panel with lines; nothing where none has two points, which is no course yet.
 
     Args:
         title: of the panel.
@@ -129,26 +129,12 @@ def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note
     """
     axes, drawn = axes or Axes(), [line for each in lines if (line := _drawable(each)).points]
     points = [point for line in drawn for point in line.points]
-    if not points:
+    if max((len(line.points) for line in drawn), default=0) < 2:
         return ""
     scale = _Scale(axes, points)
     marks = "".join(_mark(mark, scale) for mark in axes.marks if scale.x0 <= mark.x <= scale.x1)
     body = f"{_frame(axes, scale)}{marks}{''.join(_path(line, scale) for line in drawn)}"
-    return card(title, _legend(drawn) + _svg(title, body + _lone(drawn, scale), drawn, scale), note)
-
-
-def _lone(lines: Sequence[Line], scale: _Scale) -> str:
-    """Name and value beside each line of one point: there is no course to see yet."""
-    points = [(line, *line.points[0]) for line in lines if line.style == "dots" and len(line.points) == 1]
-    labels, lowest = "", float(HEIGHT - BOTTOM + 9)  # above the axis
-    for line, x, y in sorted(points, key=lambda point: point[2]):
-        lowest = min(scale.y(y) + 4, lowest - 13)  # of the labels so far: none covers another
-        side = -8 if scale.x(x) > WIDTH / 2 else 8
-        labels += (
-            f'<text class="lone" x="{scale.x(x) + side:.1f}" y="{lowest:.1f}" '
-            f'text-anchor="{"end" if side < 0 else "start"}">{text(line.name)} {shown(y)}</text>'
-        )
-    return labels
+    return card(title, _legend(drawn) + _svg(title, body, drawn, scale), note)
 
 
 def _drawable(line: Line) -> Line:
@@ -221,17 +207,23 @@ FEW = 50
 """Of fewer points none is smoothed."""
 
 
-def smoothed(points: Sequence[Point], width: int = 0) -> list[Point]:
-    """The mean of each point and of its neighbors within ``width``, by default a fiftieth of all."""
-    width = width or len(points) // FEW
-    sums = [0.0]
-    for _, y in points:
-        sums.append(sums[-1] + y)
-    result = []
-    for at, (x, _) in enumerate(points):
-        reach = min(width, at, len(points) - 1 - at)  # symmetric, so that ends do not bend
-        result.append((x, (sums[at + reach + 1] - sums[at - reach]) / (2 * reach + 1)))
-    return result
+def smoothed(points: Sequence[Point], reach: int | None = None) -> list[Point]:
+    """The mean of each point and of its neighbors within ``reach``, by default a 25th of all.
+
+    Near the start it is the line fitted to as many points (Savitzky and Golay's filter), within the values
+    that there are, as much falls there; near the end it stays, so that no odd last step bends the curve.
+    """
+    if reach is None:
+        reach = max(len(points) // 25, 4) if len(points) >= FEW else 0
+    reach = min(reach, (len(points) - 1) // 2)
+    if reach < 1:
+        return list(points)
+    ys, size = [y for _, y in points], 2 * reach + 1
+    means = [sum(ys[at : at + size]) / size for at in range(len(ys) - size + 1)]
+    slope = sum(place * y for place, y in enumerate(ys[:size], -reach)) / (reach * (reach + 1) * size / 3)
+    low, high = min(ys), max(ys)
+    first = [min(max(means[0] + slope * place, low), high) for place in range(-reach, 0)]
+    return [(x, y) for (x, _), y in zip(points, [*first, *means, *means[-1:] * reach], strict=True)]
 
 
 def _frame(axes: Axes, scale: _Scale, *, x_ticks: bool = True) -> str:

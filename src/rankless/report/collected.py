@@ -12,13 +12,13 @@ from rankless.errors import UserError
 from rankless.files.reading import MIB, read_text
 from rankless.recipe import load as recipes
 from rankless.report.binned import Binned
-from rankless.runs import journal
+from rankless.runs import journal, starts
 from rankless.runs.directory import RunDirectory
 from rankless.runs.following import is_alive
 from rankless.runs.pace import Pace
 from rankless.runs.scoring import is_better, name_of_best
 
-_LONGEST = 64 * MIB  # bytes of environment.json and evaluation.json
+_LONGEST = 64 * MIB  # bytes of evaluation.json
 _PLAIN = ("loss", "lr", "gradient_norm", "epoch")
 _STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
 _DECISIVE = ("start", "resume", *_STATES)
@@ -121,8 +121,7 @@ class Collected:
             self.spread.append((step, [float(one) for one in ranks]))
 
     def _read_beside(self) -> None:
-        starts = _json(self.run.environment)
-        self.starts = [one for one in starts if isinstance(one, dict)] if isinstance(starts, list) else []
+        self.starts, _ = starts.read(self.run.environment)
         details = _json(self.run.evaluation)
         known = {step for step, _ in self.evaluations}
         is_known = isinstance(details, dict) and _whole(details.get("step")) in known

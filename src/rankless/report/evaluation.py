@@ -7,7 +7,7 @@ from typing import Any
 
 from rankless.report.charts import Axes, Line, Mark, column_chart, line_chart
 from rankless.report.collected import Collected
-from rankless.report.markup import card, number, table, text
+from rankless.report.markup import card, number, pairs, table, text
 
 _NAMED = 8
 """Classes with their own color; the others are gray lines."""
@@ -151,23 +151,19 @@ def score_table(run: Collected) -> str:
     if run.best is None:
         return ""
     (best, first), (last, second) = run.best, run.evaluations[-1]
-    names = [name for name, value in first.items() if isinstance(value, int | float | None)]
-    rows = [
-        (
-            text(name),
-            number(first[name], "scores", name, step=best),
-            *((number(second.get(name), "scores", name, step=last),) if last != best else ()),
-        )
-        for name in names
-    ]
+    rows = []
+    for name, value in first.items():
+        if isinstance(value, int | float | None):
+            shown = number(value, "scores", name, step=best)
+            if last != best:
+                shown += f" <small>{number(second.get(name), 'scores', name, step=last)}</small>"
+            rows.append((text(name), shown))
     if (pascal := run.details.get("pascal")) and run.details.get("step") == best:
-        blank = ("",) if last != best else ()
         rows += [
-            (f"VOC {name}", number(pascal[name], "evaluation", "pascal", name), *blank)
-            for name in ("AP11", "AP")
+            (f"VOC {name}", number(pascal[name], "evaluation", "pascal", name)) for name in ("AP11", "AP")
         ]
-    head = ["score", f"best, step {best:,}", *((f"last, step {last:,}",) if last != best else ())]
-    return card("Scores", table(head, rows, kind="numbers"))
+    note = f"Best, step {best:,}" + (f"; small, the last, step {last:,}." if last != best else ".")
+    return card("Scores", pairs(rows, "short"), note, width="all")
 
 
 def confusion_panel(run: Collected) -> str:
@@ -227,16 +223,15 @@ def size_charts(run: Collected) -> str:
         return ""
     training = run.details.get("training", {}).get("sizes")
     rows = [sizes["truths"], *([training] if training else [])]
-    last = max(
-        at for row in rows for at, count in enumerate((1, *row)) if count
-    )  # no empty ranges at the end
-    edges = [str(side) for side in sizes["sides"][:last]]
+    filled = [at for row in rows for at, count in enumerate(row) if count] or [0]
+    shown = slice(min(filled), max(filled) + 1)  # no empty ranges at either end
+    edges = [str(side) for side in sizes["sides"][shown]]
     recalls = [
         (
             name,
             [
                 part / whole if whole else None
-                for part, whole in zip(sizes[key][:last], sizes["truths"][:last], strict=True)
+                for part, whole in zip(sizes[key][shown], sizes["truths"][shown], strict=True)
             ],
         )
         for name, key in (("at the best threshold", "found"), ("at any threshold", "found_at_any"))
@@ -246,7 +241,7 @@ def size_charts(run: Collected) -> str:
     shares = [("evaluation", sizes["truths"])]
     if training:
         shares.insert(0, ("training", training))
-    as_shares = [(name, [100 * one / (sum(row) or 1) for one in row[:last]]) for name, row in shares]
+    as_shares = [(name, [100 * one / (sum(row) or 1) for one in row[shown]]) for name, row in shares]
     parts.append(column_chart("Object sizes", edges, as_shares, "% of objects", note))
     return "".join(parts)
 

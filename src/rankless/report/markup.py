@@ -81,8 +81,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "")
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
         for first, *rest in rows
     )
-    top = f"<thead><tr>{titles}</tr></thead>" if head else ""
+    top = f"<thead><tr>{titles}</tr></thead>"
     return f'<div class="scroll"><table class="{kind}">{top}<tbody>{lines}</tbody></table></div>'
+
+
+def pairs(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
+    """Names and values, both HTML, in as many columns as there is room for; ``short`` ones need less."""
+    lines = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows)
+    return f'<dl class="pairs {kind}">{lines}</dl>'
 
 
 def duration(seconds: float) -> str:

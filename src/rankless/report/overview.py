@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankless.report.collected import Collected
-from rankless.report.markup import card, duration, number, table, text, tile
+from rankless.report.markup import card, duration, number, pairs, table, text, tile
 from rankless.runs.pace import speed_text
 
 Digests = Mapping[str, str]
@@ -128,13 +128,13 @@ def environment(run: Collected) -> str:
             for name in ("command", "host", "system", "backend", "world_size")
             if name in last
         ]
-        rows = [[text(name.replace("_", " ")), text(value)] for name, value in plain]
+        rows = [(text(name.replace("_", " ")), text(value)) for name, value in plain]
         for section in ("hardware", "instruction_set", "versions", "variables"):
             values = last.get(section)
             if isinstance(values, dict):
-                rows += [[text(name), text(value)] for name, value in values.items()]
+                rows += [(text(name), text(value)) for name, value in values.items()]
         note = f"Of the last of {len(run.starts)} starts." if len(run.starts) > 1 else ""
-        parts.append(card("Environment", table((), rows, kind="facts"), note))
+        parts.append(card("Environment", pairs(rows), note, width="all"))
         if len(run.starts) > 1:
             cells = ("started", "after_step", "world_size", "host")
             starts = [[text(one.get(name, "–")) for name in cells] for one in run.starts[-50:]]

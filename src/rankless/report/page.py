@@ -66,10 +66,10 @@ def _sections(run: Collected) -> str:
         for make in (
             evaluation.score_table,
             evaluation.curve_charts,
-            evaluation.confusion_panel,
             evaluation.class_table,
-            evaluation.size_charts,
+            evaluation.confusion_panel,
             evaluation.class_bars,
+            evaluation.size_charts,
         )
     )
     return "".join(

@@ -19,6 +19,8 @@ _GROUPS = (
 _LOSSES = ("loss", "nll")
 _UNSHOWN = ("ARs", "ARm", "ARl", "unreadable")
 _MOST_MARKS = 40
+_SEEN = 0.25
+"""Of a panel's height: what covers less of it lies flat."""
 _SERIOUS = ("death", "error", "not saved", "late", "slow", "full disk")
 
 
@@ -70,9 +72,11 @@ def loss_charts(run: Collected) -> str:
             Line(name.removeprefix("part:"), smoothed(list(steps.points(name))), color)
             for color, name in enumerate(parts)
         ]
-        charts.append(
-            line_chart("Parts of the training loss", lines, steps_axes(run), "" if few else "Smoothed.")
-        )
+        for group in by_scale(lines):
+            title = "Parts of the training loss"
+            if len(group) < len(lines):
+                title += f": {', '.join(line.name for line in group)}"
+            charts.append(line_chart(title, group, steps_axes(run), "" if few else "Smoothed."))
     lines = [Line("learning rate", list(steps.points("lr")))]
     charts.append(line_chart("Learning rate", lines, steps_axes(run)))
     lines = [] if few else [Line("each step", norm, None, "faint")]
@@ -82,6 +86,19 @@ def loss_charts(run: Collected) -> str:
     return "".join(charts)
 
 
+def by_scale(lines: Sequence[Line]) -> list[list[Line]]:
+    """The lines in panels: what would lie flat beside the others goes to the next one with its like."""
+    groups, rest = [], [line for line in lines if line.points]
+    while rest:
+        spans = [(min(y for _, y in line.points), max(y for _, y in line.points)) for line in rest]
+        whole = max(high for _, high in spans) - min(low for low, _ in spans)
+        seen = [high - low >= _SEEN * whole for low, high in spans]
+        seen[0] |= not any(seen)  # lines far apart, each of which is flat
+        groups.append([line for line, fits in zip(rest, seen, strict=True) if fits])
+        rest = [line for line, fits in zip(rest, seen, strict=True) if not fits]
+    return groups
+
+
 def spans_decades(points: Sequence[Point]) -> bool:
     """Whether only a logarithmic axis shows both ends, as where the first evaluations are far off."""
     values = [y for _, y in points]
@@ -89,24 +106,23 @@ def spans_decades(points: Sequence[Point]) -> bool:
 
 
 def score_charts(run: Collected) -> str:
-    """Every score against the step, those that belong together in one panel."""
+    """Every score against the step, those that belong together in one panel; none of one evaluation."""
     names = {
         name: None
         for _, scores in run.evaluations
         for name, value in scores.items()
         if isinstance(value, float)
     }
-    note = "One evaluation so far." if len(run.evaluations) == 1 else ""
     charts = []
     for title, group in _GROUPS:
         if group[0] in names:
             lines = [Line(name, score_points(run, name), color, "dots") for color, name in enumerate(group)]
-            charts.append(line_chart(title, lines, steps_axes(run), note))
+            charts.append(line_chart(title, lines, steps_axes(run)))
     grouped = {name for _, group in _GROUPS for name in group} | {"loss", *_UNSHOWN}
     for name in [name for name in names if name not in grouped][:8]:
         title = "Validation NLL" if name == "nll" else name
         line = Line(name, score_points(run, name), 0, "dots")
-        charts.append(line_chart(title, [line], steps_axes(run), note))
+        charts.append(line_chart(title, [line], steps_axes(run)))
     return "".join(charts)
 
 
@@ -122,7 +138,7 @@ def events_panel(run: Collected) -> str:
     ]
     if not rows:
         return ""
-    return card("What happened", table(("after step", "what", ""), rows, kind="events"), width="all")
+    return card("What happened", table(("after step", "what", ""), rows, kind="events"))
 
 
 def _said(entry: Mapping[str, Any]) -> str:

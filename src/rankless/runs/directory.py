@@ -1,7 +1,7 @@
 """The run directory: where training and everything after it meet.
 
 runs/NAME/
-  recipe.yaml  environment.json  journal.jsonl  logs/
+  recipe.yaml  environment.json  journal.jsonl  epochs.csv  logs/
   evaluation.json  report.html            (what the best evaluation found; everything, for people)
   checkpoints/step-000001200/  model.safetensors  ema.safetensors  training.safetensors
                                state.json  SHA256SUMS
@@ -11,11 +11,15 @@ runs/NAME/
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from rankless.errors import UserError, remedy
 from rankless.files import checksums
@@ -26,8 +30,7 @@ from rankless.printing import warn
 _STEP = re.compile(r"step-([0-9]{9,18})")
 _LEFT = re.compile(r"\.step-[0-9]{9,18}\.[0-9]+\.(tmp|aside|gone)")
 _OUR_LINK = re.compile(r"checkpoints/step-[0-9]{9,18}/(ema|model)\.safetensors")
-LONGEST_STATE = 256 * MIB
-"""Of a checkpoint's ``state.json`` in bytes: with a million unreadable images it has less."""
+_LONGEST_STATE = 256 * MIB  # bytes; with a million unreadable images it has less
 _NEEDED = ("model.safetensors", "training.safetensors", "state.json")
 
 
@@ -144,15 +147,51 @@ def damage(folder: Path) -> str | None:
         for name in _NEEDED:
             if name not in listed:
                 return f"{checksums.NAME} does not list {name}"
-        limits = {"state.json": LONGEST_STATE}
+        limits = {"state.json": _LONGEST_STATE}
         wrong = [
             name
             for name, digest in listed.items()
             if checksums.of_file(folder / name, limits.get(name)) != digest
         ]
-    except (OSError, ValueError) as error:
+        if not wrong:
+            read_state(folder)
+    except (OSError, ValueError, UserError) as error:
         return str(error)
     return f"wrong checksum of {', '.join(wrong)}" if wrong else None
+
+
+class _Best(msgspec.Struct):
+    step: int
+    score: float
+
+
+class _State(msgspec.Struct):
+    """What ``state.json`` must have; there may be more."""
+
+    step: int
+    images: int
+    best: _Best | None
+    scaler: dict[str, float] = {}
+    data: str | None = None
+    unscored: bool = False
+    unreadable: dict[str, list[tuple[int, str, str]]] = {}
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What the ``state.json`` of a checkpoint holds.
+
+    Raises:
+        UserError: it is not the state of the step that ``folder`` names.
+    """
+    path, named = folder / "state.json", _STEP.search(folder.name)
+    try:
+        state: dict[str, Any] = json.loads(read_text(path, _LONGEST_STATE))
+        saved = msgspec.convert(state, _State).step
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not the state of a checkpoint ({error}); take another copy") from None
+    if named and saved != int(named[1]):
+        raise UserError(f"{path}: is the state after step {saved}, not {int(named[1])}; take another copy")
+    return state
 
 
 def remains(run: RunDirectory) -> list[Path]:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rankless.files import reading
-from rankless.files.writing import write_atomically
+from rankless.files.writing import keep_beside, write_atomically
 
 _TAIL = 1 << 16  # bytes
-_LONGEST = 16 * reading.MIB  # bytes of a line; the scores of thousands of classes have less than one
+_LONGEST = 1 << 30  # bytes of a line; the scores of a million classes have less
 
 
 class Journal:
@@ -29,6 +28,7 @@ class Journal:
     Args:
         path: the file; made with its folder when missing.
         step: numbers of later steps are removed; they are about to be made again.
+        unscored: so is an evaluation after ``step``.
 
     Attributes:
         path: the file.
@@ -40,18 +40,13 @@ class Journal:
         OSError: the file cannot be read or written.
     """
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path, step: int, *, unscored: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.left_out, self.original, self.waiting = path, 0, path, b""
         if path.exists():
-            lines = []
-            for text, entry in _lines(path):
-                if entry is None:
-                    self.left_out += 1
-                elif step_of(entry) <= step:
-                    lines.append(text)
+            lines, _, self.left_out = _kept(path, step, unscored=unscored)
             if self.left_out:
-                self.original = _back_up(path)
+                self.original = keep_beside(path)
             write_atomically(path, "".join(lines))
         # Without a buffer: what a full disk refused must not come again when the file is closed.
         self.file = path.open("ab", buffering=0)
@@ -160,6 +155,34 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
                 yield text, None
 
 
+def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int]:
+    """The lines that a run keeps which goes on after ``step``; how many numbers, and how many are damaged."""
+    lines, damaged, numbers, last = list[str](), 0, 0, [0, 0]
+    for text, entry in _lines(path):
+        if entry is None:
+            damaged += 1
+        elif (at := step_of(entry)) <= step - (unscored and "evaluation" in entry):
+            lines.append(text)
+            kind = "evaluation" in entry
+            if at > last[kind]:
+                numbers, last[kind] = numbers + 1, at
+    return lines, numbers, damaged
+
+
+def soundness(path: Path, step: int, *, unscored: bool) -> tuple[int, int, int]:
+    """How good a copy is for a run that goes on after ``step``: the more numbers it has the better.
+
+    Of two that have as many, it is the one with fewer damaged lines, then the longer one.
+    """
+    try:
+        lines, numbers, damaged = _kept(path, step, unscored=unscored)
+    except FileNotFoundError:
+        return 0, 0, 0
+    except OSError:
+        return -1, 0, 0
+    return numbers, -damaged, len(lines)
+
+
 def _entry(text: str) -> dict[str, Any] | None:
     try:
         entry = json.loads(text)
@@ -175,29 +198,22 @@ def _entry(text: str) -> dict[str, Any] | None:
     return entry
 
 
-def _back_up(path: Path) -> Path:
-    """Copy a damaged journal as it is to a free name in its folder, which is returned."""
-    names = (path.with_name(f"{path.stem}.damaged{number}{path.suffix}") for number in ("", *range(2, 10**6)))
-    free = next(name for name in names if not os.path.lexists(name))
-    try:
-        os.link(path, free)
-    except OSError:  # a file system without links
-        shutil.copyfile(path, free)
-    return free
-
-
 def tail(path: Path) -> list[dict[str, Any]]:
-    """The last entries of a journal, however long it is.
+    """The last entries of a journal, however long it is, back to a step at least.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
     with reading.opened(path) as file:
-        start = max(file.seek(0, os.SEEK_END) - _TAIL, 0)
-        file.seek(start)
-        lines = file.read(_TAIL).decode("utf-8", "replace").splitlines()
-    entries = map(_entry, lines[1:] if start else lines)
-    return [entry for entry in entries if entry is not None]
+        end, reach = file.seek(0, os.SEEK_END), _TAIL
+        while True:
+            start = max(end - reach, 0)
+            file.seek(start)
+            lines = file.read(end - start).split(b"\n")[bool(start) :]
+            entries = [entry for line in lines if (entry := _entry(line.decode("utf-8", "replace")))]
+            if not start or any("step" in entry for entry in entries):
+                return entries
+            reach *= 8  # the scores of many classes
 
 
 def append(path: Path, **entry: Any) -> None:
@@ -207,12 +223,15 @@ def append(path: Path, **entry: Any) -> None:
         OSError: the disk is full.
     """
     with path.open("a+b", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        start = max(size - _TAIL, 0)
-        file.seek(start)
-        torn = len(file.read(_TAIL).rpartition(b"\n")[2])
-        if torn < size - start or not start:
-            file.truncate(size - torn)
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(end - _TAIL, 0)
+            file.seek(start)
+            behind = file.read(end - start).rfind(b"\n") + 1
+            end = start + behind
+            if behind:
+                break
+        file.truncate(end)
         file.write(line(entry))
 
 

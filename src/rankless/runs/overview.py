@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankless.errors import UserError
 from rankless.files.reading import MIB, opened, read_text
 from rankless.runs import journal
-from rankless.runs.directory import RunDirectory
+from rankless.runs.directory import RunDirectory, read_state
 from rankless.runs.following import is_alive
 from rankless.runs.scoring import is_better, name_of_best
 from rankless.runs.weights_digest import of_run
@@ -137,9 +138,9 @@ def _elsewhere(run: RunDirectory) -> str | None:
 def _best(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | None:
     """The step and the score of the best evaluation, as the newest checkpoint has it."""
     for step in reversed(run.steps()):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            best = json.loads(read_text(run.step_directory(step) / "state.json", 64 * MIB))["best"]
-            return (int(best["step"]), float(best["score"])) if best else None
+        with suppress(UserError):
+            best = read_state(run.step_directory(step))["best"]
+            return (best["step"], best["score"]) if best else None
     return None if run.checkpoints.exists() else _best_in_journal(run, recipe)
 
 

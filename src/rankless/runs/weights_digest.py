@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from rankless.errors import UserError
-from rankless.files import reading
+from rankless.files import checksums, reading
 from rankless.runs.directory import weights_of
 
 _NAMES = {
@@ -28,8 +28,11 @@ _CHUNK = 1 << 20
 
 
 def of_weights(path: Path) -> str | None:
-    """Return what ``rankless digest`` prints of a safetensors file; None where it cannot be read."""
+    """Return what ``rankless digest`` prints of a file; None where it cannot be read or is damaged."""
     try:
+        listed = (checksums.read(path.parent) or {}).get(path.name)
+        if listed not in (None, checksums.of_file(path)):
+            return None
         with reading.opened(path) as file:
             return _of_file(file)
     except (OSError, ValueError, KeyError, TypeError):

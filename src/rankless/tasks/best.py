@@ -12,4 +12,7 @@ def unknown_best(recipe: Recipe, names: Sequence[str]) -> Iterator[str]:
     """Find that ``evaluate.best`` is none of the scores that there are, the loss included."""
     best, known = recipe.evaluate.best, ["auto", *names, "loss"]
     if best not in known:
-        yield f"evaluate.best is '{best}': expected {one_of(known)}{nearest(best, known)}"
+        hint = nearest(best, known)
+        if best.lower().startswith("map") and "AP50" in known:
+            hint = "; mAP at an IoU of 0.5 (Pascal VOC, Darknet) is AP50, COCO's mean over 0.50 to 0.95 is AP"
+        yield f"evaluate.best is '{best}': expected {one_of(known)}{hint}"

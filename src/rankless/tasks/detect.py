@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -65,6 +66,7 @@ class Detect:
         if not class_names and problems:
             raise UserError(problems)
         self._learns = class_names is None
+        self.warnings = tuple(_anchors_that_descend(recipe.model))
         if class_names is None:
             class_names = self._training.images.class_names
         self.class_names = tuple(class_names)
@@ -249,6 +251,17 @@ def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
         yield _NO_MARGIN
 
 
+def _anchors_that_descend(model: model_kinds.Model) -> Iterator[str]:
+    """Warn of anchors whose order gives the finest head the largest boxes."""
+    anchors = model.anchors if isinstance(model, model_kinds.YoloModel) else ()
+    if not isinstance(anchors, str) and anchors and math.prod(anchors[0]) > math.prod(anchors[-1]):
+        ascending = ", ".join(f"[{width:g}, {height:g}]" for width, height in sorted(anchors, key=math.prod))
+        yield (
+            "model.anchors descend, so the finest head learns the largest boxes; expected the smallest pair "
+            f"first: model.anchors='[{ascending}]'"
+        )
+
+
 def resolve_detection(recipe: Recipe) -> Recipe:
     """Replace the path of a cfg file by its text, and ``kmeans`` by the fitted anchors.
 
@@ -257,7 +270,7 @@ def resolve_detection(recipe: Recipe) -> Recipe:
     """
     model = cast(model_kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
     if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
-        task = Detect(replace(recipe, model=replace(model, anchors="default")))
+        task = Detect(replace(recipe, model=model))
         sizes = box_sizes(task.training_data().images, task.size)
         model = replace(model, anchors=kmeans_anchors(sizes, len(task.spec.anchors), recipe.seed))
     return replace(recipe, model=model)

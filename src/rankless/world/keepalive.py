@@ -1,7 +1,10 @@
-"""A cut cable ends in an error within seconds: the kernel's own heartbeats watch every connection.
+"""The kernel watches every connection, and once all ranks are here lets nobody else in.
 
-Without them a rank waits for the time-out of the process group, half an hour, for what will never come. A cut
-of some seconds heals without an error. Nothing is sent by the ranks themselves, and no clocks are compared.
+A cut cable ends in an error within seconds, by the kernel's own heartbeats. Without them a rank waits for the
+time-out of the process group, half an hour, for what will never come. A cut of some seconds heals without an
+error. Nothing is sent by the ranks themselves, and no clocks are compared.
+
+Gloo listens as long as it lives and keeps whatever connects: some thousand connections end the process.
 """
 
 from __future__ import annotations
@@ -9,12 +12,16 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
-from contextlib import closing, suppress
+import struct
+from collections.abc import Iterator, Set
+from contextlib import suppress
+from ctypes import addressof, create_string_buffer
 from pathlib import Path
 
 # Seconds until the first probe, seconds between probes, and how many may go unanswered.
 _PROBES = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 6}
+# A program for packets, of one instruction: of each keep nothing. <linux/filter.h>, <asm-generic/socket.h>
+_DROP, _SO_ATTACH_FILTER = create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0)), 26
 _UNACKNOWLEDGED = 8000  # milliseconds that sent data may stay unconfirmed
 
 
@@ -31,8 +38,8 @@ def watch_connections(*, all_are_read: bool) -> int:
         How many connections it watches now. None where the system does not list a process's files (macOS).
     """
     count = 0
-    for connection in _connections():
-        with closing(connection), suppress(OSError):  # closed meanwhile
+    for connection in filter(_is_to_another_machine, _sockets()):
+        with suppress(OSError):  # it has ended meanwhile
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _PROBES.items():
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -42,26 +49,42 @@ def watch_connections(*, all_are_read: bool) -> int:
     return count
 
 
-def _connections() -> Iterator[socket.socket]:
-    """Copies of the file descriptors of this process's TCP connections to other machines."""
+def listening() -> set[int]:
+    """The sockets of this process that take connections, by their numbers on this machine."""
+    return {os.fstat(each.fileno()).st_ino for each in filter(_listens, _sockets())}
+
+
+def take_no_more(known: Set[int]) -> None:
+    """Have the kernel drop what comes to sockets that listen, but for the ``known`` ones; connections stay.
+
+    Where the system does not list a process's files (macOS), they go on taking them.
+    """
+    for each in filter(_listens, _sockets()):
+        with suppress(OSError):  # a sandbox does not allow it
+            if os.fstat(each.fileno()).st_ino not in known:
+                each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, addressof(_DROP)))
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Copies of the file descriptors of this process's TCP sockets, each until the next one is asked for."""
     try:
         numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     except OSError:
         return
     for number in numbers:
-        with suppress(OSError):  # not connected, or closed meanwhile
+        with suppress(OSError):  # closed meanwhile
             if not stat.S_ISSOCK(os.fstat(number).st_mode):
                 continue
-            copy = socket.socket(fileno=os.dup(number))
-            if _is_to_another_machine(copy):
-                yield copy
-            else:
-                copy.close()
+            with socket.socket(fileno=os.dup(number)) as copy:
+                if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+                    yield copy
+
+
+def _listens(each: socket.socket) -> bool:
+    return bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _is_to_another_machine(connection: socket.socket) -> bool:
-    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-        return False
     try:
         # On one machine both ends have the same address, whichever of its addresses that is.
         return bool(connection.getsockname()[0] != connection.getpeername()[0])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rankless.errors import UserError, counted
 from rankless.hardware.network import interface_towards
-from rankless.world.compat import quiet_output
-from rankless.world.keepalive import watch_connections
+from rankless.world.compat import innermost_store, quiet_output
+from rankless.world.keepalive import listening, take_no_more, watch_connections
 from rankless.world.objects import pack, unpack
 from rankless.world.rendezvous import (
     launchers_store,
@@ -29,8 +29,10 @@ from rankless.world.rendezvous import (
     meet,
     of_this_job,
     on_interface,
+    private_store,
     ranks_store,
 )
+from rankless.world.secret import prove, shared_key
 from rankless.world.transport import PROCESS_GROUP, Transport
 from rankless.world.tree import own_micro_batches
 
@@ -155,7 +157,7 @@ class World:
 
 
 class LostPeerError(RuntimeError):
-    """A rank that is a thread of this process has ended, and others waited for it."""
+    """Another rank has ended, or does not answer; the message names it."""
 
 
 def is_lost_peer(error: Exception) -> bool:
@@ -193,20 +195,29 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
     alone = meeting is not None or here == size
     launcher_store = None if meeting else launchers_store(address, _port(), TIMEOUT)
     with on_interface(loopback() if alone else interface_towards(address)):
+        outer = None
         if size == 1:
             store: dist.Store = dist.HashStore()
         elif meeting is not None:
             store = dist.FileStore(str(meeting), size)
-            _UNDYING.append(store)
         else:
             outer = launcher_store or ranks_store(address, _port(), rank, alone, TIMEOUT)
             store = meet(outer, rank, size, TIMEOUT)
-        backend = _backend(store, rank, size, device)
+            store = private_store(store, rank, size) if alone else store
+        _UNDYING.append(store)
+        backend, key = _backend(store, rank, size, device), shared_key(store, rank)
+        if outer is not None and not alone and "nccl" in backend:  # whose threads may not call into Python
+            store = dist.PrefixStore(key.hex(), innermost_store(outer))
+        before = listening()
         with quiet_output():
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         try:
+            _prove(cast(dist.ProcessGroup, dist.group.WORLD), key)
             with quiet_output():
                 PROCESS_GROUP.gather_apart(TIMEOUT)
+            if PROCESS_GROUP.beside is not None:
+                _prove(PROCESS_GROUP.beside, key)
+            take_no_more(before)
             PROCESS_GROUP.on_one_machine = alone and size > 1
             watch_connections(all_are_read=True)  # gloo's and the store's; NCCL opens its own when it is used
             launcher_store = None if launcher_store is None else of_this_job(launcher_store)
@@ -217,6 +228,16 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
             PROCESS_GROUP.beside, PROCESS_GROUP.on_one_machine = None, False
             gc.collect()
             dist.destroy_process_group()
+
+
+def _prove(group: dist.ProcessGroup, key: bytes) -> None:
+    try:
+        prove(group, key)
+    except RuntimeError as error:
+        raise LostPeerError(
+            f"rank {group.rank()} is connected, but not all at the other ends answer as ranks do: one of "
+            "them hangs or has ended, or another user has connected in its place"
+        ) from error
 
 
 def _port() -> int:

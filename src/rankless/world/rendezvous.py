@@ -1,12 +1,12 @@
 """How ranks find each other: over a private file on one machine, through a launcher's store on several.
 
-A store listens at one address alone. What others put into it is read as plain bytes, never unpickled.
+A store listens at one address alone. What others put into it is read as plain bytes, never unpickled. Ranks
+of one machine that another launcher has started leave its store, where all users can write, for such a file.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import tempfile
@@ -22,10 +22,13 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from rankless.errors import UserError
+from rankless.files.cache_folder import is_private, remove_at_exit
 from rankless.hardware import network
 from rankless.world.compat import innermost_store
+from rankless.world.secret import sealed
 
 _POLL = 0.05  # seconds
+_PREFIX, _FILE = "rankless-", "store"  # names of the folder and the file
 _PATIENCE = 60.0  # seconds in which a store answers
 _TOUCH = 3600.0  # seconds; folders for temporary files are swept of what is days old
 # By the operating system: the loopback interface, which nothing outside the machine can reach.
@@ -177,6 +180,10 @@ def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
     return found[0]
 
 
+def _places() -> tuple[str, str]:
+    return tempfile.gettempdir(), "/dev/shm"
+
+
 def _private_file() -> Path:
     """An empty file in a new folder of mode 0700 on a file system that locks files, as a file store must.
 
@@ -184,9 +191,9 @@ def _private_file() -> Path:
         UserError: there is none.
     """
     problems = []
-    for parent in (tempfile.gettempdir(), "/dev/shm"):
+    for parent in _places():
         try:
-            file = Path(tempfile.mkdtemp(prefix="rankless-", dir=parent)) / "store"
+            file = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)) / _FILE
             with file.open("w") as opened:
                 fcntl.flock(opened, fcntl.LOCK_EX)
         except OSError as error:
@@ -275,11 +282,11 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
     while time.monotonic() < until:
         if rank == 0:
             words = [_read(store, f"word/{other}") for other in range(size)]
-            store.set("words", json.dumps(words))
+            store.set("words", " ".join(words))
             if refused := _read(store, f"refused/{word}"):
                 raise UserError(refused)
         else:
-            words = json.loads(_read(store, "words") or "[]")
+            words = _read(store, "words").split(" ")
         if words[rank : rank + 1] == [word]:
             if len(words) != size:  # the words of an earlier start may be as many as they like
                 refused = _other_size(rank, size, len(words))
@@ -296,7 +303,40 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
 
 def of_this_job(outer: dist.Store) -> dist.Store:
     """The part of a launcher's store that is ours, the same for every start of its ranks."""
-    return dist.PrefixStore(f"rankless/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", innermost_store(outer))
+    name = f"rankless/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+    return dist.PrefixStore(name, sealed(innermost_store(outer)))
+
+
+def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:
+    """A store of the ranks of one machine, in a folder that only their user can enter.
+
+    Args:
+        shared: where they have met; other users may write there, too.
+        rank, size: this rank's number and how many there are.
+
+    Raises:
+        UserError: the file that ``shared`` names is not of that kind, or not seen here.
+    """
+    if rank:
+        file = Path(os.fsdecode(shared.get("file")))
+    else:
+        file = _private_file()
+        remove_at_exit(file.parent)
+        shared.set("file", os.fsencode(file))  # type: ignore[arg-type]
+    if not _is_ours(file):
+        raise UserError(
+            f"{file}: named as the file where the ranks of this machine meet, but none of them has made it "
+            f"in {' or '.join(_places())}; set TMPDIR to the same folder on a local disk for all of them; if "
+            "it is, another user of the machine has written into their launcher's store"
+        )
+    return dist.FileStore(str(file), size)
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file, whoever named it, is one that :func:`_private_file` has made for this user."""
+    folder = file.parent
+    named = folder.parent in map(Path, _places()) and folder.name.startswith(_PREFIX) and file.name == _FILE
+    return named and is_private(folder)
 
 
 def _other_size(rank: int, size: int, of_first: int) -> str:
@@ -308,4 +348,4 @@ def _other_size(rank: int, size: int, of_first: int) -> str:
 
 def _read(store: dist.Store, key: str) -> str:
     """What stands under ``key``, "" where nothing does."""
-    return store.get(key).decode() if store.check([key]) else ""
+    return store.get(key).decode(errors="replace") if store.check([key]) else ""

@@ -3,7 +3,8 @@
 A rank works its micro-batches through side by side: each has a thread and a replica of the module that
 shares the weights. A thread runs until its next batch norm and waits there; when the last one has come, the
 norm is computed for all of them at once with sums that are added along the fixed tree, and they go on. One
-thread runs at a time. The same happens backwards, inside autograd.
+thread runs at a time. Backwards it is the same: every replica has its own graph, and autograd works through
+it in the replica's thread, so that the order in which it adds gradients is that of one micro-batch alone.
 
 ``torch.nn.SyncBatchNorm`` knows neither micro-batches nor CPUs, and adds in the backend's order.
 """
@@ -12,20 +13,32 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rankless.errors import UserError
+from rankless.hardware.threads import set_threads
 from rankless.world.exchange import Exchange
-from rankless.world.global_norm import GlobalNorm, widened
+from rankless.world.global_norm import GlobalNorm, normalized, widened
 
-Result = TypeVar("Result")
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _END = -1
 """Instead of a norm's index: the forward pass has ended."""
+
+
+def norms_over_batch(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """The batch norms that normalize by statistics of what they are given now, by their names."""
+    return [
+        (name, norm)
+        for name, norm in module.named_modules()
+        if isinstance(norm, _BatchNorm) and (norm.training or norm.running_mean is None)
+    ]
 
 
 class SideBySide:
@@ -33,7 +46,7 @@ class SideBySide:
 
     Args:
         module: holds the model; copied once per own micro-batch, sharing parameters' and buffers' memory. Its
-            norms that are in evaluation mode now are left alone: they ask nothing of the other micro-batches.
+            norms that normalize by running statistics now are left alone.
         exchange: who holds which part of the tree.
 
     Attributes:
@@ -44,41 +57,32 @@ class SideBySide:
     """
 
     def __init__(self, module: nn.Module, exchange: Exchange) -> None:
-        foreign = [
-            f"{name} ({type(m).__name__})"
-            for name, m in module.named_modules()
-            if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training and type(m) not in _PLAIN
-        ]
+        named = norms_over_batch(module)
+        foreign = [f"{name} ({type(norm).__name__})" for name, norm in named if type(norm) not in _PLAIN]
         if foreign:
             raise UserError(
                 "batch_norm is 'sync', but the model has norms of another kind than nn.BatchNorm1d/2d/3d: "
                 f"{', '.join(foreign[:5])}; use batch_norm: micro"
             )
         self.exchange = exchange
-        named = [(n, m) for n, m in module.named_modules() if type(m) in _PLAIN and m.training]
         self.names = [name.removeprefix("model.") for name, _ in named]
-        self.norms: list[nn.Module] = [norm for _, norm in named]
+        self.norms = [norm for _, norm in named]
         # The norms in the order in which the first run called them, which all ranks compared.
         self.order: list[int] = []
         self.dtypes: list[torch.dtype] = []  # of the sums at each of them
-        self.is_agreed = self.is_running = False
+        self.is_agreed = self.is_forward = False
         self.replicas = [_sharing_copy(module) for _ in exchange.own]
         self.device = next(module.parameters()).device
-        self.turn = threading.Condition()
         for number, replica in enumerate(self.replicas):
-            meeting = [m for m in replica.modules() if type(m) in _PLAIN and m.training]
-            for index, norm in enumerate(meeting):
-                norm.forward = _Meeting(self, number, index, norm)
+            for index, (_, norm) in enumerate(norms_over_batch(replica)):
+                vars(norm)["forward"] = _Meeting(self, number, index, norm)
 
-    def run(self, work: Callable[[int], Result]) -> tuple[list[Result], Tensor]:
-        """``work(i)`` for the i-th own micro-batch.
+    def run(self, forward: Callable[[int], Tensor]) -> None:
+        """Forward and backward pass of every own micro-batch.
 
         Args:
-            work: the forward pass of one micro-batch; seeds torch's generators if it draws from them.
-
-        Returns:
-            The results, and a token whose gradient (zero) must flow into the backward pass beside the losses:
-            it keeps the norms' exchanges in one order on all ranks.
+            forward: the forward pass of the i-th own micro-batch; returns its loss, a scalar. Seeds torch's
+                generators if it draws from them.
 
         Raises:
             UserError: on every rank, where not every micro-batch, on every rank and in every run, calls the
@@ -87,38 +91,42 @@ class SideBySide:
         count = len(self.replicas)
         self.met = [0] * count  # how many norms each replica has called
         self.calls = [0] * len(self.norms)
-        self.is_running = True
-        self.arrived: list[Tensor | None] = [None] * count
-        self.answers: list[Tensor | None] = [None] * count
-        self.running, self.token = 0, torch.zeros((), requires_grad=True)
-        self.random: list[dict[str, Tensor]] = [{}] * count
+        self.brought: list[Any] = [None] * count
+        self.answers: list[Any] = [None] * count
+        self.tokens = [torch.zeros((), requires_grad=True) for _ in self.replicas]
+        self.turns: list[SimpleQueue[None]] = [SimpleQueue() for _ in self.replicas]
         self.failure: BaseException | None = None
-        results: list[Any] = [None] * count
+        cores = torch.get_num_threads()
 
         def body(number: int) -> None:
             try:
-                self._wait_for_turn(number)
+                set_threads(cores)
                 if self.device.type == "cuda":
                     torch.cuda.set_device(self.device)  # a new thread begins on card 0
-                results[number] = work(number)
+                self._wait_for_turn(number)
+                loss = forward(number)
                 self._follow(number, _END)
+                self.meet(number, _END, None, self._end_forward)
+                # In this thread also where autograd has one of its own for the device, in which the replicas
+                # would wait for each other for ever. The token's gradient is zero: it calls all norms.
+                with torch.autograd.set_multithreading_enabled(False):
+                    torch.autograd.backward([loss, self.tokens[number] * 0])
+                self._let_go_on((number + 1) % count)
             except BaseException as error:
                 self.failure = self.failure or error
-            with self.turn:
-                self.running = count if self.failure else number + 1
-                self.turn.notify_all()
+                for other in range(count):
+                    self._let_go_on(other)
 
         threads = [threading.Thread(target=body, args=(number,), daemon=True) for number in range(count)]
+        self.is_forward = True
+        self._let_go_on(0)
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        self.is_running = False
+        self.is_forward = False
         if self.failure is not None:
             raise self.failure
-        self._agree(_END)
-        self.is_agreed = True
-        return results, self.token
 
     @property
     def called(self) -> list[nn.Module]:
@@ -145,7 +153,7 @@ class SideBySide:
 
     def _poison(self, at: int) -> None:
         """Let the other ranks, which add up their sums for a norm that this one does not call, know of it."""
-        norm: Any = self.norms[self.order[at]]
+        norm = self.norms[self.order[at]]
         sums = torch.full((norm.num_features + 1,), torch.nan, dtype=self.dtypes[at], device=self.device)
         self.exchange.total([sums.clone() for _ in self.replicas])
 
@@ -181,10 +189,10 @@ class SideBySide:
             "batch_norm: micro"
         )
 
-    def meet(self, number: int, norm: Any, index: int, values: Tensor) -> Tensor:
+    def normalize(self, number: int, norm: Any, index: int, values: Tensor) -> Tensor:
         """Normalize ``values`` (B, C, ...) of replica ``number`` together with those of the others."""
-        if not self.is_running or not torch.is_grad_enabled():
-            when = "without gradients" if self.is_running else "again in the backward pass"
+        if not self.is_forward or not torch.is_grad_enabled():
+            when = "without gradients" if self.is_forward else "again in the backward pass"
             raise UserError(
                 f"batch_norm is 'sync', but '{self.names[index]}' is called {when}, as activation "
                 "checkpointing does: keep batch norms out of what is checkpointed, or use batch_norm: micro"
@@ -192,55 +200,70 @@ class SideBySide:
         self._follow(number, index)
         if number == 0 and not self.is_agreed:
             self.dtypes.append(widened(values[:0]).dtype)
-        self.arrived[number] = values
-        norms = [self._norm(i, index) for i in range(len(self.replicas))]
-        self.random[number] = self._random_state(values.device)
+        output, self.tokens[number] = GlobalNorm.apply(
+            self, number, index, self.tokens[number], values, norm.weight, norm.bias
+        )
+        return output  # type: ignore[no-any-return]
+
+    def meet(
+        self, number: int, index: int, brought: Any, compute: Callable[[Sequence[Any]], Sequence[Any]]
+    ) -> Any:
+        """Wait in norm ``index`` for the other replicas.
+
+        Returns:
+            For replica ``number``, what ``compute`` made of what all have brought.
+        """
+        self.brought[number] = index, brought
         if number == len(self.replicas) - 1:
-            self._agree(index)
-            self.calls[index] += 1
-            # The running statistics hold the mean over a norm's calls.
-            momentum = float(norm.momentum or 0) / self.calls[index]
-            channels = values.new_zeros(values.shape[1], dtype=widened(values[:0]).dtype)
-            weights = [channels + 1 if n.weight is None else n.weight for n in norms]
-            biases = [channels if n.bias is None else n.bias for n in norms]
-            *answers, self.token = GlobalNorm.apply(
-                self, norms[0], index, momentum, len(norms), self.token, *self.arrived, *weights, *biases
-            )
-            self.answers = list(answers)
-            following = 0
-        else:
-            following = number + 1
-        with self.turn:
-            self.running = following
-            self.turn.notify_all()
-        if following != number:
+            indices, everything = zip(*self.brought, strict=True)
+            if len(set(indices)) > 1:
+                raise RuntimeError("the replicas of one model met at different batch norms")
+            self.brought = [None] * len(self.replicas)
+            self.answers = list(compute(everything))
+            del everything
+        if len(self.replicas) > 1:
+            random = self._random_state()
+            self._let_go_on((number + 1) % len(self.replicas))
             self._wait_for_turn(number)
-        self._set_random_state(self.random[number], values.device)
-        answer = self.answers[number]
-        if answer is None:
-            raise RuntimeError("the replicas of one model met at different batch norms")
+            self._set_random_state(random)
+        answer, self.answers[number] = self.answers[number], None
         return answer
 
-    def _random_state(self, device: torch.device) -> dict[str, Tensor]:
+    def normalized(self, index: int, brought: Sequence[Any]) -> Sequence[Any]:
+        """See :func:`rankless.world.global_norm.normalized`."""
+        self._agree(index)
+        self.calls[index] += 1
+        norm = self.norms[index]
+        # The running statistics hold the mean over a norm's calls.
+        momentum = float(norm.momentum or 0) / self.calls[index]
+        check = partial(self.check, index)
+        return normalized(norm, momentum, self.exchange.total, check, brought)
+
+    def _end_forward(self, ended: Sequence[None]) -> Sequence[None]:
+        self._agree(_END)
+        self.is_agreed, self.is_forward = True, False
+        return ended
+
+    def _random_state(self) -> dict[str, Tensor]:
         """Return the states of the generators that this rank's replicas share, by kind of device."""
         # Where other ranks are threads, every forward pass has a separate generator on the CPU.
         states = {} if self.exchange.transport.in_process else {"cpu": torch.get_rng_state()}
-        return {**states, "cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else states
+        is_cuda = self.device.type == "cuda"
+        return {**states, "cuda": torch.cuda.get_rng_state(self.device)} if is_cuda else states
 
-    def _set_random_state(self, states: dict[str, Tensor], device: torch.device) -> None:
+    def _set_random_state(self, states: dict[str, Tensor]) -> None:
         for kind, state in states.items():
             if kind == "cpu":
                 torch.set_rng_state(state)
             else:
-                torch.cuda.set_rng_state(state, device)
+                torch.cuda.set_rng_state(state, self.device)
 
-    def _norm(self, number: int, index: int) -> nn.Module:
-        meetings = [m.forward for m in self.replicas[number].modules() if isinstance(m.forward, _Meeting)]
-        return meetings[index].norm
+    def _let_go_on(self, number: int) -> None:
+        self.turns[number].put(None)
 
     def _wait_for_turn(self, number: int) -> None:
-        with self.turn:
-            self.turn.wait_for(lambda: self.running == number or self.failure is not None)
+        if self.failure is None:
+            self.turns[number].get()
         if self.failure is not None:
             raise RuntimeError("another micro-batch failed") from self.failure
 
@@ -252,7 +275,7 @@ class _Meeting:
         self.side, self.number, self.index, self.norm = side, number, index, norm
 
     def __call__(self, values: Tensor) -> Tensor:
-        return self.side.meet(self.number, self.norm, self.index, values)
+        return self.side.normalize(self.number, self.norm, self.index, values)
 
 
 def _sharing_copy(module: nn.Module) -> nn.Module:

@@ -65,6 +65,21 @@ def test_a_label_away_from_its_box_has_a_line_to_it():
     assert len(away) > 2, "lines of several colors end at the box"
 
 
+@pytest.mark.parametrize("box", [(20, 20, 180, 130), (0, 0, 199, 149), (50, 40, 58, 50), (90, 10, 97, 140)])
+def test_the_image_is_seen_between_the_dashes_of_a_box(box):
+    """Every side begins and ends with a dash; one too short for a gap is whole."""
+    solid, dashed = (
+        np.asarray(annotate(Image.new("RGB", (200, 150), "white"), [Mark(box, "", 3, dashed=dashed)])).min(2)
+        < 255
+        for dashed in (False, True)
+    )
+    rows, columns = (np.flatnonzero(solid.any(axis)) for axis in (1, 0))
+    assert not (dashed & ~solid).any()
+    assert dashed[rows[[0, 0, -1, -1]], columns[[0, -1, 0, -1]]].all(), "the corners"
+    if len(rows) > 40:
+        assert 0.5 * solid.sum() < dashed.sum() < 0.85 * solid.sum()
+
+
 @pytest.mark.parametrize("size", [(200, 150), (8000, 6000)])
 def test_labels_are_legible_on_any_size(size):
     """A label is at least 12 pixels high, and about 1% of the image's side on the largest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -278,10 +279,22 @@ def test_memory_is_given_back_with_the_last_user(known: Annotations) -> None:
 
 def test_what_a_killed_run_left_in_memory_is_removed(known: Annotations, tmp_path: Path) -> None:
     home = tmp_path / "memory" / f"rankless-{os.getuid()}"
+    home.mkdir(mode=0o700)
     (home / "left" / "00").mkdir(parents=True)
     held = CachedImages(FileImages(known, SHOWN), home / "held")
     opened("ram", known)
     assert not (home / "left").exists() and held.folder.exists()
+
+
+def test_a_cache_in_memory_that_others_can_enter_is_not_used(known: Annotations, tmp_path: Path) -> None:
+    """Its name can be guessed, and so can the names in it: whoever makes it first decides what is learned."""
+    home = tmp_path / "memory" / f"rankless-{os.getuid()}"
+    home.mkdir(mode=0o700)
+    assert isinstance(opened("ram", known), CachedImages)
+    home.chmod(0o777)
+    images, (note,) = open_images(known, SHOWN, "ram")
+    assert isinstance(images, FileImages)
+    assert re.search(rf"not cached in memory .*: {home} is another user's, or open to others", note)
 
 
 @pytest.mark.processes

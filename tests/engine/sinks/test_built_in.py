@@ -65,6 +65,15 @@ def test_the_names_of_numbers() -> None:
     }  # fmt: skip
 
 
+def test_an_evaluation_that_is_made_again_has_one_row(tmp_path: Path) -> None:
+    for unscored in (False, True):
+        sink = sink_class("csv")()
+        sink.start(RunStart(tmp_path, RECIPE, 2 * unscored, 4, 2, unscored=unscored))
+        sink.scores(2, scores(0.5), True)
+    with (tmp_path / "scores.csv").open(newline="", encoding="utf-8") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["2"]
+
+
 def test_csv_is_read_by_pythons_own_reader(tmp_path: Path) -> None:
     trained(tmp_path / "run", "csv")
     with (tmp_path / "run" / "steps.csv").open(newline="", encoding="utf-8") as file:

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rankless.data.formats.darknet_description import read_description
 from rankless.data.formats.folders import read_names
-from rankless.data.index.annotations import Annotations, subset
+from rankless.data.index.annotations import Annotations, subset, with_boxes
 from rankless.errors import UserError, counted, listed, nearest
 
 Classes = str | Sequence[str]
@@ -108,13 +107,12 @@ def with_classes(
         made, labels = subset(whole, np.flatnonzero(selected)), labels[selected]
         made = replace(made, findings=whole.findings)
     else:
-        made, labels = _with_boxes(whole, selected), labels[selected]
+        made, labels = with_boxes(whole, selected), labels[selected]
     return replace(
         made,
         class_names=tuple(names),
         labels=labels.astype(np.int32),
         about=(*whole.about, *note),
-        folder=None,
     )
 
 
@@ -133,16 +131,6 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Itera
         has = f"it has {counted(len(known), 'class', 'classes')}: {listed(known)}"
         expected = "expected some of these in data.classes; correct the names"
         raise UserError([*sentences, f"{where}: {has}; {expected}"])
-
-
-def _with_boxes(whole: Annotations, selected: Any) -> Annotations:
-    """Only the boxes that are ``selected``, bool (T,)."""
-    rows = np.concatenate(([0], np.cumsum(selected)))
-    return replace(
-        whole,
-        offsets=rows[np.asarray(whole.offsets)].astype(np.int64),
-        **{name: getattr(whole, name)[selected] for name in ("boxes", "labels", "flags", "areas")},
-    )
 
 
 def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) -> list[str]:

@@ -18,6 +18,7 @@ from rankless.data.formats.voc_xml import NOT_XML, Annotation, VocObject, parse,
 from rankless.data.formats.writing import (
     ImageFiles,
     file_names,
+    fit_names,
     lost_areas,
     lost_of,
     names_of,
@@ -115,7 +116,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     Raises:
         UserError: class names that XML cannot hold, or that come to the same without spaces around them.
     """
-    names = [name.strip() for name in names_of(splits)]
+    names, changed = fit_names(names_of(splits), distinct=False)
     _check(names)
     for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
         (out / folder).mkdir(parents=True)
@@ -131,7 +132,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
             stems[keys[index]] = file.stem
         listed = "".join(f"{stems[key]}\n" for key in keys)
         (out / "ImageSets" / "Main" / f"{as_file_name(split)}.txt").write_text(listed, encoding="utf-8")
-    return _lost(splits, names)
+    return [*_lost(splits, names), *changed]
 
 
 def _check(names: Sequence[str]) -> None:

@@ -28,12 +28,14 @@ class Mark(NamedTuple):
         text: what stands on its label; without one it has none.
         label: class id; it gives the color.
         short: stands on the label where a sheet has no room for the text.
+        dashed: whether the outline is, which tells an annotation from a prediction.
     """
 
     box: Rectangle
     text: str
     label: int
     short: str = ""
+    dashed: bool = False
 
 
 def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
@@ -53,7 +55,7 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     texts = [_written(mark, size, image.width, draw) for mark, _ in named]
     labels = place([text.size for text in texts], [frame for _, frame in named], image.size)
     for mark, frame in reversed(list(zip(marks, frames, strict=True))):
-        _outline(draw, frame, color(mark.label), line)
+        _outline(draw, frame, color(mark.label), line, dashed=mark.dashed)
     for (mark, frame), label in zip(named, labels, strict=True):
         if link := _link(frame, label):
             draw.line(link, fill=(0, 0, 0), width=line + 2 * _rim(line))
@@ -73,13 +75,32 @@ def _ink(background: Color) -> Color:
     return (0, 0, 0) if luminance > 0.179 else (255, 255, 255)
 
 
-def _outline(draw: ImageDraw.ImageDraw, frame: Rectangle, fill: Color, line: int) -> None:
-    """A colored line between two dark ones, which part it from light ground."""
+def _outline(
+    draw: ImageDraw.ImageDraw, frame: Rectangle, fill: Color, line: int, *, dashed: bool = False
+) -> None:
+    """A colored line between two dark ones, which part it from light ground; or dashes of such a line."""
     rim = _rim(line)
     x1, y1, x2, y2 = _pixels(frame)
-    draw.rectangle((x1, y1, x2, y2), outline=(0, 0, 0), width=line + 2 * rim)
+    wide = line + 2 * rim
+    if dashed:
+        for left, right in _dashes(x1, x2, 4 * wide):
+            for top in (y1, y2 - wide + 1):
+                draw.rectangle((left, top, right, top + wide - 1), fill, (0, 0, 0), rim)
+        for top, bottom in _dashes(y1, y2, 4 * wide):
+            for left in (x1, x2 - wide + 1):
+                draw.rectangle((left, top, left + wide - 1, bottom), fill, (0, 0, 0), rim)
+        return
+    draw.rectangle((x1, y1, x2, y2), outline=(0, 0, 0), width=wide)
     if min(x2 - x1, y2 - y1) > 2 * rim:
         draw.rectangle((x1 + rim, y1 + rim, x2 - rim, y2 - rim), outline=fill, width=line)
+
+
+def _dashes(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:
+    """First and last pixel of each dash, about ``length`` long, half as far apart, and one at either end."""
+    count = max(1, round((last - first + 1) / length / 1.5 + 1 / 3))
+    period = (last - first + 1) / (count - 1 / 3)
+    for at in range(count):
+        yield round(first + at * period), min(last, round(first + (at + 2 / 3) * period) - 1)
 
 
 def _rim(line: int) -> int:

@@ -28,7 +28,7 @@ from rankless.data.images.sources import Cache, FileImages
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import file_of
 from rankless.errors import UserError, counted, in_gib
-from rankless.files.cache_folder import cache_folder, hold, remove_unheld, remove_unused
+from rankless.files.cache_folder import cache_folder, hold, make_private, remove_unheld, remove_unused
 from rankless.files.remote import is_remote
 from rankless.files.writing import beside
 
@@ -123,10 +123,10 @@ def open_images(
     if kind == "disk":
         images = _on_disk(files, cache_folder() / "images" / _digest(annotations), need, size)
         return images, (f"decoded images are cached in {images.folder}: {size}",)
-    home = MEMORY / f"rankless-{os.getuid()}"
+    home = MEMORY / f"rankless-{os.geteuid()}"
     folder = home / f"{_digest(annotations)}-{_KINDS}"
     try:
-        home.mkdir(mode=0o700, exist_ok=True)
+        make_private(home)
         for left in home.iterdir():  # by runs that were killed
             if left != folder:
                 remove_unheld(left)

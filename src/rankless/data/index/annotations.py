@@ -205,3 +205,14 @@ def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) 
         findings=Findings(),
         folder=None,
     )
+
+
+def with_boxes(annotations: Annotations, selected: NDArray[np.bool_]) -> Annotations:
+    """Return the same images with only the boxes that are ``selected``, (T,); in memory."""
+    rows = np.concatenate(([0], np.cumsum(selected)))
+    return replace(
+        annotations,
+        offsets=rows[annotations.offsets].astype(np.int64),
+        **{name: getattr(annotations, name)[selected] for name in ("boxes", "labels", "flags", "areas")},
+        folder=None,
+    )

@@ -7,7 +7,7 @@ would train something else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -168,12 +168,12 @@ class Findings:
                 sentences.append(f"… and {count - len(shown):,} more: {kind}")
         return sentences
 
-    def notes(self) -> list[str]:
-        """What does not stop a training, as sentences with counts."""
+    def notes(self, but: Collection[str] = ()) -> list[str]:
+        """What does not stop a training, as sentences with counts; without the kinds in ``but``."""
         made = []
         for kind, count, first in self:
             outcome = KINDS[kind].outcome
-            if outcome == "stops":
+            if outcome == "stops" or kind in but:
                 continue
             done = {"dropped": ", left out", "clipped": ", clipped"}.get(outcome, "")
             sentence = f"{KINDS[kind].counted(count)}{done}"

@@ -20,7 +20,7 @@ class CsvSink(Sink):
     def start(self, run: RunStart) -> None:
         """Go on after the rows of the steps that are done; later ones are about to come again."""
         self._steps = _Table(run.run / "steps.csv", run.first)
-        self._scores = _Table(run.run / "scores.csv", run.first)
+        self._scores = _Table(run.run / "scores.csv", run.first - run.unscored)
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """Write a row."""

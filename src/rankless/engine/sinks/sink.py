@@ -30,6 +30,7 @@ class RunStart:
         steps: of the whole run.
         world_size: number of ranks.
         reason: why the run ended before, where it is started again.
+        unscored: the evaluation after ``first`` steps is about to be made, perhaps once more.
     """
 
     run: Path
@@ -38,6 +39,7 @@ class RunStart:
     steps: int
     world_size: int
     reason: str | None = None
+    unscored: bool = False
 
 
 class Sink(Protocol):

@@ -20,12 +20,14 @@ from rankless.launch.hosts.reasons import quoted
 
 BEAT = 1.0
 """Seconds between two signs of life that a supervisor is sent, and answers."""
-SILENCE = 8.0
-"""Seconds without a word after which a host counts as lost; a cable may be cut for shorter."""
+SILENCE = 30.0
+"""Seconds without a word after which a host counts as lost; the client's cable may be out for shorter."""
+MISSED = 8.0
+"""The same where the ranks of other hosts have lost a rank, too."""
 OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 """Of every connection: it asks for nothing."""
 # What the connection itself does when nobody answers; it ends after the coordinator has given the host up.
-_ALIVE = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=4")
+_ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=8")
 _KEPT_LINES = 20
 
 Event = tuple["Channel", dict[str, Any]]

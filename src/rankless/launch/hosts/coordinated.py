@@ -24,12 +24,14 @@ class Coordinator(NamedTuple):
         host: which coordinates.
         ssh, python: the command for SSH, and the interpreter there, which needs no packages.
         cwd: the folder there in which the run directory is named.
+        hosts: all of them, as they were given.
     """
 
     host: Host
     ssh: Sequence[str]
     python: str
     cwd: str
+    hosts: str = ""
 
 
 def recorded(run: Path) -> Coordinator:
@@ -41,7 +43,7 @@ def recorded(run: Path) -> Coordinator:
     try:
         record = json.loads(read_text(run / DETACHED, MIB, encoding="utf-8"))
         (host,) = parse_hosts(record["host"])
-        return Coordinator(host, record["ssh"], record["python"], record["cwd"])
+        return Coordinator(host, record["ssh"], record["python"], record["cwd"], record.get("hosts", ""))
     except FileNotFoundError:
         raise UserError(
             f"{run}: no detached training was started from here; give the --run of one that was, "

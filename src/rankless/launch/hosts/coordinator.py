@@ -64,6 +64,7 @@ class Coordinator:
         self.outcome: dict[str, Any] = {}
         self.deaths: list[dict[str, Any]] = []  # to be recorded by the next round's first host
         self.reached = self.stuck = self.number = 0
+        self.unheard = False  # whether no host has said how far the last round has come
         self.waiting_since: float | None = None
 
     def train(self) -> int:
@@ -134,6 +135,10 @@ class Coordinator:
             if len(members) < self.wanted.least:
                 continue
             self.waiting_since = None
+            if self.unheard:  # those that were lost say now what they had saved
+                held = self.gang.ask(members, "holds", {"run": str(self.training.run)}, _SHORT)
+                self._count(max([reply.get("step") or 0 for reply in held.values()], default=0))
+                self.unheard = False
             end = self._round(members)
             end.raise_problems()
             if end.is_finished:
@@ -141,10 +146,10 @@ class Coordinator:
                     self._dry_run_done(members, end) if self.wanted.dry_run_steps else self._finished(members)
                 )
             if by := self.requests.first or end.stopped_by:
-                return self._stopped(by, end.step)
+                return self._stopped(by, end)
             if (end.is_failed or not end.regrouping) and not self._judge(end):
                 return 1
-        return self._stopped(self.requests.first, self.reached) if self.requests.first else 1
+        return self._stopped(self.requests.first) if self.requests.first else 1
 
     def _present(self) -> list[Member]:
         """The hosts that hold the run; waits where there are too few. Empty when that took too long."""
@@ -217,6 +222,7 @@ class Coordinator:
                 if not regrouping:  # otherwise they are saving already, and a second request is a hurry
                     self._send_to_round(members, "request", int(self.requests.first))
             failed = any(m.lost or (m.replies and is_failed(m.replies[0])) for m in members)
+            self.gang.missing = failed
             if failed and not abandoned:
                 abandoned, until = True, min(until, time.monotonic() + _GRACE)
                 self._send_to_round([member for member in members if not member.replies], "abandon")
@@ -228,6 +234,7 @@ class Coordinator:
                     raise Hurried
                 for member in waiting:
                     self.gang.lose(member, f"its ranks did not end within {_GRACE:.0f} s")
+        self.gang.missing = False
         self._see_losses()
         replies = {member.index: member.replies.popleft() for member in members if member.replies}
         lost = [member for member in members if member.lost]
@@ -255,12 +262,9 @@ class Coordinator:
 
     def _judge(self, end: RoundEnd) -> bool:
         """Report why the round ended; whether there is hope."""
-        if end.step > self.reached:
-            self.stuck = 0
-            self.hosts.has_trained()
-        else:
-            self.stuck += 1
-        self.reached = max(self.reached, end.step)
+        self.unheard = not end.replies
+        if end.replies:
+            self._count(end.step)
         self.deaths += end.deaths
         if self.stuck > HOPELESS:
             warn(f"{end.why}; {HOPELESS} restarts did not get a checkpoint further, giving up")
@@ -271,8 +275,18 @@ class Coordinator:
             return False
         left = names([member for member in self.gang.members if member.index in self.hosts.joined])
         on = left or "the hosts that come back"
-        warn(f"{end.why}; restarting from {where_from(self.reached)} on {on}")
+        saved = None if end.lost and not self.reached else self.reached
+        warn(f"{end.why}; restarting from {where_from(saved)} on {on}")
         return True
+
+    def _count(self, step: int) -> None:
+        """Note how far the last round has come."""
+        if step > self.reached:
+            self.stuck = 0
+            self.hosts.has_trained()
+        else:
+            self.stuck += 1
+        self.reached = max(self.reached, step)
 
     def _finished(self, members: Sequence[Member]) -> int:
         lead = members[0]
@@ -294,10 +308,12 @@ class Coordinator:
         self.outcome["traces"] = {int(name.removeprefix("trace-")): text for name, text in traces.items()}
         return 0
 
-    def _stopped(self, by: signal.Signals, step: int) -> int:
+    def _stopped(self, by: signal.Signals, end: RoundEnd | None = None) -> int:
         if self.wanted.dry_run_steps:
             return INTERRUPTED if by is signal.SIGINT else STOPPED
-        return report_stopped(by, step, self._again())
+        step = max(self.reached, end.step if end else 0)
+        known = bool(end.replies) and bool(step or not end.lost) if end else not self.unheard
+        return report_stopped(by, step, self._again(), known=known)
 
     def _again(self) -> str:
         """The command that goes on with it."""

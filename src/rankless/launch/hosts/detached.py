@@ -16,6 +16,8 @@ from pathlib import Path
 
 RECORD = "coordinator.json"
 LOG = "coordinator.log"
+# How lines of a journal begin.
+STARTS, NUMBERS = ('{"event":"start"', '{"event":"resume"'), ('{"step"', '{"evaluation"')
 
 
 def main() -> int:
@@ -41,7 +43,11 @@ def main() -> int:
 
 
 def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -> int:
-    """Start the command in a new session, with its output in the run's folder."""
+    """Start the command in a new session, with its output in the run's folder, and wait until it trains.
+
+    The process is printed, and on the standard error its warnings, or all of its output where it has ended
+    before; then its exit code is returned.
+    """
     record = read(run)
     if record is not None and is_alive(record):
         print(f"error: {run}: a training is coordinated there by process {record['pid']}", file=sys.stderr)
@@ -51,18 +57,47 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
         path = run / "coordinator.yaml"
         path.write_text(recipe, encoding="utf-8")
         argv = [str(path) if word == "{recipe}" else word for word in argv]
+    before = [line for line in journal(run) if line.startswith(STARTS)]
+    log = run / LOG
+    size = log.stat().st_size if log.exists() else 0
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
         with os.fdopen(reader) as answer:
-            print(answer.read().strip())
-        return 0
+            print(answer.read().strip(), flush=True)
+        code = wait(run, before)
+        with log.open("rb") as file:
+            file.seek(size)
+            told = file.read().decode(errors="replace").splitlines(keepends=True)
+        sys.stderr.writelines(line for line in told if code is not None or line.startswith("warning: "))
+        return 128 - code if code and code < 0 else code or 0
     os.setsid()
     if os.fork():
         os._exit(0)
     os.close(reader)
     supervise(run, argv, {**os.environ, **env}, writer)
     os._exit(0)
+
+
+def wait(run: Path, before: list[str]) -> int | None:
+    """Wait until a start that is none of those ``before`` has done a step; the exit code where it ended."""
+    while True:
+        code, begun = (read(run) or {}).get("code"), False
+        for line in journal(run):
+            begun = begun or (line.startswith(STARTS) and line not in before)
+            if begun and line.startswith(NUMBERS):
+                return code
+        if code is not None:
+            return code
+        time.sleep(0.5)
+
+
+def journal(run: Path) -> list[str]:
+    """The lines of the journal so far."""
+    try:
+        return (run / "journal.jsonl").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
 
 
 def supervise(run: Path, argv: list[str], env: dict[str, str], writer: int) -> None:

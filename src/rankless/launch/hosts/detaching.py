@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rankless.errors import UserError
+from rankless.errors import INTERRUPTED, UserError, escaped
 from rankless.files.writing import write_atomically
 from rankless.launch.hosts import detached
-from rankless.launch.hosts.coordinated import recorded, sent
-from rankless.launch.hosts.names import HERE, Host
+from rankless.launch.hosts.coordinated import Coordinator, recorded, sent
+from rankless.launch.hosts.names import HERE, Host, parse_hosts
 from rankless.launch.hosts.reasons import quoted, remedy
 from rankless.launch.hosts.training import Wanted
 from rankless.launch.hosts.way import Way
@@ -25,7 +26,7 @@ _SSH_FAILED = 255
 
 
 def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str) -> int:
-    """Start the training with a coordinator on the first host, and leave it to that.
+    """Start the training with a coordinator on the first host, and leave it to that once it trains.
 
     Args:
         wanted: what was asked for.
@@ -33,6 +34,9 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
         hosts: reached over SSH from the first of them, with the keys that are there.
         way: how the first is reached.
         ssh: the command for SSH, as it is to be used there, too.
+
+    Returns:
+        The exit code: 0 where it trains, else the coordinator's, which has told why.
 
     Raises:
         UserError: it could not be started.
@@ -60,22 +64,43 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
     # Nothing of this terminal's: the output goes into a file there.
     env = {name: value for name, value in way.env.items() if name.startswith("RANKLESS_")}
     request = {"do": "start", "argv": argv, "env": {**env, HERE: hosts[0].name}, "recipe": recipe}
-    done = _ask(hosts[0], way.ssh, way.helper, {**request, "cwd": way.cwd, "run": str(run)}, captured=True)
-    if done.returncode:
-        said = quoted(done.stderr.decode(errors="replace").strip().removeprefix("error: "))
+    request |= {"cwd": way.cwd, "run": str(run)}
+    say(f"starting in {run} on {there}, until it trains")
+    sys.stdout.flush()
+    record = Coordinator(hosts[0], list(way.ssh), way.helper, way.cwd, there)
+    try:
+        done = _ask(hosts[0], way.ssh, way.helper, request, captured=True)
+    except KeyboardInterrupt:
+        _record(run, record)
+        say(f"\nthe start goes on; stop it with: rankless attach {run} --stop")
+        return INTERRUPTED
+    said, process = done.stderr.decode(errors="replace").strip(), done.stdout.decode().strip()
+    if done.returncode and not process:  # nothing has been started
+        said = quoted(said.removeprefix("error: "))
         fix = f"; {remedy(said, hosts[0].address, way.helper)[1]}" if done.returncode == _SSH_FAILED else ""
         raise UserError(f"{hosts[0].name}: {said or f'ssh ended with code {done.returncode}'}{fix}")
-    record = {"host": str(hosts[0]), "ssh": list(way.ssh), "python": way.helper, "cwd": way.cwd}
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        write_atomically(run / DETACHED, json.dumps(record) + "\n")
-    except OSError as error:
-        raise UserError(f"{run}: cannot be written here ({error}), but the training has begun") from error
-    process = done.stdout.decode().strip()
+    if done.returncode == _SSH_FAILED:
+        _record(run, record)
+        raise UserError(f"{hosts[0].name}: does not answer any more; {_if_lost(run, record)}")
+    for line in said.splitlines():
+        print(escaped(line), file=sys.stderr)
+    if done.returncode:
+        return done.returncode
+    _record(run, record)
     say(f"training in {run}, coordinated by {hosts[0].name} (process {process})")
     say(f"watch it: rankless attach {run}")
     say(f"stop it:  rankless attach {run} --stop")
     return 0
+
+
+def _record(run: Path, record: Coordinator) -> None:
+    """Leave a record here of where a training is coordinated."""
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        fields = {**record._asdict(), "host": str(record.host)}
+        write_atomically(run / DETACHED, json.dumps(fields) + "\n")
+    except OSError as error:
+        raise UserError(f"{run}: cannot be written here ({error}), but the training has begun") from error
 
 
 def attach(run: Path, *, stop: bool) -> int:
@@ -97,8 +122,18 @@ def attach(run: Path, *, stop: bool) -> int:
         say(f"\nthe training goes on; stop it with: rankless attach {run} --stop")
         return 0
     if code == _SSH_FAILED:
-        raise UserError(f"{record.host.name}: does not answer; the training goes on if that host is up")
+        raise UserError(f"{record.host.name}: does not answer; {_if_lost(run, record)}")
     return code
+
+
+def _if_lost(run: Path, record: Coordinator) -> str:
+    """What has become of a training whose coordinator's host does not answer."""
+    text, hosts = "if it is up, the training goes on", parse_hosts(record.hosts or str(record.host))
+    others = [str(host) for host in hosts if host.name != record.host.name]
+    if not others:
+        return text
+    again = f"rankless train --resume --run {run} --hosts {','.join(others)}"
+    return f"{text}; if it is lost, the others have ended theirs within a minute; go on with: {again}"
 
 
 def _ask(

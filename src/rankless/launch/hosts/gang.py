@@ -16,13 +16,15 @@ from typing import Any
 
 from rankless.errors import escaped
 from rankless.launch.agent import how_it_ended
-from rankless.launch.hosts.channel import SILENCE, Channel, Event
+from rankless.launch.hanging import STOPPED, patience
+from rankless.launch.hosts.channel import MISSED, SILENCE, Channel, Event
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.way import Way
 
 _CONNECT = 60.0  # seconds for a connection and the supervisor's first word
 _START = 300.0  # seconds for the imports of the process there, from a cold network disk, too
 _POLL = 0.1
+_ASLEEP = 5.0  # seconds between two looks: this process was stopped, and the others are not to blame
 _LINES = 12  # of what a process said last
 _LONGEST = 1 << 16  # bytes of a line that is waited for; a longer one is shown in parts
 _EVENTS = 1000  # that wait to be looked at before what hosts print has to wait, too
@@ -43,6 +45,7 @@ class Member:
         facts, holds: what it said about itself, and about the run there.
         replies: to the last command that has one.
         order: the number of that command.
+        answered: when its process was last seen to be at work.
         ports, own: where it could be reached, and the address of it that the others use.
     """
 
@@ -59,6 +62,7 @@ class Member:
     own: str = ""
     order: int = 0
     began_at: float = 0.0
+    answered: float = 0.0
     lines: dict[str, bytearray] = field(default_factory=dict)
     said: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
 
@@ -83,12 +87,15 @@ class Gang:
     Attributes:
         members: of all hosts, in their order.
         speaker: the host whose standard output is shown as it is: that of rank 0.
+        missing: whether ranks miss others, so that a host that is silent has been lost.
     """
 
     def __init__(self, hosts: Sequence[Host], way: Way, urgent: Callable[[], None] = lambda: None) -> None:
         self.way, self.urgent = way, urgent
         self.members = [Member(host, index) for index, host in enumerate(hosts)]
         self.speaker: Member | None = None
+        self.missing, self._looked = False, time.monotonic()
+        self._hangs = patience() or STOPPED
         self._events: queue.Queue[Event] = queue.Queue(_EVENTS)
 
     def connect(self, members: Iterable[Member]) -> None:
@@ -192,13 +199,18 @@ class Gang:
             member.channel = None
 
     def _see_who_is_silent(self) -> None:
-        now = time.monotonic()
+        now, silence = time.monotonic(), MISSED if self.missing else SILENCE
+        asleep, self._looked = now - self._looked > _ASLEEP, now
         for member in self.members:
             if member.channel is None or member.lost:
                 continue
+            if asleep:
+                member.channel.heard = member.answered = now
             began = now - member.began_at
-            if member.has_connected and now - member.channel.heard > SILENCE:
-                self.lose(member, f"no answer for {SILENCE:.0f} s")
+            if member.has_connected and now - member.channel.heard > silence:
+                self.lose(member, f"no answer for {silence:.0f} s")
+            elif member.is_ready and now - member.answered > self._hangs:
+                self.lose(member, f"its process has hung for {self._hangs:.0f} s")
             elif not member.has_connected and began > _CONNECT:
                 self.lose(member, "; ".join(member.said) or f"no answer for {_CONNECT:.0f} s")
             elif not member.is_ready and began > _START:
@@ -212,9 +224,12 @@ class Gang:
         elif "event" in event:
             for line in self._lines(member, "event", base64.b64decode(event["event"])):
                 reply = json.loads(line)
+                member.answered = time.monotonic() - reply.get("beat", 0)
                 if "ready" in reply:
                     member.is_ready = True
-                elif reply.pop("reply_to") == member.order:  # what was asked before may come late
+                elif (
+                    "beat" not in reply and reply.pop("reply_to") == member.order
+                ):  # what was asked before may come late
                     member.replies.append(reply)
         elif "hello" in event:
             member.has_connected = True

@@ -14,6 +14,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout, suppress
@@ -26,6 +27,8 @@ from rankless.hardware.processes import die_with_parent, name_process
 from rankless.launch import fork_server
 from rankless.launch.hosts.doctor_commands import DoctorCommands
 from rankless.launch.requests import Requests
+
+_SILENCE = 90  # seconds without a word from the supervisor, which ends before where it misses the client
 
 
 class HostProcess(DoctorCommands):
@@ -45,10 +48,13 @@ class HostProcess(DoctorCommands):
         self.opened = ExitStack()  # the run's lock
         self.listener: Any = None
         self.store: Any = None
+        self.silent = 0  # seconds without a word from the supervisor
+        self.in_round, self.unwatched = False, 0  # about the seconds in which nobody looked at its ranks
 
     def serve(self) -> None:
         """Answer commands until the supervisor has gone."""
-        threading.Thread(target=self._read, daemon=True).start()
+        for work in (self._read, self._leave_a_hung_supervisor):
+            threading.Thread(target=work, daemon=True).start()
         self._send({"ready": os.getpid()})
         with self.opened:
             while (command := self.commands.get()) is not None:
@@ -77,7 +83,11 @@ class HostProcess(DoctorCommands):
         """Take commands; what concerns a round that is running is done here."""
         for line in sys.stdin:
             command = json.loads(line)
-            if command["do"] == "request":
+            self.silent = 0
+            if command["do"] == "beat":
+                self.unwatched = self.unwatched + 1 if self.in_round else 0
+                self._send({"beat": self.unwatched})
+            elif command["do"] == "request":
                 self._requests_of(command["of"]).ask(command["number"])
             elif command["do"] == "abandon":
                 self.abandoned.add(command["of"])
@@ -85,12 +95,22 @@ class HostProcess(DoctorCommands):
                 self.commands.put(command)
         self.commands.put(None)
 
+    def _leave_a_hung_supervisor(self) -> None:
+        """End with the ranks where the supervisor, which passes on the client's beats, has stopped to."""
+        while self.silent < _SILENCE:
+            time.sleep(1)
+            self.silent += 1
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_watching(self) -> None:
+        self.unwatched = 0
+
     def _requests_of(self, number: int) -> Requests:
         with self.lock:
             return self.requests.setdefault(number, Requests())
 
     def _send(self, event: dict[str, Any]) -> None:
-        with suppress(OSError):
+        with suppress(OSError), self.lock:
             self.events.write(json.dumps(event) + "\n")
             self.events.flush()
 
@@ -138,13 +158,12 @@ class HostProcess(DoctorCommands):
         }
 
     def do_begin(self, recipe: str, run: str, resume: bool, token: str, stays: bool) -> dict[str, Any]:
-        """Lock the run directory, which another host may have done already where they share one.
+        """Lock the run directory, together with the hosts that share it.
 
         Args:
-            token: of this training; it lies in the directory while that is locked.
+            token: of this training.
             stays: whether the run is there when this process has ended.
         """
-        from rankless.files.reading import POINTER, read_text
         from rankless.files.writing import remove_tree
         from rankless.launch import opening
         from rankless.launch.run_lock import locked
@@ -152,21 +171,13 @@ class HostProcess(DoctorCommands):
         from rankless.runs.directory import RunDirectory
 
         directory = RunDirectory(Path(run))
-        mark = directory.path / ".hosts"
-        with suppress(OSError):
-            if read_text(mark, POINTER, encoding="ascii", errors="replace") == token:
-                return {"shared": True}
-        has_run = directory.recipe.exists() or bool(directory.steps())
-        self.opened.enter_context(locked(directory, resume and has_run))
-        if not stays:
+        resume = resume and (directory.recipe.exists() or bool(directory.steps()))
+        is_first = self.opened.enter_context(locked(directory, resume, token))
+        if is_first and not stays:
             self.opened.callback(remove_tree, directory.path)
-        if not (resume and has_run):
+        if is_first and not resume:
             opening.begin(directory, from_json(recipe))
-        mark.unlink(missing_ok=True)
-        with mark.open("x", encoding="ascii") as file:
-            file.write(token)
-        self.opened.callback(mark.unlink, missing_ok=True)
-        return {"shared": False}
+        return {"shared": not is_first}
 
     def do_listen(self) -> dict[str, Any]:
         """Listen everywhere, to be tried by the other hosts."""
@@ -226,6 +237,7 @@ class HostProcess(DoctorCommands):
         wanted = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
         added = {name: value for name, value in wanted.items() if name not in os.environ}
         os.environ.update(added)
+        self.in_round, self.unwatched = True, 0
         for death in deaths:
             record_death(RunDirectory(Path(job["run"])), **death)
         try:
@@ -236,9 +248,10 @@ class HostProcess(DoctorCommands):
                 lambda folder: OneOfMany(folder, first, size, address, port),
                 self._requests_of(number),
                 lambda: number in self.abandoned,
+                self._is_watching,
             )
         finally:
-            self.store = None
+            self.store, self.in_round = None, False
             for name in added:
                 del os.environ[name]
 

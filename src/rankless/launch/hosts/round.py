@@ -24,6 +24,7 @@ def run_round(
     rendezvous: Callable[[Path], OneOfMany],
     requests: Requests,
     abandoned: Callable[[], bool],
+    watching: Callable[[], None],
 ) -> dict[str, Any]:
     """Run ranks of a training on this host.
 
@@ -34,6 +35,7 @@ def run_round(
         rendezvous: makes where they meet the others, given the folder of the job.
         requests: takes what this process is asked to do.
         abandoned: whether the ranks of other hosts have gone.
+        watching: called again and again while the ranks are watched.
 
     Returns:
         ``notes`` that the ranks left; ``codes``, ``causes`` and ``tracebacks`` of those that failed by
@@ -58,6 +60,7 @@ def run_round(
                 died=lambda *_: None,
                 report=warn,
                 abandoned=abandoned,
+                watching=watching,
             ),
             server=local.server_for(job),
             rendezvous=rendezvous(path.parent),

@@ -25,7 +25,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-LEASE = 10.0  # seconds without a word from the client
+LEASE = 40.0  # seconds without a word from the client, which gives this host up before
 GRACE = 8.0  # seconds between asking and killing, when there is nobody left to ask
 FULL = 1 << 24  # bytes that wait for a slow client before what the process prints has to wait, too
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, <linux/prctl.h>
@@ -123,8 +123,9 @@ class Supervisor:
                 self.send(failed=str(error))
 
     def do_beat(self) -> None:
-        """The client is there; so is this."""
+        """The client is there; so is this, and the process answers for itself."""
         self.send(beat=1)
+        self.do_input('{"do": "beat"}')
 
     def do_start(self, argv: list[str], env: dict[str, str], cwd: str) -> None:
         """Start the process; its descriptor EVENTS_FD carries lines for the client."""

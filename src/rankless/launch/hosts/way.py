@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import os
+import secrets
 import shlex
 import sys
 import zipfile
@@ -68,6 +69,7 @@ def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
         UserError: no command.
     """
     env = {name: text for name, text in os.environ.items() if name.startswith("RANKLESS_") and name != HERE}
+    env.setdefault("RANKLESS_SECRET", secrets.token_hex(32))  # it goes over SSH alone (world/secret)
     if sys.stdout.isatty():  # rank 0 shows its bar through a pipe
         size = os.get_terminal_size(1)
         env |= {"FORCE_COLOR": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}

@@ -140,11 +140,11 @@ class _Steps:
 
     def facts(self) -> dict[str, Any]:
         """What needs no measuring: images, and the bytes of what is exchanged."""
-        from rankless.engine.statistics import batch_norms
+        from rankless.world.sync_norm import norms_over_batch
 
         state = self.state
         numbers = state.statistics.vector.numel() + 5  # with the counts, all in float64
-        norms = [norm for norm in batch_norms(state.model) if norm.training]
+        norms = [norm for _, norm in norms_over_batch(state.model)]
         is_sync = state.recipe.batch_norm == "sync"
         return {
             "images": len(self.data),

@@ -24,7 +24,8 @@ $options
 #SBATCH --signal=B:USR1@$warning
 
 cd $folder || exit 2
-$alone
+
+$variables
 # Before the time limit Slurm signals this shell, which passes it on: the ranks save and exit with $stopped.
 # At a preemption it signals the ranks and this shell, which stays to see them save.
 stopping=
@@ -111,12 +112,16 @@ def script(request: Request, settings: Settings) -> str:
         "account": settings.account,
         "qos": settings.qos,
     }
-    alone = "\n# A single task is no rank by Slurm's variables.\nexport RANK=0 WORLD_SIZE=1\n"
+    alone = "# A single task is no rank by Slurm's variables.\nexport RANK=0 WORLD_SIZE=1\n"
+    several = (
+        "# By it the ranks know each other from whoever else is in the network.\n"
+        "RANKLESS_SECRET=$(head -c 32 /dev/urandom | base64)\nexport RANKLESS_SECRET\n"
+    )
     return _SCRIPT.substitute(
         options="\n".join(f"#SBATCH --{name}={value}" for name, value in options.items() if value),
         folder=shlex.quote(settings.folder),
         command=shlex.join([settings.python, "-m", *request.words()]),
-        alone=alone if request.ranks == 1 else "",
+        variables=alone if request.ranks == 1 else several,
         cpus=f" --cpus-per-task={settings.cpus}" if settings.cpus else "",
         warning=WARNING,
         stopped=STOPPED,

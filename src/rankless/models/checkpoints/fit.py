@@ -14,7 +14,7 @@ from rankless.errors import UserError, counted, printable
 # under which trainers such as Lightning's store the model.
 WRAPPERS = ("module.", "_orig_mod.")
 ATTRIBUTES = ("model.", "net.", "network.", "ema_model.", "online_model.", "student.")
-_COUNTER = "num_batches_tracked"
+COUNTER = "num_batches_tracked"
 _SHOWN = 20
 
 
@@ -157,9 +157,9 @@ def fit(
     counters = {
         name: torch.zeros_like(tensor)
         for name, tensor in model_state.items()
-        if name.endswith(_COUNTER) and name not in renamed
+        if name.endswith(COUNTER) and name not in renamed and name.replace(COUNTER, "running_mean") in renamed
     }
-    if counters and any(name in renamed for name in model_state):
+    if counters:
         notes.append(f"{len(counters)} counters num_batches_tracked are not in the file and start at zero")
         renamed |= counters
     misfits = compare(model_state, renamed)
@@ -184,12 +184,14 @@ def by_order(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], source: s
     """Match tensors by their order: for the same network with other names.
 
     The shapes cannot prove that it is the same network: one that concatenates its maps in another order has
-    equal shapes. Counters of batches are left out.
+    equal shapes. Counters of batches are left out where only one of the two has them.
 
     Raises:
         UserError: unequal numbers of tensors.
     """
-    names, others = ([name for name in one if not name.endswith(_COUNTER)] for one in (ours, theirs))
+    names, others = list(ours), list(theirs)
+    if len(names) != len(others):
+        names, others = _without_counters(ours), _without_counters(theirs)
     if len(names) != len(others):
         raise UserError(
             f"{source}: has {counted(len(others), 'tensor')}, the model {len(names)}, so they cannot be "
@@ -202,12 +204,16 @@ def agrees_in_order(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], head_names: Sequence[str]
 ) -> bool:
     """Check whether all shapes agree in order, except those that depend on the classes."""
-    names, others = ([name for name in one if not name.endswith(_COUNTER)] for one in (ours, theirs))
+    names, others = _without_counters(ours), _without_counters(theirs)
     head = tuple(head_names)
     return len(names) == len(others) and all(
         ours[name].shape == theirs[other].shape or name.startswith(head)
         for name, other in zip(names, others, strict=True)
     )
+
+
+def _without_counters(state: Mapping[str, Tensor]) -> list[str]:
+    return [name for name in state if not name.endswith(COUNTER)]
 
 
 def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[int, int]:

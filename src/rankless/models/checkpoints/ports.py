@@ -6,15 +6,15 @@ of the numbers that a head predicts for an anchor, and what it does with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rankless.errors import UserError, nearest, one_of
-from rankless.models.checkpoints.fit import align, compare, mismatch
-from rankless.models.darknet.network import DETECTOR_CHANNELS, Conv, Network
+from rankless.models.checkpoints.fit import COUNTER, align, compare, mismatch
+from rankless.models.darknet.network import DETECTOR_CHANNELS, Conv, Involution, Network
 from rankless.models.layers import BATCH_NORM_EPS
 
 Module = tuple[str, str]
@@ -68,9 +68,16 @@ def port_named(name: str) -> Port:
 
 
 def from_port(
-    state: Mapping[str, Tensor], ours: Mapping[str, Tensor], port: Port, network: Network, source: str
+    state: Mapping[str, Tensor],
+    ours: Mapping[str, Tensor],
+    port: Port,
+    network: Network,
+    source: str,
+    partial: bool = False,
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Rename a port's tensors and convert what else differs.
+
+    Involutions, which no port has but people add, are found by the shapes of their tensors.
 
     Args:
         state: the port's tensors.
@@ -78,6 +85,7 @@ def from_port(
         port: the port.
         network: the layers.
         source: of the tensors, for messages.
+        partial: rename the names that agree, also those of a backbone alone; leave the others unchanged.
 
     Returns:
         The tensors by the names here, and notes.
@@ -86,19 +94,24 @@ def from_port(
         UserError: other names than the port's, with a table.
     """
     names = dict(_names(port, network))  # ours to theirs
+    if partial:
+        state = _with_backbone(state, names.values())
     expected = {theirs: ours[mine] for mine, theirs in names.items()}
     aligned, notes = align(expected, state)
     aligned = {
         name: tensor for name, tensor in aligned.items() if not any(one in name for one in port.unused)
     }
+    involutions = _involutions(ours, network, {n: t for n, t in aligned.items() if n not in expected})
+    names |= involutions
+    expected |= {theirs: ours[mine] for mine, theirs in involutions.items()}
     misfits = compare(expected, {name: expected.get(name, tensor) for name, tensor in aligned.items()})
-    missing = [one for one in misfits.missing if not one.endswith("num_batches_tracked")]
-    if missing or misfits.unexpected:
+    missing = [one for one in misfits.missing if not one.endswith(COUNTER)]
+    if (missing or misfits.unexpected) and not (partial and len(missing) < len(names)):
         raise mismatch(
             source, misfits, f"is it a checkpoint of {port.source}, and of the model that is given?"
         )
     predictors = {f"layers.{network.names[number]}.conv." for number in network.predictors()}
-    renamed = {}
+    renamed = {name: aligned[name] for name in misfits.unexpected}
     for mine, theirs in names.items():
         tensor = aligned.get(theirs)
         if tensor is None:
@@ -111,6 +124,32 @@ def from_port(
     if port.eps != BATCH_NORM_EPS:
         notes.append(f"the variances are raised by {port.eps - BATCH_NORM_EPS:.2g}, as its batch norms do")
     return renamed, notes
+
+
+def _with_backbone(state: Mapping[str, Tensor], theirs: Iterable[str]) -> Mapping[str, Tensor]:
+    """Add ``backbone.`` to the names of a backbone that was saved alone, if they then agree."""
+    wanted, (bare, _) = set(theirs), align(dict.fromkeys(theirs, torch.empty(0)), state)
+    if len(wanted & {f"backbone.{name}" for name in bare}) <= len(wanted & bare.keys()):
+        return state
+    return {longer if (longer := f"backbone.{name}") in wanted else name: one for name, one in bare.items()}
+
+
+def _involutions(ours: Mapping[str, Tensor], network: Network, left: Mapping[str, Tensor]) -> dict[str, str]:
+    """Map the names of the network's involutions to consecutive tensors of the same shapes."""
+    found: dict[str, str] = {}
+    theirs, counts = list(left), any(name.endswith(COUNTER) for name in left)
+    for number, layer in enumerate(network.layers):
+        if not isinstance(layer, Involution):
+            continue
+        prefix = f"layers.{network.names[number]}."
+        mine = [name for name in ours if name.startswith(prefix) and (counts or not name.endswith(COUNTER))]
+        for start in range(len(theirs) - len(mine) + 1):
+            run = theirs[start : start + len(mine)]
+            if all(ours[one].shape == left[other].shape for one, other in zip(mine, run, strict=True)):
+                found |= zip(mine, run, strict=True)
+                del theirs[start : start + len(mine)]
+                break
+    return found
 
 
 def _names(port: Port, network: Network) -> Iterator[tuple[str, str]]:

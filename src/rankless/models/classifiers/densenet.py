@@ -6,7 +6,7 @@ published variant are those of torchvision and timm, so that their weights fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -32,7 +32,7 @@ class Variant:
             the resolution by 4, or ``small``, a 3×3 convolution that keeps it; either has 2k channels.
         compression: fraction of the channels after a transition (θ).
         bottleneck: each layer has a 1×1 convolution to 4k channels before its 3×3.
-        separable: the layers' 3×3 convolutions are depthwise-separable.
+        separable: whether and how the layers' 3×3 convolutions are depthwise-separable.
         first: channels of the stem; None: 2k.
     """
 
@@ -41,7 +41,7 @@ class Variant:
     stem: Literal["imagenet", "small"] = "imagenet"
     compression: float = 0.5
     bottleneck: bool = True
-    separable: bool = False
+    separable: model_kinds.Separable = field(default_factory=model_kinds.Separable)
     first: int | None = None
 
     @property
@@ -112,17 +112,21 @@ class SeparableConv(nn.Module):
 
     Args:
         channels_in, channels: of the input and of the output.
+        options: the dilation, and whether there is a batch norm between the two.
     """
 
-    def __init__(self, channels_in: int, channels: int) -> None:
+    def __init__(self, channels_in: int, channels: int, options: model_kinds.Separable) -> None:
         super().__init__()
-        self.depthwise = _convolution(channels_in, channels_in, 3, groups=channels_in)
+        self.depthwise = _convolution(
+            channels_in, channels_in, 3, groups=channels_in, dilation=options.dilation
+        )
+        self.norm = nn.BatchNorm2d(channels_in) if options.norm_between else nn.Identity()
         # There is no activation between the two that would halve the variance.
         self.pointwise = _convolution(channels_in, channels, 1, after="linear")
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, channels_in, H, W) to (B, channels, H, W)."""
-        out: Tensor = self.pointwise(self.depthwise(x))
+        out: Tensor = self.pointwise(self.norm(self.depthwise(x)))
         return out
 
 
@@ -146,8 +150,11 @@ class DenseLayer(nn.Module):
             channels = BOTTLENECK * variant.growth
         self.norm2 = nn.BatchNorm2d(channels)
         self.activation2 = activate(activation)
-        convolution = SeparableConv if variant.separable else _conv3x3
-        self.conv2 = convolution(channels, variant.growth)
+        self.conv2 = (
+            SeparableConv(channels, variant.growth, variant.separable)
+            if variant.separable.dilation
+            else _convolution(channels, variant.growth, 3)
+        )
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
@@ -244,10 +251,6 @@ def _stem(kind: Literal["imagenet", "small"], channels: int, activation: Activat
     return stem
 
 
-def _conv3x3(channels_in: int, channels: int) -> nn.Module:
-    return _convolution(channels_in, channels, 3)
-
-
 def _convolution(
     channels_in: int,
     channels: int,
@@ -255,6 +258,7 @@ def _convolution(
     *,
     stride: int = 1,
     groups: int = 1,
+    dilation: int = 1,
     after: Literal["relu", "linear"] = "relu",
 ) -> nn.Conv2d:
     """Build a convolution without bias; the size is divided by ``stride``.
@@ -262,6 +266,7 @@ def _convolution(
     Its initialization preserves the variance, given the activation before it (``after``); every activation
     counts as a ReLU.
     """
-    conv = nn.Conv2d(channels_in, channels, kernel, stride, kernel // 2, groups=groups, bias=False)
+    padding = kernel // 2 * dilation
+    conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, dilation, groups, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity=after)
     return conv

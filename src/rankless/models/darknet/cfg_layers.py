@@ -136,6 +136,12 @@ class LayerReader(OptionReader):
             self.report("[dropout] dropblock=1 is not supported", self.line("dropblock"))
         return net.Dropout(self.number("probability", 0.2, 0.0, 0.999))
 
+    def _involution(self) -> net.Involution:
+        size = self.integer("size", 7, 1, 255)
+        if size % 2 == 0:
+            self.report(f"[involution] size={size}: expected an odd number", self.line("size"))
+        return net.Involution(size)
+
     def _yolo(self) -> net.Yolo:
         classes = self.integer("classes", 20, 1, MOST_CHANNELS)
         numbers = self.numbers("anchors", "")
@@ -222,5 +228,6 @@ SECTIONS: dict[str, Callable[[LayerReader], net.Layer]] = {
     "scale_channels": LayerReader._scale_channels,
     "sam": LayerReader._sam,
     "dropout": LayerReader._dropout,
+    "involution": LayerReader._involution,
     "yolo": LayerReader._yolo,
 }

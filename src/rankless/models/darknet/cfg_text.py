@@ -17,18 +17,24 @@ _LOSS_KEYS = {
     "largest_gradient": "max_delta",
 }
 NMS_BETA = 0.6
-_NAMES: dict[type, str] = {net.AnchorFree: "anchor-free heads", net.Involution: "involution"}
 
 
-def write_cfg(network: net.Network, *, letterbox: bool = False, nms: Literal["iou", "diou"] = "iou") -> str:
-    """Write a cfg that Darknet and OpenCV read; :func:`rankless.models.darknet.cfg.read_cfg` reads it back.
+def write_cfg(
+    network: net.Network,
+    *,
+    letterbox: bool = False,
+    nms: Literal["iou", "diou"] = "iou",
+    foreign: bool = False,
+) -> str:
+    """Write a cfg, which :func:`rankless.models.darknet.cfg.read_cfg` reads back.
 
     Args:
-        network: made of layers that Darknet has.
+        network: without anchor-free heads and PReLU.
         letterbox, nms: see :class:`rankless.models.darknet.cfg.Cfg`.
+        foreign: Darknet and OpenCV have to read it, so there is no ``[involution]``.
 
     Raises:
-        UserError: every layer that Darknet does not have.
+        UserError: every layer that cannot be written.
     """
     height, width = network.size
     lines = [
@@ -39,8 +45,8 @@ def write_cfg(network: net.Network, *, letterbox: bool = False, nms: Literal["io
     for number, layer in enumerate(network.layers):
         section, options = _section(layer, number, network.classes, nms)
         activation = str(getattr(layer, "activation", ""))
-        if not section or activation == "prelu":
-            what = activation if section else _NAMES.get(type(layer), type(layer).__name__.lower())
+        if not section or activation == "prelu" or (foreign and section == "involution"):
+            what = "anchor-free heads" if not section else activation or section
             problems.append(f"layer {network.names[number]}: Darknet has no {what}")
         lines += ["", f"[{section}]", *(f"{key}={value}" for key, value in options.items())]
     if problems:
@@ -78,6 +84,8 @@ def _section(
         return name, {"from": _back((layer.layer,), number), "activation": layer.activation}
     if isinstance(layer, net.Dropout):
         return "dropout", {"probability": layer.probability}
+    if isinstance(layer, net.Involution):
+        return "involution", {"size": layer.size}
     if isinstance(layer, net.Yolo):
         return "yolo", _yolo(layer, classes, nms)
     return "", {}

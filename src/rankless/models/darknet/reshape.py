@@ -23,6 +23,8 @@ from rankless.models.darknet.network import (
 )
 from rankless.models.layers import Activation
 
+Anchors = tuple[tuple[float, float], ...]
+
 
 def scaled(channels: int, width: float) -> int:
     """Round ``channels * width`` to the nearest multiple of 8, at least 8; unchanged at width 1."""
@@ -69,9 +71,23 @@ def with_activation(network: Network, activation: Activation) -> Network:
     return _each(network, changed)
 
 
-def with_anchors(network: Network, anchors: tuple[tuple[float, float], ...]) -> Network:
-    """Replace the anchors, in pixels of the input."""
-    return _each(network, lambda layer: replace(layer, anchors=anchors) if isinstance(layer, Yolo) else layer)
+def with_anchors(network: Network, anchors: Anchors, per_head: int | None = None) -> Network:
+    """Replace the anchors, in pixels of the input.
+
+    Args:
+        network: with ``[yolo]`` heads.
+        anchors: (width, height) in pixels of the input.
+        per_head: how many anchors each head takes, the first ones on the finest map; None keeps the masks.
+    """
+    shapes = network.shapes()
+    by_stride = sorted(_heads(network), key=lambda number: shapes[number].stride or 0)
+    layers = list(network.layers)
+    for rank, number in enumerate(by_stride):
+        head = layers[number]
+        if isinstance(head, Yolo):
+            mask = tuple(range(rank * per_head, (rank + 1) * per_head)) if per_head else head.mask
+            layers[number] = replace(head, anchors=anchors, mask=mask)
+    return with_classes(replace(network, layers=tuple(layers)), network.classes)
 
 
 def with_scale_xy(network: Network, scale: float) -> Network:
@@ -79,11 +95,19 @@ def with_scale_xy(network: Network, scale: float) -> Network:
     return _each(network, lambda layer: replace(layer, scale_xy=scale) if isinstance(layer, Yolo) else layer)
 
 
-def with_involution(network: Network, size: int) -> Network:
-    """Insert an involution before each head's 3×3 convolution (its prediction, if it has none)."""
-    return _insert(
-        network, {_entrance(network, n): (Involution(size), "involution") for n in _heads(network)}
-    )
+def with_involution(network: Network, size: int, *, replaces: bool = False) -> Network:
+    """Insert an involution before each head's 3×3 convolution (its prediction, if it has none).
+
+    Args:
+        network: the network.
+        size: side of the kernels in pixels.
+        replaces: layers that read the same map as the head, such as the next down-sampling, read the
+            involution's output instead.
+    """
+    involutions: dict[int, tuple[Layer, str]] = {
+        _entrance(network, n): (Involution(size), "involution") for n in _heads(network)
+    }
+    return _insert(network, involutions, replaces=replaces)
 
 
 def with_dropout(network: Network, probability: float) -> Network:
@@ -130,8 +154,8 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
     return replace(network, layers=tuple(change(layer) for layer in network.layers))
 
 
-def _insert(network: Network, before: dict[int, tuple[Layer, str]]) -> Network:
-    """Insert layers before others; layers that read their predecessors still do."""
+def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces: bool = False) -> Network:
+    """Insert layers before others, which read them; with ``replaces`` every later reader does, too."""
     layers: list[Layer] = []
     names: list[str] = []
     index = {IMAGE: IMAGE}
@@ -140,6 +164,8 @@ def _insert(network: Network, before: dict[int, tuple[Layer, str]]) -> Network:
             added, word = before[number]
             layers.append(added)
             names.append(f"{network.names[number]}-{word}")
+            if replaces:
+                index[number - 1] = len(layers) - 1
         index[number] = len(layers)
         layers.append(_moved(layer, index))
         names.append(network.names[number])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.models.darknet import sizes
 from rankless.models.darknet.architectures import scaled_yolov4, yolov3, yolov3_tiny, yolov4, yolov4_tiny
 from rankless.models.darknet.cfg import read_cfg
@@ -24,6 +24,7 @@ from rankless.models.darknet.reshape import (
 )
 from rankless.models.detectors.convolutional import Criterion, DetectionModel, criterion_of
 from rankless.models.detectors.protocol import Published
+from rankless.models.heads.yolo.codec import YoloHead
 from rankless.recipe import loss_kinds, model_kinds
 
 
@@ -120,17 +121,47 @@ def network(model: model_kinds.Model, classes: int) -> Network:
         raise UserError(f"'model.name' is '{model.name}', which is not one of Darknet's networks")
     made = named.network() if named and not cfg else read_cfg(cfg).network
     made = with_classes(with_width(made, model.width), classes)
-    if isinstance(model, model_kinds.YoloModel) and not isinstance(model.anchors, str):
-        if len(model.anchors) != (wanted := len(made.anchors)):
-            name = "the cfg" if cfg else model.name
-            raise UserError(f"model.anchors has {len(model.anchors)} pairs, but {name} has {wanted} anchors")
-        made = with_anchors(made, model.anchors)
+    if isinstance(model, model_kinds.YoloModel):
+        made = _with_anchors(made, model)
     if isinstance(model, model_kinds.YoloModel) and model.scale_xy != "auto":
         made = with_scale_xy(made, model.scale_xy)
-    if model.involution:
-        made = with_involution(made, model.involution)
+    if model.involution.kernel:
+        involution = model.involution
+        made = with_involution(made, involution.kernel, replaces=involution.where == "trunk")
     if isinstance(model, model_kinds.AnchorFreeModel):
         made = with_anchor_free_heads(made, model.dfl)
     if model.activation != "auto":
         made = with_activation(made, model.activation)
     return with_dropout(made, model.dropout) if model.dropout else made
+
+
+def _with_anchors(made: Network, model: model_kinds.YoloModel) -> Network:
+    """Replace the anchors by the recipe's; ``kmeans`` that is not resolved yet gives as many of 1 × 1 pixel.
+
+    Raises:
+        UserError: another number of anchors than the heads take.
+    """
+    heads = len(made.predictors())
+    per_head = None if model.num_anchors == "auto" else model.num_anchors
+    wanted = per_head * heads if per_head else len(made.anchors)
+    if model.anchors == "kmeans":
+        return with_anchors(made, ((1.0, 1.0),) * wanted, per_head)
+    name = "the cfg" if model.cfg else model.name
+    if isinstance(model.anchors, str):
+        if per_head and any(
+            len(head.mask) != per_head for head in made.heads() if isinstance(head, YoloHead)
+        ):
+            raise UserError(
+                f"'model.num_anchors' is {per_head}, but {name} was published with "
+                f"{counted(len(made.anchors), 'anchor')} for {counted(heads, 'head')}; "
+                f"expected model.anchors=kmeans, or {wanted} pairs in model.anchors"
+            )
+        return made
+    if len(model.anchors) != wanted:
+        each, left = divmod(len(model.anchors), heads)
+        hint = "" if per_head or left else f"; for {each} per head add model.num_anchors={each}"
+        raise UserError(
+            f"'model.anchors' has {counted(len(model.anchors), 'pair')}; expected {wanted} for the "
+            f"{counted(heads, 'head')} of {name}{hint}"
+        )
+    return with_anchors(made, model.anchors, per_head)

@@ -1,0 +1,82 @@
+"""``epochs.csv`` in the run directory: a row per epoch, with losses, scores, learning rate and seconds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rankless.engine.sinks.numbers import of_scores
+from rankless.engine.sinks.sink import RunStart, Sink
+from rankless.files.writing import write_atomically
+from rankless.runs.directory import RunDirectory
+from rankless.runs.journal import read, step_of
+from rankless.structures import Scores
+
+
+class EpochTable(Sink):
+    """Rewrites the table when an epoch is complete.
+
+    It is computed from the journal's entries, those of earlier starts included, so a run that is resumed
+    on another machine has all rows.
+    """
+
+    def start(self, run: RunStart) -> None:
+        """Compute the rows of the steps that are done."""
+        self._path = run.run / "epochs.csv"
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._losses: list[float] = []
+        journal = RunDirectory(run.run).journal
+        for entry in read(journal) if run.first else ():
+            if 0 < step_of(entry) <= run.first:
+                self._take(entry)
+
+    def step(self, entry: Mapping[str, Any]) -> None:
+        """Count a step; the first one of an epoch completes the row of the epoch before."""
+        is_first = self._epoch(entry) not in self._rows
+        if is_first and self._rows:
+            self._write()
+        self._take(entry)
+
+    def scores(self, step: int, scores: Scores, is_best: bool) -> None:
+        """Enter the scores into the row of their epoch."""
+        self._take({"evaluation": step, "scores": scores})
+
+    def close(self) -> None:
+        """Write the last epoch's row."""
+        self._write()
+
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        if "step" in entry:
+            epoch = self._epoch(entry)
+            if epoch not in self._rows:
+                self._losses = []
+                self._rows[epoch] = {"epoch": epoch, "seconds": 0.0}
+            self._losses.append(entry["loss"])
+            row = self._rows[epoch]
+            row |= {"step": entry["step"], "lr": entry["lr"]}
+            row["train_loss"] = math.fsum(self._losses) / len(self._losses)
+            row["seconds"] += entry["timing"]["seconds"]
+        elif "evaluation" in entry and self._rows:
+            named = {name.removeprefix("val/"): value for name, value in of_scores(entry["scores"]).items()}
+            found = {"val_loss" if name == "loss" else name: value for name, value in named.items()}
+            next(reversed(self._rows.values())).update(
+                (name, value) for name, value in found.items() if "/" not in name
+            )
+
+    def _epoch(self, entry: Mapping[str, Any]) -> int:
+        return math.ceil(round(float(entry["epoch"]), 5))
+
+    def _write(self) -> None:
+        if not self._rows:  # refused before its first step
+            return
+        columns = dict.fromkeys(("epoch", "step", "train_loss", "val_loss", "lr", "seconds"))
+        columns |= dict.fromkeys(name for row in self._rows.values() for name in row)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
+        writer.writeheader()
+        for row in self._rows.values():
+            writer.writerow({**row, "seconds": round(row["seconds"], 3)})
+        write_atomically(self._path, text.getvalue())

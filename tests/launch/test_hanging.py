@@ -1,0 +1,139 @@
+"""When a rank counts as hung: measured, never guessed, and never because this process itself was away."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rankless.errors import UserError
+from rankless.launch import agent
+from rankless.launch.hanging import FORK_SERVER, STOPPED, Hanging, patience
+from rankless.launch.job import Pulse, leave_pulse, read_pulse
+
+
+class Watched:
+    """A judge, what its ranks tell it, and its clock."""
+
+    def __init__(self) -> None:
+        self.now, self.pulses = 100.0, dict[int, Pulse]()
+        self.judge = Hanging(lambda rank, pid: self.pulses.get(rank), lambda: self.now)
+
+    def after(self, seconds: float, *ranks: int, pid: int = 0) -> dict[int, str]:
+        """What is found in so many seconds; the ranks are process ``pid``, or none that there is."""
+        found: dict[int, str] = {}
+        for _ in range(round(seconds)):
+            self.now += 1
+            found |= self.judge.look({rank: pid or 10**9 + rank for rank in ranks})
+        return found
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def wait_for_state(pid: int, state: str) -> None:
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
+        time.sleep(0.01)
+
+
+@pytest.mark.processes
+def test_a_stopped_process_hangs_whatever_it_was_at(sleeper: subprocess.Popen[bytes]) -> None:
+    for rank in (0, FORK_SERVER):
+        watched = Watched()
+        watched.pulses[0] = Pulse(3, None, "step 2, waiting for other ranks")
+        assert not watched.after(3 * STOPPED, rank, pid=sleeper.pid)
+        sleeper.send_signal(signal.SIGSTOP)
+        wait_for_state(sleeper.pid, "T")
+        assert not watched.after(STOPPED - 1, rank, pid=sleeper.pid)
+        sleeper.send_signal(signal.SIGCONT)
+        wait_for_state(sleeper.pid, "S")
+        assert not watched.after(2, rank, pid=sleeper.pid)
+        sleeper.send_signal(signal.SIGSTOP)
+        wait_for_state(sleeper.pid, "T")
+        assert not watched.after(STOPPED, rank, pid=sleeper.pid)
+        found = watched.after(3, rank, pid=sleeper.pid)
+        assert "was stopped for 6" in found[rank]
+        sleeper.send_signal(signal.SIGCONT)
+
+
+def test_a_rank_that_does_not_get_on_hangs_and_one_that_waits_for_it_does_not() -> None:
+    watched = Watched()
+    for step in range(4):
+        watched.pulses = {0: Pulse(step, 75.0, f"step {step}, computing")}
+        watched.pulses[1] = Pulse(step, None, f"step {step}, waiting for other ranks")
+        assert not watched.after(70, 0, 1)
+    found = watched.after(10, 0, 1)
+    assert list(found) == [0]
+    assert found[0].startswith("rank 0 hung for 7") and "(step 3, computing)" in found[0]
+
+
+def test_a_rank_of_which_nothing_is_known_does_not_hang() -> None:
+    assert not Watched().after(5_000, 0)
+
+
+def test_the_time_in_which_the_judge_itself_was_away_does_not_count() -> None:
+    """A machine that slept, a job that its cluster suspended with all its processes."""
+    watched = Watched()
+    watched.pulses[0] = Pulse(1, 60.0, "step 1, computing")
+    watched.after(30, 0)
+    watched.now += 10_000
+    assert not watched.after(20, 0)
+    assert watched.after(20, 0)
+
+
+def test_the_users_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert patience() is None
+    monkeypatch.setenv("RANKLESS_PATIENCE", "5")
+    watched = Watched()
+    watched.pulses = {0: Pulse(0, 40.0, "starting"), 1: Pulse(7, 1800.0, "step 6, scoring")}
+    assert list(watched.after(10, 0, 1)) == [1]
+    assert list(watched.after(40, 0)) == [0], "a start takes as long as it took without the setting"
+    monkeypatch.setenv("RANKLESS_PATIENCE", "off")
+    assert patience() == math.inf
+    watched = Watched()
+    watched.pulses = {0: Pulse(7, 1.0, "step 6, computing")}
+    assert not watched.after(10_000, 0)
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf"])
+def test_patience_that_is_no_number_of_seconds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKLESS_PATIENCE", text)
+    with pytest.raises(UserError, match=f"RANKLESS_PATIENCE is '{text}': expected a number of seconds above"):
+        patience()
+
+
+def test_only_what_a_process_itself_has_told_counts(tmp_path: Path) -> None:
+    """The rank before it with the same number may have left something."""
+    job = tmp_path / "job.json"
+    assert read_pulse(job, 1, os.getpid()) is None
+    leave_pulse(job, 1, 4, None, "step 3, waiting for other ranks")
+    assert read_pulse(job, 1, os.getpid()) == (4, None, "step 3, waiting for other ranks")
+    assert read_pulse(job, 1, os.getpid() + 1) is None
+    (tmp_path / "pulse-1").write_text("[1, 2")  # half written
+    assert read_pulse(job, 1, os.getpid()) is None
+
+
+def test_a_process_that_no_signal_ends_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose driver or disk does not answer in the kernel: waiting for it would never end."""
+    monkeypatch.setattr(agent, "UNKILLABLE", 0.01)
+
+    def wait(seconds: float) -> int:
+        raise subprocess.TimeoutExpired("rank", seconds)
+
+    closed = []
+    process = SimpleNamespace(pid=77, poll=lambda: None, wait=wait)
+    ranks = {n: SimpleNamespace(proc=process, close=closed.append) for n in range(2)}
+    with pytest.raises(UserError, match=r"rank 4 \(process 77\) does not end when it is killed"):
+        agent.Agent._kill_all(SimpleNamespace(first=4, _handlers=lambda: ranks))  # type: ignore[arg-type]
+    assert closed == [signal.SIGKILL, signal.SIGKILL]
