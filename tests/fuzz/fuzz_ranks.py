@@ -27,7 +27,7 @@ def one_rank(place: Path, *_: Any, **__: Any) -> Outcome:
     job = read_job(place)
     try:
         if job.verb == "train":
-            answer = worker._train(job, place, StopRequest())
+            answer = worker._train(job, place, 0, StopRequest())
         else:
             answer = worker._evaluate(job, os.open(os.devnull, os.O_WRONLY))
         leave_note(place, 0, answer)

@@ -231,7 +231,7 @@ def test_what_a_network_means_for_a_step() -> None:
 class Silent:
     """A connection to a host that says nothing."""
 
-    heard = float("inf")
+    heard = answered = float("inf")
 
     def command(self, do: str, **request: Any) -> None:
         """Take a command."""

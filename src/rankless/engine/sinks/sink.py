@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rankless.engine.sinks.built_in import BUILT_IN, built_in
 from rankless.errors import UserError, nearest, one_of, printable
+from rankless.files.reading import reason
 
 if TYPE_CHECKING:  # a run is followed without PyTorch
     from rankless.structures import Scores
@@ -178,5 +179,6 @@ class Sinks:
         except (Exception, SystemExit) as error:
             traceback.print_exc()  # into the log of the rank
             self._users.pop(name, None)
-            why = printable(traceback.format_exception_only(error)[-1].strip(), 300)
+            words = reason(error) if isinstance(error, OSError) else traceback.format_exception_only(error)[-1]
+            why = printable(words.strip(), 300)
             self.event("sink", self._step, f"the sink {name} failed ({why}) and is dropped; training goes on")
