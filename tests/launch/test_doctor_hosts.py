@@ -231,7 +231,7 @@ def test_what_a_network_means_for_a_step() -> None:
 class Silent:
     """A connection to a host that says nothing."""
 
-    heard = answered = float("inf")
+    heard = float("inf")
 
     def command(self, do: str, **request: Any) -> None:
         """Take a command."""
@@ -254,6 +254,7 @@ def test_a_host_that_does_not_get_done_is_given_up() -> None:
     gang = Gang([Host("a"), Host("b")], WAY)
     for member in gang.members:
         member.channel, member.is_ready, member.has_connected = cast("Any", Silent()), True, True
+        member.answered = float("inf")
     answering = gang.members[1]
     answering.channel = cast("Any", Answering(answering.replies))
     assert gang.ask(gang.members, "echo", seconds=0.1) == {1: {"port": 1}}
