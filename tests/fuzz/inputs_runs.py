@@ -118,7 +118,7 @@ def _resume(files: dict[str, Entry], *changes: str) -> Case:
     may = (*(f"run/{name}" for name in CHANGES), *(name for name in files if "/step-" in name))
     may += tuple(f"run/checkpoints/{name}" for name in CHECKPOINTS)
     # A start that failed is an event in the journal and in the report, and what it computed with is recorded.
-    logs = ("run/journal.jsonl", "run/.lock", "run/environment.json", "run/report.html")
+    logs = ("run/journal.jsonl", "run/.lock", "run/environment.json", "run/report.html", "run/epochs.csv")
     words = ("train", "--resume", "--run", "run", "--devices", "1", *changes)
     return Case(words, {}, ("run/",), may, logs)
 

@@ -46,7 +46,8 @@ def trainer(stop_at: int = 0, fail_at: int = 0) -> Callable[[Recipe, Path, bool]
         ap = math.exp(-abs(math.log10(recipe.optim.lr / 0.03))) - 0.5 * (recipe.data.augment.mosaic > 0)
         folder = RunDirectory(run).step_directory(1)
         folder.mkdir(parents=True)
-        (folder / "state.json").write_text(json.dumps({"step": 1, "images": 1, "best": {"step": 1, "score": ap}}))
+        state = {"step": 1, "images": 1, "best": {"step": 1, "score": ap}}
+        (folder / "state.json").write_text(json.dumps(state))
         (run / "journal.jsonl").write_text('{"step": 1, "seconds": 2}\n')
         return 0
 

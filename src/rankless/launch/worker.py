@@ -72,7 +72,8 @@ def main() -> int:
                 leave_cause(path, rank, str(error))
             return LOST_PEER
         if known := rank_job.understood(error):
-            traceback.print_exc()  # the whole of it, into the log
+            with contextlib.suppress(OSError):  # into the log, which a full disk does not take
+                traceback.print_exc()
             return _left(known, job, path, rank)
         if isinstance(error, LoaderDiedError):
             leave_cause(path, rank, f"a loader process of rank {rank} {error}")

@@ -6,6 +6,7 @@ import copy
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -177,8 +178,10 @@ class Sinks:
         try:
             call()
         except (Exception, SystemExit) as error:
-            traceback.print_exc()  # into the log of the rank
+            with suppress(OSError):  # into the log of the rank, which a full disk does not take
+                traceback.print_exc()
             self._users.pop(name, None)
-            words = reason(error) if isinstance(error, OSError) else traceback.format_exception_only(error)[-1]
-            why = printable(words.strip(), 300)
+            known = isinstance(error, OSError)
+            words = reason(error) if known else traceback.format_exception_only(error)[-1].strip()
+            why = printable(words, 300)
             self.event("sink", self._step, f"the sink {name} failed ({why}) and is dropped; training goes on")
