@@ -181,7 +181,8 @@ class Sinks:
             with suppress(OSError):  # into the log of the rank, which a full disk does not take
                 traceback.print_exc()
             self._users.pop(name, None)
-            known = isinstance(error, OSError)
-            words = reason(error) if known else traceback.format_exception_only(error)[-1].strip()
-            why = printable(words, 300)
+            if isinstance(error, OSError):
+                why = printable(reason(error), 300)
+            else:
+                why = printable(traceback.format_exception_only(error)[-1].strip(), 300)
             self.event("sink", self._step, f"the sink {name} failed ({why}) and is dropped; training goes on")
