@@ -28,10 +28,12 @@ from hypothesis import settings
 from PIL import Image
 
 from rankless.engine import workers
+from rankless.hardware.heap import fill_with_nan
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
 workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
+fill_with_nan()  # so that what reads memory that nobody wrote shows
 # A shell ignores these for what it starts in the background, and so would all that tests start and interrupt.
 for number in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:

@@ -22,7 +22,6 @@ from rankless.engine.divergence import (
 )
 from rankless.engine.ema import Ema
 from rankless.engine.freezing import Backbone
-from rankless.engine.one_pixel import avoid_strides_over_one_pixel
 from rankless.engine.optim import divide_and_clip, optimizer, restore_state, state_tensors
 from rankless.engine.schedule import StepSchedule
 from rankless.engine.soundness import begin_alike, differing, non_finite
@@ -75,7 +74,6 @@ class TrainingState:
         check_model(task, model)
         self.warnings = begin_alike(model, world)
         self.task, self.world = task, world
-        avoid_strides_over_one_pixel(model)
         self.model: nn.Module = model.to(world.device).to(memory_format=torch.channels_last)
         self.frozen = batch_norms(self.model) if recipe.batch_norm == "frozen" else []
         for norm in self.frozen:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankless.errors import UserError
-from rankless.hardware.heap import hold_freed_memory
+from rankless.hardware.heap import fill_with_nan, hold_freed_memory
 from rankless.hardware.processes import die_with_parent, name_process
 from rankless.hardware.shortages import shortage
 from rankless.launch import rank_job
@@ -140,6 +140,8 @@ def _init_process(job: Job, rank: int, launcher: int) -> int:
     die_with_parent(launcher)
     name_process(f"rank {rank}")
     hold_freed_memory()
+    if job.dry_run_steps:  # verify: numbers from memory that nobody wrote must differ, not hide
+        fill_with_nan()
     before = ending(RunDirectory(Path(job.run)).journal) if job.run else None
     log = log_or_nothing(log_of(Path(job.logs), rank), before or f"{job.verb} begins")
     for stream in streams_of(rank):

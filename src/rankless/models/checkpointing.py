@@ -7,12 +7,14 @@ first, and running statistics are read before it (:mod:`rankless.engine.statisti
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
+from rankless.recipe.convolutions import SoundConvolutions
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
@@ -57,6 +59,11 @@ def _is_flat(module: nn.Module) -> bool:
     return not any(any(True for _ in child.children()) for child in module.children())
 
 
+def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Those of the first computation, which stands in its own already, and of the second."""
+    return nullcontext(), SoundConvolutions() if torch.is_autocast_enabled("cpu") else nullcontext()
+
+
 class _Checkpointed:
     """Stands in for a block's ``forward``."""
 
@@ -71,7 +78,7 @@ class _Checkpointed:
 
         tensors = [one for one in (*inputs, *options.values()) if isinstance(one, Tensor)]
         before = [one._version for one in tensors]
-        made = checkpoint(self.forward, *inputs, use_reentrant=False, **options)
+        made = checkpoint(self.forward, *inputs, use_reentrant=False, context_fn=_contexts, **options)
         if [one._version for one in tensors] != before:
             raise UserError(
                 f"model.checkpointing is true, but a block of the model ({self.name}) changes its input in "

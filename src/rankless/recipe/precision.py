@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from rankless.errors import UserError
+from rankless.recipe.convolutions import SoundConvolutions
 from rankless.recipe.fields import Precision
 from rankless.recipe.instruction_set import computes_bf16
 
@@ -44,7 +46,15 @@ def dtype_of(precision: str) -> torch.dtype:
     return _DTYPES.get(precision, torch.float32)
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context of the forward pass; parameters and their gradients stay float32."""
-    dtype = _DTYPES.get(precision)  # fp32 and tf32 are settings of the process: engine/settings.py
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+@contextmanager
+def autocast(precision: str, device: torch.device) -> Iterator[None]:
+    """Enter the context of the forward pass; parameters and their gradients stay float32."""
+    dtype = _DTYPES.get(precision)
+    if dtype is None:  # fp32 and tf32 are settings of the process: engine/settings.py
+        yield
+    elif device.type == "cpu":
+        with torch.autocast("cpu", dtype), SoundConvolutions():
+            yield
+    else:
+        with torch.autocast(device.type, dtype):
+            yield

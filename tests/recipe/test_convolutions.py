@@ -1,0 +1,159 @@
+"""Convolutions in half precision against float64, with all new memory full of NaN (conftest.py)."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rankless.models import zoo
+from rankless.models.checkpointing import checkpoint_activations
+from rankless.recipe.load import default
+from rankless.recipe.precision import autocast
+
+CPU = torch.device("cpu")
+Numbers = dict[str, Tensor]
+
+
+def numbers(layer: nn.Module, image: Tensor, precision: str) -> Numbers:
+    """The output and all gradients of a loss whose gradient is not constant."""
+    image = image.clone(memory_format=torch.preserve_format).requires_grad_()
+    layer.zero_grad(set_to_none=True)
+    with autocast(precision, CPU):
+        made = layer(image)
+    made.double().square().sum().backward()
+    gradients = {name: one.grad for name, one in layer.named_parameters() if one.grad is not None}
+    assert image.grad is not None
+    return {"output": made.detach(), "image": image.grad, **gradients}
+
+
+def check(layer: nn.Module, image: Tensor, precision: str = "bf16") -> None:
+    """The layer's numbers are those in float64, rounded, and the same twice."""
+    precise = numbers(copy.deepcopy(layer).double(), image.double(), "fp32")
+    first, second = (numbers(layer, image, precision) for _ in range(2))
+    for name, expected in precise.items():
+        scale = expected.abs().max().clamp(min=1).item()
+        assert torch.equal(first[name], second[name]), name
+        torch.testing.assert_close(first[name].double(), expected, rtol=0.05, atol=0.05 * scale, msg=name)
+
+
+@st.composite
+def options(draw: st.DrawFn, sides: int) -> tuple[dict[str, Any], list[int]]:
+    """Those of a layer, and the sides of a map that fits it."""
+    groups, out = draw(st.sampled_from([(1, 16), (1, 3), (16, 16), (16, 32), (4, 16)]))
+    kernel, dilation = draw(st.sampled_from([1, 2, 3, 5])), draw(st.integers(1, 2))
+    padding = draw(st.integers(0, kernel // 2 * dilation))
+    stride = tuple(draw(st.integers(1, 4)) for _ in range(sides))
+    smallest = dilation * (kernel - 1) + 1  # nothing is left of a smaller map, transposed or not
+    shape = [draw(st.integers(max(1, smallest - 2 * padding), max(5, smallest))) for _ in range(sides)]
+    given = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return {"out_channels": out, "kernel_size": kernel, **given}, shape
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=20)
+@pytest.mark.parametrize(
+    ("kind", "sides"),
+    [
+        (nn.Conv1d, 1),
+        (nn.Conv2d, 2),
+        (nn.Conv3d, 3),
+        (nn.ConvTranspose1d, 1),
+        (nn.ConvTranspose2d, 2),
+        (nn.ConvTranspose3d, 3),
+    ],
+)
+def test_a_convolution_depends_on_its_operands_alone(
+    kind: Callable[..., Any], sides: int, data: st.DataObject
+) -> None:
+    given, shape = data.draw(options(sides))
+    torch.manual_seed(0)
+    layer, image = kind(16, **given), torch.randn(2, 16, *shape)
+    strides = zip(shape, layer.stride, layer.padding, layer.dilation, layer.kernel_size, strict=True)
+    if layer.transposed and any((side - 1) * s - 2 * p + d * (k - 1) < 0 for side, s, p, d, k in strides):
+        return  # the padding is larger than the result
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(sides, torch.contiguous_format)
+    check(layer.to(memory_format=last), image.contiguous(memory_format=last))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("groups", "out", "stride", "size"),
+    [
+        (1, 16, 2, (1, 1)),  # RetinaNet's last level at 64 pixels
+        (16, 16, 2, (2, 1)),  # SSDlite's on portrait images
+        (1, 16, 4, (5, 3)),
+        (16, 32, (1, 2), (5, 2)),  # the output itself
+    ],
+)
+def test_what_was_unsound_is_not(
+    precision: str, groups: int, out: int, stride: int | tuple[int, int], size: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(16, out, 3, stride, 1, groups=groups).to(memory_format=torch.channels_last)
+    check(layer, torch.randn(2, 16, *size).contiguous(memory_format=torch.channels_last), precision)
+
+
+def test_a_block_that_is_computed_again_is_sound_both_times() -> None:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Conv2d(16, 16, 3, 2, 1), nn.SiLU(), nn.Conv2d(16, 16, 3, 2, 1))
+    net = nn.Sequential(block, nn.Conv2d(16, 4, 1)).to(memory_format=torch.channels_last)
+    image = torch.randn(2, 16, 2, 1).contiguous(memory_format=torch.channels_last)
+    plain = numbers(copy.deepcopy(net), image, "bf16")
+    assert checkpoint_activations(net)
+    for name, again in numbers(net, image, "bf16").items():
+        assert torch.equal(again, plain[name]), name
+
+
+def test_a_thread_computes_like_the_main_one() -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(16, 16, 3, 2, 1).to(memory_format=torch.channels_last)
+    image = torch.randn(2, 16, 3, 1).contiguous(memory_format=torch.channels_last)
+    made: list[Numbers] = []
+    thread = threading.Thread(target=lambda: made.append(numbers(copy.deepcopy(layer), image, "bf16")))
+    thread.start()
+    thread.join()
+    for name, here in numbers(layer, image, "bf16").items():
+        assert torch.equal(here, made[0][name]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("torchvision/retinanet_resnet50_fpn_v2", (64, 64)),
+        ("torchvision/ssdlite320_mobilenet_v3_large", (320, 256)),
+    ],
+)
+def test_a_network_with_maps_smaller_than_its_strides_has_the_same_gradients_twice(
+    name: str, size: tuple[int, int]
+) -> None:
+    recipe = default([f"model.name={name}", "task=detect"])
+    torch.manual_seed(0)
+    net = zoo.build(recipe.model, 3, recipe.loss).to(memory_format=torch.channels_last).train()
+    image = torch.rand(2, 3, *size).contiguous(memory_format=torch.channels_last)
+
+    def gradients() -> Numbers:
+        net.zero_grad(set_to_none=True)
+        with autocast("bf16", CPU):
+            made = net(image)
+        sum(one.float().square().mean() for one in _tensors(made) if one.requires_grad).backward()
+        return {key: one.grad for key, one in net.named_parameters() if one.grad is not None}
+
+    first, second = gradients(), gradients()
+    assert all(one.isfinite().all() for one in first.values())
+    assert all(torch.equal(one, second[key]) for key, one in first.items())
+
+
+def _tensors(made: Any) -> list[Tensor]:
+    if isinstance(made, dict):
+        made = list(made.values())
+    if isinstance(made, list | tuple):
+        return [one for part in made for one in _tensors(part)]
+    return [made] if isinstance(made, Tensor) else []
