@@ -23,10 +23,12 @@ CASES = {
     "dropout, leaky": ["SMALL", *SIX],
     "mish, frozen backbone": ["SMALL", *SIX, "model.activation=mish", "model.freeze=1"],
     "bf16, norms frozen": ["SMALL", *SIX, "precision=bf16", "batch_norm=frozen"],
+    "sync": ["SMALL", *SIX, "batch_norm=sync"],
+    "sync in bf16": ["SMALL", *SIX, "batch_norm=sync", "precision=bf16", "model.activation=mish"],
     "anchor-free": ["SMALL", *SIX, "model.name=yolov4-tiny-anchor-free", "model.dfl=4"],
     "resnet": [*DIGITS, "model.name=resnet20-cifar", "model.dropout=0.2", "precision=fp32"],
-    "densenet": [
-        *DIGITS, "model.name=densenet121", "model.densenet.growth=4", "model.densenet.stem=small",
+    "densenet in sync": [
+        *DIGITS, "batch_norm=sync", "model.name=densenet121", "model.densenet.growth=4", "model.densenet.stem=small",
         "model.dropout=0.2", "precision=fp32",
     ],
 }  # fmt: skip
@@ -140,8 +142,3 @@ def test_a_block_that_changes_its_input_is_an_error() -> None:
 def test_what_has_no_blocks_is_an_error() -> None:
     with pytest.raises(UserError, match=r"the model \(Linear\) has no blocks"):
         checkpoint_activations(nn.Linear(2, 2))
-
-
-def test_norms_over_the_whole_batch_are_refused() -> None:
-    with pytest.raises(UserError, match="with batch_norm 'sync' they would have to meet there"):
-        load("digits", ["model.checkpointing=true", "batch_norm=sync"])

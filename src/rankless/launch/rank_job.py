@@ -210,7 +210,7 @@ def _with_less(error: ShortageError, job: Job) -> UserError:
                 advice += ", but each batch norm then sees fewer images unless batch_norm is sync or frozen"
     else:
         advice = "batch.micro is 1 already, so use a smaller model or smaller images"
-    if job.verb == "train" and not recipe.model.checkpointing and recipe.batch_norm != "sync":
+    if job.verb == "train" and not recipe.model.checkpointing:
         advice += "; model.checkpointing=true takes less memory, and more time, with the same numbers"
     return UserError(f"{'; '.join(error.problems)}; {advice}")
 

@@ -7,7 +7,7 @@ first, and running statistics are read before it (:mod:`rankless.engine.statisti
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.recipe.convolutions import SoundConvolutions
+from rankless.world.global_norm import recomputed
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
@@ -60,8 +61,19 @@ def _is_flat(module: nn.Module) -> bool:
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Those of the first computation, which stands in its own already, and of the second."""
-    return nullcontext(), SoundConvolutions() if torch.is_autocast_enabled("cpu") else nullcontext()
+    """Those of the first computation, which is inside autocast's own already, and of the second."""
+    first, second = recomputed()
+    if torch.is_autocast_enabled("cpu"):
+        return first, _inside(SoundConvolutions(), second)
+    return first, second
+
+
+@contextmanager
+def _inside(*contexts: AbstractContextManager[object]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in contexts:
+            stack.enter_context(one)
+        yield
 
 
 class _Checkpointed:

@@ -216,13 +216,6 @@ class Recipe:
                 f"'model.image_size' is {written}: a detector needs multiples of 32, such as {nearest}",
                 ("model.image_size",),
             )
-        if model.checkpointing and self.batch_norm == "sync":
-            yield (
-                "'model.checkpointing' is true, which computes batch norms again in the backward pass, and "
-                "with batch_norm 'sync' they would have to meet there: use batch_norm: micro or frozen, or "
-                "leave checkpointing out",
-                ("model.checkpointing", "batch_norm"),
-            )
         if loss.name not in (known := losses_of(model)):
             yield (
                 f"'loss.name' is '{loss.name}': expected one of auto, {', '.join(known)} for the model "

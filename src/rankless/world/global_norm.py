@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +14,51 @@ from torch.autograd.function import once_differentiable
 
 Total = Callable[[Iterable[Tensor]], Tensor]
 """Adds one vector (N,) per micro-batch to those of all ranks."""
+Statistics = tuple[Tensor, Tensor, Tensor]
+"""Over all micro-batches: mean (C,), inverse of the deviation (C,), number of values (a scalar)."""
+
+
+class _Block(threading.local):
+    """The statistics of the norms that a checkpointed block calls, in this thread.
+
+    Attributes:
+        computed: where they are kept in its first computation.
+        known: in its second, those that are still to come.
+    """
+
+    computed: list[Statistics] | None = None
+    known: Iterator[Statistics] | None = None
+
+
+_BLOCK = _Block()
+
+
+def recomputed() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return contexts for the first and the second computation of a block: norms meet in the first alone."""
+    statistics: list[Statistics] = []
+
+    @contextmanager
+    def first() -> Iterator[None]:
+        before, _BLOCK.computed = _BLOCK.computed, statistics
+        try:
+            yield
+        finally:
+            _BLOCK.computed = before
+
+    @contextmanager
+    def second() -> Iterator[None]:
+        before, _BLOCK.known = _BLOCK.known, iter(statistics)
+        try:
+            yield
+        finally:
+            _BLOCK.known = before
+
+    return first(), second()
+
+
+def is_recomputed() -> bool:
+    """Whether this thread computes a block again."""
+    return _BLOCK.known is not None
 
 
 class GlobalNorm(torch.autograd.Function):
@@ -37,11 +84,19 @@ class GlobalNorm(torch.autograd.Function):
         """
         ctx.side, ctx.number, ctx.index, ctx.dtype = side, number, index, values.dtype
         ctx.learns = weight is not None, bias is not None
-        channels = values.new_zeros(values.shape[1], dtype=widened(values[:0]).dtype)
-        brought = values, channels + 1 if weight is None else weight, channels if bias is None else bias
-        output, *saved = side.meet(number, index, brought, partial(side.normalized, index))
-        ctx.save_for_backward(*saved)
-        return output, token.clone()
+        wide = widened(values)
+        if _BLOCK.known is not None:
+            statistics = next(_BLOCK.known)
+        else:
+            statistics = side.meet(number, index, wide, partial(side.statistics, index))
+            if _BLOCK.computed is not None:
+                _BLOCK.computed.append(statistics)
+        mean, inverse, count = statistics
+        normal = (wide - _shaped(mean, wide)) * _shaped(inverse, wide)
+        scale = torch.ones_like(mean) if weight is None else weight
+        shift = torch.zeros_like(mean) if bias is None else bias
+        ctx.save_for_backward(normal, scale, inverse, count)
+        return (normal * _shaped(scale, wide) + _shaped(shift, wide)).to(values.dtype), token.clone()
 
     @staticmethod
     @once_differentiable
@@ -53,22 +108,21 @@ class GlobalNorm(torch.autograd.Function):
         return None, None, None, token, inner.to(ctx.dtype), *learned
 
 
-def normalized(
-    norm: Any, momentum: float, total: Total, check: Callable[[Tensor], None], brought: Sequence[Any]
-) -> list[tuple[Tensor, ...]]:
-    """Normalize the values of all micro-batches, in two passes over them, and let their statistics in.
+def measured(
+    norm: Any, momentum: float, total: Total, check: Callable[[Tensor], None], wide: Sequence[Tensor]
+) -> list[Statistics]:
+    """Measure the values of all micro-batches, in two passes over them, and let their statistics in.
 
     Args:
         norm: whose running statistics and ``eps`` count.
         momentum: of the running statistics.
         total: adds up.
         check: is told the number of values, a scalar.
-        brought: values (B, C, …), weight (C,) and bias (C,) of each.
+        wide: values (B, C, …) of each.
 
     Returns:
-        For each the output, and what :func:`gradients` needs.
+        The statistics, for each the same.
     """
-    wide = [widened(values) for values, _, _ in brought]
     dims = _dims(wide[0])
     size = wide[0].new_tensor([0.0])
     first = total([torch.cat([v.sum(dims), size + v.numel() / v.shape[1]]) for v in wide])
@@ -81,12 +135,7 @@ def normalized(
         unbiased = squares / (number - 1).clamp(min=1)
         norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
         norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
-    answers: list[tuple[Tensor, ...]] = []
-    for v, (values, weight, bias) in zip(wide, brought, strict=True):
-        normal = (v - _shaped(mean, v)) * _shaped(inverse, v)
-        output = (normal * _shaped(weight, v) + _shaped(bias, v)).to(values.dtype)
-        answers.append((output, normal, weight, inverse, number))
-    return answers
+    return [(mean, inverse, number)] * len(wide)
 
 
 def gradients(total: Total, brought: Sequence[Any]) -> list[tuple[Tensor, Tensor, Tensor]]:

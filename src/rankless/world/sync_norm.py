@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rankless.errors import UserError
 from rankless.hardware.threads import set_threads
 from rankless.world.exchange import Exchange
-from rankless.world.global_norm import GlobalNorm, normalized, widened
+from rankless.world.global_norm import GlobalNorm, is_recomputed, measured, widened
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _END = -1
@@ -191,11 +191,16 @@ class SideBySide:
 
     def normalize(self, number: int, norm: Any, index: int, values: Tensor) -> Tensor:
         """Normalize ``values`` (B, C, ...) of replica ``number`` together with those of the others."""
+        if is_recomputed():
+            token = torch.zeros((), requires_grad=True)  # as the first time, so that the same is saved
+            again: Tensor = GlobalNorm.apply(self, number, index, token, values, norm.weight, norm.bias)[0]
+            return again
         if not self.is_forward or not torch.is_grad_enabled():
             when = "without gradients" if self.is_forward else "again in the backward pass"
             raise UserError(
                 f"batch_norm is 'sync', but '{self.names[index]}' is called {when}, as activation "
-                "checkpointing does: keep batch norms out of what is checkpointed, or use batch_norm: micro"
+                "checkpointing in the model's own code does: use model.checkpointing=true in its place, or "
+                "batch_norm: micro"
             )
         self._follow(number, index)
         if number == 0 and not self.is_agreed:
@@ -229,15 +234,15 @@ class SideBySide:
         answer, self.answers[number] = self.answers[number], None
         return answer
 
-    def normalized(self, index: int, brought: Sequence[Any]) -> Sequence[Any]:
-        """See :func:`rankless.world.global_norm.normalized`."""
+    def statistics(self, index: int, wide: Sequence[Tensor]) -> Sequence[Any]:
+        """See :func:`rankless.world.global_norm.measured`."""
         self._agree(index)
         self.calls[index] += 1
         norm = self.norms[index]
         # The running statistics hold the mean over a norm's calls.
         momentum = float(norm.momentum or 0) / self.calls[index]
         check = partial(self.check, index)
-        return normalized(norm, momentum, self.exchange.total, check, brought)
+        return measured(norm, momentum, self.exchange.total, check, wide)
 
     def _end_forward(self, ended: Sequence[None]) -> Sequence[None]:
         self._agree(_END)
