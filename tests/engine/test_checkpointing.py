@@ -28,8 +28,8 @@ CASES = {
     "anchor-free": ["SMALL", *SIX, "model.name=yolov4-tiny-anchor-free", "model.dfl=4"],
     "resnet": [*DIGITS, "model.name=resnet20-cifar", "model.dropout=0.2", "precision=fp32"],
     "densenet in sync": [
-        *DIGITS, "batch_norm=sync", "model.name=densenet121", "model.densenet.growth=4", "model.densenet.stem=small",
-        "model.dropout=0.2", "precision=fp32",
+        *DIGITS, "batch_norm=sync", "model.name=densenet121", "model.densenet.growth=4",
+        "model.densenet.stem=small", "model.dropout=0.2", "precision=fp32",
     ],
 }  # fmt: skip
 

@@ -117,9 +117,21 @@ def test_what_never_fits_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sentence.endswith("took more than 0.05 GiB; use a smaller model or smaller images")
 
 
-def test_norms_over_the_whole_batch_are_refused() -> None:
-    with pytest.raises(UserError, match=r"batch\.micro decides nothing about memory"):
-        fit(load("digits", ["batch_norm=sync"]), None, print)
+@pytest.mark.processes
+def test_norms_over_the_whole_batch_need_room_for_a_share_of_the_step(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["fit", *SMALL, "batch.images=6", "batch.micro=2", "batch_norm=sync", "--devices", "1", "--json"]
+    assert main(words) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert [one["micro"] for one in answer["tried"]] == [2, 4, 6]
+    assert answer["largest"] == 6 and answer["devices_needed"] == 1
+    _, middle, large = (one["memory"] for one in answer["tried"])
+    monkeypatch.setattr("rankless.launch.planning.fit._USABLE", 1.0)
+    monkeypatch.setattr("rankless.hardware.memory.available", lambda: (middle + large) // 2)
+    assert main(words) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert answer["largest"] == 4 and answer["devices_needed"] == 2
 
 
 ONE_PIXEL = (*SMALL, "model.image_size=32", "data.multi_scale=0")

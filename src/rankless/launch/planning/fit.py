@@ -1,4 +1,7 @@
-"""``rankless fit``: the largest micro-batch that this device can train, found by training it."""
+"""``rankless fit``: the largest micro-batch that this device can train, found by training it.
+
+With ``batch_norm: sync`` a device holds all its micro-batches at once; then the largest share of a step.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _TOO_SMALL = "too small: batch norm sees one value per channel"
 
 @dataclass(frozen=True)
 class Tried:
-    """A micro-batch that was tried.
+    """A micro-batch that was tried, or with ``batch_norm: sync`` a device's share of a step.
 
     Attributes:
         micro: images in it.
@@ -68,10 +71,22 @@ class Fitted:
         """The largest one that fits."""
         return [one for one in self.tried if not one.problem][-1]
 
+    @property
+    def is_sync(self) -> bool:
+        """Whether shares of a step were tried."""
+        return self.recipe.batch_norm == "sync"
+
+    @property
+    def needed(self) -> int:
+        """The devices that a step needs, of which each takes the largest share (``batch_norm: sync``)."""
+        batch = self.recipe.batch
+        return -(-batch.micro_batches // (self.largest.micro // batch.micro))
+
     def as_json(self) -> dict[str, Any]:
         """For a program; bytes, and images per second."""
         return {
             "largest": self.largest.micro,
+            **({"devices_needed": self.needed} if self.is_sync else {}),
             "tried": [asdict(one) for one in self.tried],
             "free": self.free,
             "devices": self.devices,
@@ -83,11 +98,18 @@ class Fitted:
         batch, largest = self.recipe.batch, self.largest
         kind = "process" if device().type == "cpu" else "GPU"
         yield f"{_gib(self.free)} for each {kind}, {counted(self.devices, 'device')}, {self.recipe.precision}"
-        yield "batch.micro     memory  images/s"
+        yield f"{'images held' if self.is_sync else 'batch.micro'}     memory  images/s"
         for one in self.tried:
             taken = _gib(one.memory) if one.memory else "–"
             yield f"{one.micro:11} {taken:>10}  {one.problem or f'{one.speed:8.1f}'}"
         best = max((one for one in self.tried if one.speed), key=lambda one: one.speed or 0.0)
+        if self.is_sync:
+            yield (
+                f"the largest share of a step that a device holds: {counted(largest.micro, 'image')}; "
+                f"batch.images={batch.images} takes {counted(self.needed, 'device')}"
+            )
+            yield from self._more_room()
+            return
         yield f"the largest that fits: batch.micro={largest.micro}"
         if best.micro != largest.micro:
             yield f"the fastest: batch.micro={best.micro}"
@@ -98,6 +120,9 @@ class Fitted:
             )
         if batch.images // largest.micro == self.devices and largest.micro != batch.images:
             yield f"a larger one would leave a step too few micro-batches for {self.devices} devices"
+        yield from self._more_room()
+
+    def _more_room(self) -> Iterator[str]:
         if not self.recipe.model.checkpointing and self.tried[-1].problem:
             yield "more would fit with model.checkpointing=true"
 
@@ -114,16 +139,12 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
         UserError: the recipe cannot be trained here, not even with micro-batches of the smallest size.
     """
     recipe, _ = checked(recipe, None, [])
-    if recipe.batch_norm == "sync":
-        raise UserError(
-            "batch_norm is 'sync', with which a device holds all its micro-batches at once, so batch.micro "
-            "decides nothing about memory: use more devices, or a smaller batch.images"
-        )
     recipe = with_precision(resolve_recipe(recipe))
     ranks = devices or min(devices_here(recipe.threads), recipe.batch.images)
     on_cpu = device().type == "cpu"
     free = int(_USABLE * memory.available() / ranks) if on_cpu else int(torch.cuda.mem_get_info()[0])
-    sizes = _sizes(recipe.batch.images, ranks)
+    is_sync = recipe.batch_norm == "sync"
+    sizes = _shares(recipe.batch) if is_sync else _sizes(recipe.batch.images, ranks)
     search = _Search(_at_its_largest(recipe), free, on_cpu, say)
     search.run(sizes)
     tried = sorted(search.tried.values(), key=lambda one: one.micro)
@@ -136,8 +157,9 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
                 "which there is no variance; use a larger model.image_size or batch.images, or "
                 "batch_norm: frozen"
             )
+        share = "a share of a step" if is_sync else "a micro-batch"
         raise UserError(
-            f"a micro-batch of {counted(too_large[0].micro, 'image')} does not fit into the memory of this "
+            f"{share} of {counted(too_large[0].micro, 'image')} does not fit into the memory of this "
             f"device ({_gib(free)} free): {too_large[0].problem}; use a smaller model or smaller images"
         )
     return found
@@ -148,6 +170,11 @@ def _sizes(images: int, ranks: int) -> list[int]:
     if ranks > images:
         raise UserError(f"--devices is {ranks}, but batch.images is {images}: expected at most as many")
     return [size for size in range(1, images // ranks + 1) if images % size == 0]
+
+
+def _shares(batch: Batch) -> list[int]:
+    """The images of a step that a device can hold, from one micro-batch to all of them."""
+    return [batch.micro * count for count in range(1, batch.micro_batches + 1)]
 
 
 def _at_its_largest(recipe: Recipe) -> Recipe:
@@ -169,6 +196,7 @@ class _Search:
 
     def __init__(self, recipe: Recipe, free: int, on_cpu: bool, say: Callable[[str], None]) -> None:
         self.recipe, self.free, self.on_cpu, self.say = recipe, free, on_cpu, say
+        self.is_sync = recipe.batch_norm == "sync"
         self.tried: dict[int, Tried] = {}
         self.sees = False
 
@@ -191,7 +219,7 @@ class _Search:
         if self.on_cpu and expected > self.free:
             self.tried[micro] = Tried(micro, problem=f"would take about {_gib(expected)}: not tried")
         else:
-            self.say(f"training with batch.micro={micro} …")
+            self.say(f"training with {'images held' if self.is_sync else 'batch.micro'}={micro} …")
             self.tried[micro] = self._try(micro)
         return not self.tried[micro].problem or self.tried[micro].too_small
 
@@ -204,7 +232,8 @@ class _Search:
         return int(taken + (taken - below) / (size - less) * (micro - size))
 
     def _try(self, micro: int) -> Tried:
-        batch = Batch(images=_MICRO_BATCHES * micro, micro=micro)
+        each_micro, count = (self.recipe.batch.micro, 1) if self.is_sync else (micro, _MICRO_BATCHES)
+        batch = Batch(images=count * micro, micro=each_micro)
         with tempfile.TemporaryFile() as log, StepProcess(replace(self.recipe, batch=batch), log) as process:
             try:
                 with guarded(process.pid, self.free if self.on_cpu else 0) as over:
@@ -220,7 +249,7 @@ class _Search:
                     raise
                 return Tried(micro, problem=f"took more than {_gib(self.free)}")
         each = answer["load"] + answer["forward"] + (answer["backward"] + answer["last"]) / 2
-        seconds = each + answer["update"] * micro / self.recipe.batch.images
+        seconds = each * batch.micro_batches / count + answer["update"] * micro / self.recipe.batch.images
         return Tried(micro, int(answer["memory"]), micro / seconds)
 
 

@@ -101,7 +101,9 @@ def _measure(question: Callable[[], Any], answer: Callable[[Any], None]) -> None
     from rankless.world.process_group import join
 
     recipe = from_json(asked)
-    count = min(recipe.batch.micro_batches, _MICRO_BATCHES)
+    count = recipe.batch.micro_batches
+    if recipe.batch_norm != "sync":  # which has all of them in memory at once
+        count = min(count, _MICRO_BATCHES)
     short = replace(
         recipe, batch=Batch(images=count * recipe.batch.micro, micro=recipe.batch.micro), epochs=_ENDLESS
     )
