@@ -18,9 +18,6 @@ def needed(module: str, extra: str, where: str) -> Any:
 
     Returns:
         The module.
-
-    Raises:
-        UserError: it is not installed, or it cannot be imported.
     """
     try:
         return importlib.import_module(module)

@@ -68,11 +68,7 @@ def _line_of_darknet(words: Sequence[str]) -> str:
 
 
 def refuse_foreign(arguments: Sequence[str]) -> None:
-    """Refuse the words of other programs in a line such as ``predict model=my.pt conf=0.3``.
-
-    Raises:
-        UserError: there are some; with the line to write.
-    """
+    """Refuse the words of other programs in a line such as ``predict model=my.pt conf=0.3``."""
     command, *words = arguments or ("",)
     if command not in COMMANDS:
         return

@@ -17,11 +17,7 @@ from rankless.runs.trained_weights import trained_weights_of
 
 
 def check_target(target: Path, sources: Sequence[str] = ()) -> None:
-    """Check that there are weights at ``target``, and something at each source.
-
-    Raises:
-        UserError: all that are missing.
-    """
+    """Check that there are weights at ``target``, and something at each source."""
     problems = [
         f"'{source}': no such file or folder{_of_cameras(source)}"
         for source in sources
@@ -38,9 +34,6 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     Args:
         recipe: whose paths are of this machine.
         begins: whether the run begins; one that goes on needs no weights to start from.
-
-    Raises:
-        UserError: all that are missing.
     """
     problems: list[str] = []
     if recipe.task in BUILT_IN_TASKS and recipe.data.root != "digits":

@@ -174,11 +174,7 @@ def bench(
 def _asked(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.Asked:
-    """What the options ask for.
-
-    Raises:
-        UserError: all that is wrong with them.
-    """
+    """What the options ask for."""
     problems: list[str] = []
 
     def read(how: Callable[[str], Value], text: str | None) -> Value | None:

@@ -143,11 +143,7 @@ def _words(text: str) -> list[str]:
 
 
 def _as_overrides(options: dict[str, float | int | str | None], overrides: Sequence[str]) -> list[str]:
-    """The options that stand for a key of the recipe.
-
-    Raises:
-        UserError: the key is given as well.
-    """
+    """The options that stand for a key of the recipe."""
     given = {option: value for option, value in options.items() if value is not None}
     keys = {word.partition("=")[0] for word in overrides}
     if twice := [option for option in given if _KEYS[option] in keys]:
@@ -171,11 +167,7 @@ def _named_as_given(options: dict[str, float | int | str | None]) -> Iterator[No
 
 
 def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
-    """The sources, with the lines of a file in the place of ``@FILE``; ``@-`` is the standard input.
-
-    Raises:
-        UserError: lists that cannot be read, or that are empty.
-    """
+    """The sources, with the lines of a file in the place of ``@FILE``; ``@-`` is the standard input."""
     every: list[str] = []
     problems = []
     for source in sources:

@@ -40,11 +40,7 @@ class Given:
     parallel: str
 
     def recipe(self) -> tuple[str | None, Sequence[str]]:
-        """The name of a recipe, if there is one, and changes.
-
-        Raises:
-            UserError: nothing says what is to be resumed.
-        """
+        """The name of a recipe, if there is one, and changes."""
         found = recipe_and_overrides(self.words)
         if self.resume and self.run is None:
             run = next((word for word in self.words if Path(word).is_dir()), "runs/digits")
@@ -52,11 +48,7 @@ class Given:
         return found
 
     def refuse(self, inline: str, download: str, parallel: str) -> None:
-        """Raise for options that cannot be had, given why not.
-
-        Raises:
-            UserError: each of them.
-        """
+        """Raise for options that cannot be had, given why not."""
         in_threads = self.parallel != "processes"
         options = (
             ("--inline", self.inline, inline),
@@ -68,11 +60,7 @@ class Given:
 
 
 def here(given: Given) -> int:
-    """Train on this machine.
-
-    Raises:
-        UserError: whatever is the user's to fix.
-    """
+    """Train on this machine."""
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.run_lock import refuse_nothing
     from rankless.runs.directory import RunDirectory
@@ -117,11 +105,7 @@ def here(given: Given) -> int:
 def on_hosts(
     given: Given, hosts: str, min_hosts: str, ssh: str, python: str | None, *, sync: bool, detach: bool
 ) -> int:
-    """Train on several machines, or have the first of them do it.
-
-    Raises:
-        UserError: whatever is the user's to fix.
-    """
+    """Train on several machines, or have the first of them do it."""
     given.refuse(
         inline="trains in this process, but --hosts starts others; leave out either",
         download="gets files for this machine alone; leave it out with --hosts",
@@ -148,11 +132,7 @@ def on_hosts(
 
 
 def as_a_rank(given: Given, environment: Environment, hosts: str | None) -> int:
-    """Train as the rank that a launcher has made of this process.
-
-    Raises:
-        UserError: as :func:`rankless.launch.member.train` does.
-    """
+    """Train as the rank that a launcher has made of this process."""
     from rankless.launch import member
 
     def ask() -> Asked:
@@ -171,11 +151,7 @@ def as_a_rank(given: Given, environment: Environment, hosts: str | None) -> int:
 
 
 def _asked(given: Given, *, is_first: bool) -> Asked:
-    """Read what the rank of a cluster's launcher is to train, with its instruction set in use.
-
-    Raises:
-        UserError: a mistake in the words or in the recipe.
-    """
+    """Read what the rank of a cluster's launcher is to train, with its instruction set in use."""
     from rankless.launch.member import Asked
     from rankless.runs.directory import RunDirectory
 

@@ -92,11 +92,7 @@ Devices = Annotated[
 
 
 def device_count(devices: str) -> int | None:
-    """The number that --devices gives; None for all.
-
-    Raises:
-        UserError: it is no number, or names GPUs.
-    """
+    """The number that --devices gives; None for all."""
     if "," in devices:
         raise UserError(
             f"--devices is {devices}, which names GPUs, but here it is how many: expected a number or auto; "
@@ -108,11 +104,7 @@ def device_count(devices: str) -> int | None:
 
 
 def devices_here(devices: str) -> int | tuple[int, ...] | None:
-    """The number of devices that --devices gives, or the numbers of the GPUs that it names; None for all.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """The number of devices that --devices gives, or the numbers of the GPUs that it names; None for all."""
     if "," not in devices:
         return device_count(devices)
     words = [word.strip() for word in devices.removesuffix(",").split(",")]
@@ -143,11 +135,7 @@ def part(**options: Any) -> App:
 
 
 def class_pairs(given: str) -> list[list[str]]:
-    """The pairs of --classes-map: ``a=b, c=d``, or a file with one on each line.
-
-    Raises:
-        UserError: a pair without '=', or a file that cannot be read.
-    """
+    """The pairs of --classes-map: ``a=b, c=d``, or a file with one on each line."""
     lines = given.split(",")
     if Path(given).is_file():
         try:
@@ -166,11 +154,7 @@ def class_pairs(given: str) -> list[list[str]]:
 
 
 def refuse_stray(words: Sequence[str], example: str) -> None:
-    """Raise where a word is no ``key=value``, such as the example.
-
-    Raises:
-        UserError: all of them.
-    """
+    """Raise where a word is no ``key=value``, such as the example."""
     if stray := [word for word in words if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in {example}" for word in stray)
 

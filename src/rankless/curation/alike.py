@@ -107,11 +107,7 @@ def find_alike(whole: Annotations, *, near: bool = True) -> Alike:
 
 
 def thumbnail(data: bytes, name: str) -> Thumbnails:
-    """Make the thumbnail of an encoded image, (3 * 16 * 16,).
-
-    Raises:
-        UnreadableImage: it does not decode.
-    """
+    """Make the thumbnail of an encoded image, (3 * 16 * 16,)."""
     pixels = read_for(io.BytesIO(data), _SHOWN, name=name).image.permute(1, 2, 0).contiguous().numpy()
     means = Image.fromarray(pixels).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
     return np.asarray(means).transpose(2, 0, 1).reshape(-1)

@@ -171,9 +171,6 @@ def check(
         splits: these alone; all if empty.
         classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         quick: read only the headers of images, and compare none.
-
-    Raises:
-        UserError: nothing there, nothing known, or no such split.
     """
     data = open_data_set(root, format, splits, classes=classes, examined=True, rescan=True)
     findings: dict[str, Findings] = {}

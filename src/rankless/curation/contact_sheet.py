@@ -37,11 +37,7 @@ _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
 
 
 def write(selection: Selection, out: Path, outputs: Outputs) -> None:
-    """Write the sheet to ``out``, one of the outputs.
-
-    Raises:
-        UserError: nothing to show, or it cannot be written.
-    """
+    """Write the sheet to ``out``, one of the outputs."""
     if not selection.shown:
         raise UserError(f"{selection.title}: no such image to show")
     outputs.refuse_inputs(selection.files)

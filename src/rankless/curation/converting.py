@@ -101,9 +101,6 @@ def convert(
         classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         how: whether images are copied, or linked; see :class:`ImageFiles`.
         shard_bytes: the largest size of a shard, of tar shards.
-
-    Raises:
-        UserError: invalid data, a format that cannot hold it, or ``out`` lies in it or cannot be written.
     """
     to = known_format(to, "--to", also=())
     must_be_outside(root, out)

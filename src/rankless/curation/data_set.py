@@ -75,9 +75,6 @@ def open_data_set(
         classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         examined: accept it whatever is wrong with it.
         rescan: read it again, images' headers too, even if no annotation seems to have changed.
-
-    Raises:
-        UserError: nothing there, unknown format, no such split; unless examined, what stops a training.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError(
@@ -111,9 +108,6 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
         outputs: what the command is about to write.
         root, format: see :func:`open_data_set`. In a folder everything belongs to the data set, such as
             masks that no format here knows.
-
-    Raises:
-        UserError: an output would.
     """
     if not outputs.forced or is_remote(root):
         return  # reading splits that nobody asked for can take long
@@ -132,11 +126,7 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
 
 
 def known_format(name: str, option: str = "--format", also: Sequence[str] = ("auto",)) -> str:
-    """Return the format that ``name`` means; ``yolo`` is Darknet's.
-
-    Raises:
-        UserError: it is no format.
-    """
+    """Return the format that ``name`` means; ``yolo`` is Darknet's."""
     if name == "yolo":
         return "darknet"
     if name not in (*also, *NAMES):
@@ -146,11 +136,7 @@ def known_format(name: str, option: str = "--format", also: Sequence[str] = ("au
 
 
 def together(splits: Sequence[Annotations]) -> Annotations:
-    """Return all images of several splits; one that several of them list counts once.
-
-    Raises:
-        UserError: their classes differ.
-    """
+    """Return all images of several splits; one that several of them list counts once."""
     first = splits[0]
     if any(each.class_names != first.class_names for each in splits):
         classes = "; ".join(listed(each.class_names) for each in splits)
@@ -191,11 +177,7 @@ def names_below(root: str, annotations: Annotations) -> list[str]:
 
 
 def must_be_outside(root: str, out: Path) -> None:
-    """Raise if the new folder lies in the data set, which would then contain its copy.
-
-    Raises:
-        UserError: it does.
-    """
+    """Raise if the new folder lies in the data set, which would then contain its copy."""
     path = Path(root).expanduser()
     inner = Path(os.path.realpath(out.expanduser()))
     if path.is_dir() and Path(os.path.realpath(path)) in inner.parents:
@@ -217,11 +199,7 @@ def beside(root: str, ending: str) -> Path:
 
 
 def pattern(text: str, option: str) -> re.Pattern[str]:
-    """A regular expression of the user's.
-
-    Raises:
-        UserError: it is not.
-    """
+    """A regular expression of the user's."""
     try:
         return re.compile(text)
     except re.error as error:

@@ -36,9 +36,6 @@ def fill(recipe: Recipe) -> list[Filled]:
     """Decode the images that a recipe trains and scores on, each as large as the recipe needs it.
 
     What is cached already is not decoded again, so an interrupted run goes on.
-
-    Raises:
-        UserError: invalid data, no room, or images that are generated, not read from files.
     """
     recipe = replace(recipe, data=replace(recipe.data, cache="disk"))
     task = open_task(recipe)

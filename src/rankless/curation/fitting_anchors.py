@@ -81,9 +81,6 @@ def fitted_anchors(
         count: how many anchors; as many as the model has if not given.
         size: the input's (H, W) in pixels; the model's if not given.
         seed: of k-means.
-
-    Raises:
-        UserError: no such data or model, a model without anchors, too few boxes.
     """
     format = known_format(format)
     zoo.check_name(model)

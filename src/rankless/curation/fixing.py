@@ -62,9 +62,6 @@ def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     Args:
         checked: what a check found.
         drop_invalid: whether the user wants that for boxes.
-
-    Raises:
-        UserError: there is such a finding.
     """
     found = {
         f"{name}: {kind}: {count:,}" + (f"; the first: {first[0]}" if first else ""): kind
@@ -98,9 +95,6 @@ def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool =
         out: the new folder; must not be there or be empty.
         drop_invalid: see :func:`refuse_misread`.
         link: link images instead of copying them.
-
-    Raises:
-        UserError: what stops a training, nothing would be left of a split, or ``out`` cannot be written.
     """
     refuse_misread(checked, drop_invalid=drop_invalid)
     data, changes = checked.data, []

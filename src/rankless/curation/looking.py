@@ -96,9 +96,6 @@ def select(
         classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         augmented: show them as a training by this recipe sees them in its first epoch; it is asked for the
             recipe by the task that the data is for, ``detect`` or ``classify``.
-
-    Raises:
-        UserError: nothing there, no such split or class, or a recipe that does not fit the data.
     """
     format = known_format(format)
     if root == DIGITS and not Path(root).exists():

@@ -184,9 +184,6 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
         target: a run directory (its best weights are used) or a weights file.
         overrides: ``key=value``, changes to its recipe, such as ``data.root=…``.
         split: of the data; None is the recipe's ``data.val``.
-
-    Raises:
-        UserError: no weights, a task that is not built in, or data that cannot be opened.
     """
     loaded = trained.load(path := weights_of(target))
     if loaded.recipe.task not in ("detect", "classify"):

@@ -108,9 +108,6 @@ def split(
         near: images that are nearly the same stay together, too; identical ones always do.
         seed: another one divides otherwise.
         link: link images instead of copying them.
-
-    Raises:
-        UserError: invalid fractions, a pattern that matches nothing, a split without images, invalid data.
     """
     wanted = _fractions(val, test)
     expression = None if group is None else pattern(group, "--group")

@@ -32,11 +32,7 @@ Splits = dict[str, Annotations]
 
 
 def plot(data: DataSet, out: Path, outputs: Outputs) -> None:
-    """Write the image to ``out``, one of the outputs.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write the image to ``out``, one of the outputs."""
     outputs.refuse_inputs(chain.from_iterable(each.paths() for each in data.splits.values()))
     spare(outputs, data.root, data.format)
     drawn = figure(data)

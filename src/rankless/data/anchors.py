@@ -72,9 +72,6 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
         sizes: widths and heights in pixels, (N, 2), above 0.
         count: how many anchors, 1 or more.
         seed: the recipe's.
-
-    Raises:
-        UserError: fewer different sizes than anchors.
     """
     boxes, weights = _distinct(sizes)
     if len(boxes) < count:

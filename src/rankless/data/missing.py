@@ -15,9 +15,6 @@ def refuse_gone(root: str, before: str, weights: Path) -> None:
         root: of the data to score with.
         before: of the data that the weights were trained on; a relative one counts from here, too.
         weights: for the message.
-
-    Raises:
-        UserError: there is nothing.
     """
     by_name = root == "digits" or root.startswith("torchvision/")
     if root == before and not by_name and missing_data(root):

@@ -63,11 +63,7 @@ class Copies:
         self._tensors: dict[tuple[str, str], Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
-        """Return the same on the CPU, which training goes on without changing; the copy before is lost.
-
-        Raises:
-            RuntimeError: there is not enough memory; none is held then.
-        """
+        """Return the same on the CPU, which training goes on without changing; the copy before is lost."""
         try:
             model = self._copied("model", snapshot.model)
             ema = None if snapshot.ema is None else self._copied("ema", snapshot.ema)
@@ -93,11 +89,7 @@ class Copies:
 
 
 def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Sequence[str]) -> None:
-    """Write one checkpoint and make ``last`` name it.
-
-    Raises:
-        OSError: the disk is full or gone; nothing half-written stays.
-    """
+    """Write one checkpoint and make ``last`` name it."""
     target = run.step_directory(snapshot.step)
     new, old = beside(target, "tmp"), beside(target, "aside")
     for left in (new, old):
@@ -153,9 +145,6 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
     Args:
         run: where to look.
         warn: called about every damaged checkpoint that is skipped.
-
-    Raises:
-        UserError: there are checkpoints, but every one is damaged.
     """
     recover(run)
     damaged: list[str] = []

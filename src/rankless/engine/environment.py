@@ -115,9 +115,6 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
 
     Returns:
         What this rank computes with; and on rank 0 a warning where ranks differ in what changes bits.
-
-    Raises:
-        UserError: on every rank, where versions, data or backend differ, or ``cpu_isa`` could not be had.
     """
     mine = describe(world.device)
     must = {name: value for name, value in mine["versions"].items() if name not in _MAY_DIFFER}
@@ -152,9 +149,6 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
 
     Returns:
         Warnings for a person: what differs from the start before and so changes the weights to come.
-
-    Raises:
-        OSError: it cannot be written.
     """
     before, problem = starts.read(path)
     warnings = []

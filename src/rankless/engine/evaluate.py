@@ -73,11 +73,6 @@ def evaluate(
         progress: called before every batch, and after the last one, with how many of this rank's batches are
             predicted, and of how many.
         keep: called on rank 0 with all predictions in the order of the images; must not raise.
-
-    Raises:
-        Stopped: on every rank, if ``stop`` returned true on one of them before everything was predicted.
-        UserError: the task's predictions or scores are invalid, or more images than ``data.max_bad`` allows
-            cannot be read.
     """
     data = task.evaluation_data()
     size = recipe.batch.micro if recipe.evaluate.batch == "auto" else recipe.evaluate.batch
@@ -200,11 +195,7 @@ def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Lin
 
 
 def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: World) -> list[Unreadable]:
-    """Collect all ranks' unreadable images by index; every rank returns the same list.
-
-    Raises:
-        UserError: there are too many, or no image is left.
-    """
+    """Collect all ranks' unreadable images by index; every rank returns the same list."""
     gathered = world.gather(list(mine))
     missing: list[Unreadable] = world.broadcast(
         sorted({one for rank in gathered for one in rank}) if gathered is not None else None
@@ -263,10 +254,6 @@ class Failures:
 
         Args:
             stopped: whether this rank left early.
-
-        Raises:
-            UserError: a rank has failed.
-            Stopped: none has failed, but one left early.
         """
         mine = [type(self.error).__name__, list(self.error.problems)] if self.error else None
         gathered = self.world.gather([mine, stopped])

@@ -24,9 +24,6 @@ class Backbone:
 
     Attributes:
         norms: the backbone's batch norms while it is frozen, none once it is released.
-
-    Raises:
-        UserError: the model does not say what its backbone is, or nothing is left to train.
     """
 
     def __init__(self, model: nn.Module) -> None:

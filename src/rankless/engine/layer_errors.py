@@ -18,12 +18,7 @@ _WRAPPERS = ("module.", "model.")
 
 @contextmanager
 def explained(recipe: Recipe) -> Iterator[None]:
-    """Inside, these errors of PyTorch's are raised as sentences.
-
-    Raises:
-        UserError: an operation without deterministic kernels.
-        OneValueError: a batch norm that sees a single value.
-    """
+    """Inside, these errors of PyTorch's are raised as sentences."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

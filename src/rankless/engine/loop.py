@@ -90,10 +90,6 @@ def train(
 
     Returns:
         Whether all steps are done; False after a stop request, when the state was saved.
-
-    Raises:
-        UserError: an invalid task, invalid data, weights or a checkpoint that do not fit, a loss that is not
-            a number, a full disk.
     """
     task = task or open_task(recipe)
     setup = prepare(task, recipe, run, world, resume=resume, launched=launched or {}, dry_run=dry_run)
@@ -218,11 +214,7 @@ class _Loop:
             self.sinks.event("waiting", done, advice)
 
     def _report_replaced(self, done: int, mine: Sequence[Unreadable]) -> None:
-        """Report images that could not be read; every rank calls it with those that it met.
-
-        Raises:
-            UserError: on every rank, the state saved, when there are more than ``data.max_bad`` allows.
-        """
+        """Report images that could not be read; every rank calls it with those that it met."""
         for one in self.state.unreadable.meet(self.world, mine):
             text = f"{one.path} cannot be read ({one.reason}); others are trained on in its place"
             self.sinks.event("unreadable", done, text)
@@ -273,11 +265,7 @@ class _Loop:
         return scores
 
     def _best(self, scores: Scores) -> str:
-        """The name of the score by which the best weights are chosen.
-
-        Raises:
-            UserError: the recipe names one that there is not, or that is no number.
-        """
+        """The name of the score by which the best weights are chosen."""
         best = self.recipe.evaluate.best
         if best == "auto" or self.setup.dry_run:
             return self.setup.task.score_name
@@ -310,10 +298,6 @@ def update(state: TrainingState, step: int, totals: Totals) -> Numbers:
     """Turn summed gradients into new weights: clip, step, norms, EMA.
 
     The device is waited for once, between the gradient and the weights.
-
-    Raises:
-        DivergedError: on every rank, with the state as before the step: a parameter was not used, or the
-            loss or the gradient is not finite.
     """
     numbers = state.clip(step, totals)
     skipped = state.step()

@@ -94,9 +94,6 @@ class Mirrors:
 
         Returns:
             Sentences of this rank about what it has kept.
-
-        Raises:
-            OSError: on this rank alone: it cannot write its file.
         """
         if not self.several:
             return []

@@ -100,9 +100,6 @@ def restore_state(
         optimizer, model: of the run.
         tensors: each of the shape of its parameter, or a scalar for ``step``.
         source: of the tensors, for messages.
-
-    Raises:
-        UserError: a tensor belongs to no parameter, or has another shape.
     """
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():

@@ -71,10 +71,6 @@ def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Se
         run: this rank's run directory.
         recipe: to go on with.
         class_names: written into the weights.
-
-    Raises:
-        UserError: on every rank: there are checkpoints, but every one is damaged; or a machine holds those
-            of another run.
     """
     reports = dict(enumerate(mirrors.world.all_gather(_look(mirrors, run))))
     reports = {rank: reports[rank] for rank in mirrors.writers}
@@ -214,9 +210,6 @@ def open_journal(
 
     Returns:
         The journal, None on ranks that keep no copy or could not write it; and warnings.
-
-    Raises:
-        UserError: rank 0's cannot be written, and there is no other.
     """
     journal: Journal | None = None
     said: list[str] = []

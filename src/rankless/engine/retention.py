@@ -64,11 +64,7 @@ class Retention:
         return None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Save a state, which may no longer be the run's; on a full disk older checkpoints make room for it.
-
-        Raises:
-            OSError: it cannot be written; what was there before stays, but for what made room.
-        """
+        """Save a state, which may no longer be the run's; on a full disk older checkpoints make room for it."""
         self.removed = []
         try:
             self._write(snapshot)
@@ -124,9 +120,6 @@ def check_disk_space(
 
     Returns:
         Warnings, where these fit but not all that the recipe keeps, or do not fit on one machine of several.
-
-    Raises:
-        UserError: on every rank: they fit nowhere.
     """
     error: str | None = None
     warning: str | None = None

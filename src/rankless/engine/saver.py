@@ -155,11 +155,7 @@ class Saver:
         return self.is_best
 
     def save(self, step: int, *, required: bool) -> None:
-        """Write a checkpoint; one that is not ``required`` is written while training goes on.
-
-        Raises:
-            UserError: it is ``required`` and cannot be written; any other is tried again later.
-        """
+        """Write a checkpoint; one that is not ``required`` is written while training goes on."""
         self.settle()
         self.is_best = False
         self.mirrors.send_journal()
@@ -203,11 +199,7 @@ class Saver:
         return Outcome(problem, advice, lines, self.retention.removed, has_best, self.retention.saved_best)
 
     def settle(self, *, required: bool = False) -> None:
-        """Wait for the save in progress, if there is one, and report how it went; every rank must call it.
-
-        Raises:
-            UserError: it is ``required`` and could not be written.
-        """
+        """Wait for the save in progress, if there is one, and report how it went; every rank must call it."""
         begun, self._begun = self._begun, None
         if begun is None:
             return
@@ -263,11 +255,7 @@ class Saver:
 
     @contextmanager
     def saving_on_divergence(self, step: int) -> Iterator[None]:
-        """Inside, what cannot be trained on costs no step: the state after ``step`` steps is saved first.
-
-        Raises:
-            UserError: on every rank, with the way on from the newest checkpoint.
-        """
+        """Inside, what cannot be trained on costs no step: the state after ``step`` steps is saved first."""
         try:
             yield
         except DivergedError as error:
@@ -292,11 +280,7 @@ class Saver:
         ]
 
     def _report(self, step: int, outcomes: Mapping[int, Outcome], *, required: bool) -> None:
-        """Report what could not be written; a copy that fails again and again is reported once.
-
-        Raises:
-            UserError: the checkpoint is required, and no copy has it.
-        """
+        """Report what could not be written; a copy that fails again and again is reported once."""
         removed = {
             rank: f"removed the checkpoints of the steps {', '.join(map(str, one.removed))} to make room"
             for rank, one in outcomes.items()

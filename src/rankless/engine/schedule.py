@@ -63,11 +63,7 @@ class StepSchedule:
 
     @cached_property
     def milestones(self) -> tuple[int, ...]:
-        """The steps at which the schedule ``step`` lowers the rate.
-
-        Raises:
-            UserError: one of them does not come after the one before.
-        """
+        """The steps at which the schedule ``step`` lowers the rate."""
         asked = self.recipe.schedule.milestones or ("80%", "90%")
         exact = [self.length.exact(one) for one in asked]
         if any(later <= earlier for earlier, later in pairwise(exact)):

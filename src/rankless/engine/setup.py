@@ -87,9 +87,6 @@ class Setup:
         """The journal, the terminal and the users' sinks, started, with all messages.
 
         On other ranks the copy of the journal alone, where the rank keeps one.
-
-        Raises:
-            UserError: the journal cannot be written.
         """
         reason = ending(self.run.journal)
         unscored = self.state.unscored

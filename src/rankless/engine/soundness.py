@@ -40,9 +40,6 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
 
     Returns:
         A warning where they were not the same.
-
-    Raises:
-        UserError: the ranks made models of other layers or sizes.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     layout = [[name, str(t.dtype), *t.shape] for name, t in tensors.items()]

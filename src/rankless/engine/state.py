@@ -150,12 +150,7 @@ class TrainingState:
         self._wrap()
 
     def clip(self, step: int, totals: Totals) -> Numbers:
-        """Turn the summed gradients of ``step`` into their mean, unscale and clip it; wait for the device.
-
-        Raises:
-            DivergedError: on every rank, with the state as before the step: a parameter was not used, or the
-                loss or the gradient is not finite.
-        """
+        """Turn the summed gradients of ``step`` into their mean, unscale and clip it; wait for the device."""
         self.scaler.unscale_(self.optimizer)
         numbers = totals.read(divide_and_clip(self.trained, totals.count, self.recipe.optim.clip))
         if not math.isfinite(numbers.gradient_norm) or not math.isfinite(numbers.loss):
@@ -193,11 +188,7 @@ class TrainingState:
         return {**self.model.state_dict(), **{f"{name} (ema)": value for name, value in averaged.items()}}
 
     def check(self, step: int) -> None:
-        """See that the weights after ``step`` steps are the same on every rank, and finite.
-
-        Raises:
-            DivergedError: on every rank, when they are not.
-        """
+        """See that the weights after ``step`` steps are the same on every rank, and finite."""
         weights = self.weights()
         if error := differing(step, weights, self.world):
             raise DivergedError(error, is_whole=False, repeats=False)
@@ -205,11 +196,7 @@ class TrainingState:
             raise DivergedError(weights_not_finite(step, bad, self.recipe), is_whole=False, repeats=True)
 
     def start_from_pretrained(self) -> list[str]:
-        """Begin with the weights that ``model.pretrained`` names; messages about it.
-
-        Raises:
-            UserError: they do not fit, or are not the same on every rank.
-        """
+        """Begin with the weights that ``model.pretrained`` names; messages about it."""
         pretrained = self.recipe.model.pretrained
         messages = start_from(self.model, pretrained, self.task.class_names, self.recipe.model)
         if not messages:
@@ -243,11 +230,7 @@ class TrainingState:
         )
 
     def restore(self, snapshot: Snapshot, source: str) -> None:
-        """Go on from a checkpoint, whatever the number of ranks that wrote it.
-
-        Raises:
-            UserError: it is of another model, or of other data.
-        """
+        """Go on from a checkpoint, whatever the number of ranks that wrote it."""
         images = snapshot.state.get("images")
         if images != self.images:
             raise UserError(

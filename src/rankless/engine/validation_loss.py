@@ -63,9 +63,6 @@ def batch_loss(
         seed: the recipe's; with ``first`` it seeds what the loss draws, as the samples of Faster R-CNN.
         first: index of the batch's first image.
         device: the model's.
-
-    Raises:
-        UserError: the loss is none.
     """
     if unreadable_in(batch):
         readable = getattr(batch, "readable", None)

@@ -41,11 +41,7 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only this user can enter, unless there is one.
-
-    Raises:
-        OSError: it cannot be made, or other users can enter it, or have made it.
-    """
+    """Make a folder that only this user can enter, unless there is one."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if not is_private(folder):
         raise PermissionError(errno.EPERM, f"{folder} is another user's, or open to others")
@@ -62,11 +58,7 @@ def is_private(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Lock ``folder``, which is created if needed; ``waiting`` is called if another process has the lock.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    """Lock ``folder``, which is created if needed; ``waiting`` is called if another process has the lock."""
     file = _lock(folder, waiting)
     while not has_name(file, folder / "lock"):  # it was removed meanwhile
         os.close(file)
@@ -130,11 +122,7 @@ def _another() -> None:
 
 
 def private_folder() -> Path:
-    """Make a temporary folder that is removed when this process exits.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a temporary folder that is removed when this process exits."""
     folder = Path(tempfile.mkdtemp(prefix="rankless-"))
     remove_at_exit(folder)
     return folder

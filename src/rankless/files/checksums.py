@@ -20,11 +20,7 @@ def text(sums: Mapping[str, str]) -> str:
 
 
 def read(folder: Path) -> dict[str, str] | None:
-    """Read digests by file name; None if ``folder`` has no such file. Invalid lines are skipped.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Read digests by file name; None if ``folder`` has no such file. Invalid lines are skipped."""
     try:
         lines = reading.read_text(folder / NAME, _LONGEST, errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):
@@ -33,10 +29,6 @@ def read(folder: Path) -> dict[str, str] | None:
 
 
 def of_file(path: Path, most: int | None = None) -> str:
-    """Compute the SHA-256 of a regular file of at most so many bytes; of any size by default.
-
-    Raises:
-        OSError: it cannot be read, is not a regular file, or is too large.
-    """
+    """Compute the SHA-256 of a regular file of at most so many bytes; of any size by default."""
     with reading.opened(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,9 +16,6 @@ def numbered_folder(wanted: Path, option: str) -> Path:
     Args:
         wanted: the first name to try.
         option: names another folder, for messages.
-
-    Raises:
-        UserError: no folder can be made here.
     """
     number, path = 1, wanted
     while True:

@@ -35,10 +35,6 @@ class Outputs:
         files: every file that will be written, folder by folder.
         verb: the command, as in ``data show``, whose earlier outputs may be replaced. None: replace nothing.
         force: replace other files and links, too; never a folder, a device, or an input.
-
-    Raises:
-        UserError: lists all existing files that must not be replaced, and paths that cannot be written.
-            Nothing is changed then.
     """
 
     def __init__(self, files: Sequence[Path], *, verb: str | None, force: bool = False) -> None:
@@ -50,11 +46,7 @@ class Outputs:
         self.include(files)
 
     def include(self, files: Sequence[Path]) -> None:
-        """Check further files that will be written, whose names were not known before.
-
-        Raises:
-            UserError: as at the start.
-        """
+        """Check further files that will be written, whose names were not known before."""
         never: list[str] = []
         stay: list[str] = []
         for folder, within in groupby(files, lambda file: file.parent):
@@ -114,9 +106,6 @@ class Outputs:
 
         Args:
             inputs: files that the command reads; examined only if one of the outputs already exists.
-
-        Raises:
-            UserError: lists all such outputs.
         """
         if not self.replaced:
             return
@@ -131,9 +120,6 @@ class Outputs:
         Args:
             file: one of the outputs.
             durable: wait until the content is on the disk.
-
-        Raises:
-            UserError: it cannot be written, or another file appeared since the check.
         """
         before, marks = self._before[file], self._lists[file.parent]
         try:
@@ -183,9 +169,6 @@ class Outputs:
 
         Args:
             files: some of the outputs.
-
-        Raises:
-            UserError: see :meth:`writing`.
         """
         taken: dict[Path, Path] = {}
         try:
@@ -222,9 +205,6 @@ def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: boo
         verb: the command, which replaces its earlier drawing.
         endings: that it can write.
         force: replace another file, too.
-
-    Raises:
-        UserError: another ending, or it cannot be written.
     """
     if out.suffix.lower() not in endings:
         raise UserError(f"--out {out}: expected a name that ends in {one_of(endings)}")
@@ -232,11 +212,7 @@ def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: boo
 
 
 def refuse_filled(folder: Path) -> None:
-    """Check that ``folder`` is new or empty, so that the results of two calls never lie side by side.
-
-    Raises:
-        UserError: something lies there.
-    """
+    """Check that ``folder`` is new or empty, so that the results of two calls never lie side by side."""
     try:
         is_empty = not any(folder.iterdir())
     except FileNotFoundError:

@@ -27,11 +27,7 @@ _UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 1 << 20, "GIB": 
 
 
 def limit() -> int:
-    """Bytes that the cache may have, of the environment: ``RANKLESS_REMOTE_CACHE=200GB``; 0 is no cache.
-
-    Raises:
-        UserError: it is no size.
-    """
+    """Bytes that the cache may have, of the environment: ``RANKLESS_REMOTE_CACHE=200GB``; 0 is no cache."""
     text = os.environ.get(VARIABLE, "")
     if not text.strip():
         return _USUAL
@@ -102,11 +98,7 @@ class RangeCache:
 
 
 def user_cache() -> RangeCache:
-    """The user's cache.
-
-    Raises:
-        UserError: its limit is no size.
-    """
+    """The user's cache."""
     return RangeCache(cache_folder() / "remote", limit())
 
 

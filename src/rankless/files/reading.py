@@ -36,9 +36,6 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
     Args:
         path: the file.
         most: largest size in bytes; unlimited by default.
-
-    Raises:
-        OSError: it is missing, forbidden, not a regular file, or too large.
     """
     name = os.fspath(path)
     if "\0" in name:
@@ -70,9 +67,6 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     Args:
         path: the file.
         most: largest size in bytes; by default the available memory.
-
-    Raises:
-        OSError: it is missing, forbidden, not a regular file, or too large.
     """
     limit = available() if most is None else most
     with opened(path) as file:
@@ -93,12 +87,7 @@ def read_text(
     encoding: str = "utf-8-sig",
     errors: str = "strict",
 ) -> str:
-    r"""Read the text of a regular file, with line ends as ``\n``; see :func:`read_bytes`.
-
-    Raises:
-        OSError: see :func:`read_bytes`.
-        UnicodeDecodeError: it is not text in this encoding.
-    """
+    r"""Read the text of a regular file, with line ends as ``\n``; see :func:`read_bytes`."""
     content = io.BytesIO(read_bytes(path, most))
     return io.TextIOWrapper(content, encoding=encoding, errors=errors).read()
 

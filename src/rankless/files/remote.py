@@ -83,11 +83,7 @@ class RemotePath:
         return True
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """What lies below it, one level down.
-
-        Raises:
-            OSError: it is not there, or cannot be listed.
-        """
+        """What lies below it, one level down."""
         for url, is_folder in listed(self.url):
             yield RemotePath(url, is_folder)
 
@@ -102,11 +98,7 @@ def location(root: str) -> Location:
 
 
 def content_of(file: Location, most: int) -> bytes:
-    """The whole content.
-
-    Raises:
-        OSError: it cannot be read, or has more bytes than ``most``.
-    """
+    """The whole content."""
     if isinstance(file, Path):
         return reading.read_bytes(file, most)
     remote = RemoteFile(str(file))
@@ -126,11 +118,7 @@ def name_of(file: Location) -> str:
 
 
 def refuse_secrets(url: str) -> None:
-    """Raise for an address with a password, which recipes and messages would spread.
-
-    Raises:
-        UserError: it has one.
-    """
+    """Raise for an address with a password, which recipes and messages would spread."""
     parts = urlsplit(url)
     if parts.password or parts.username:
         host = parts.hostname or ""

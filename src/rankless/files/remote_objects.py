@@ -50,9 +50,6 @@ class RemoteFile:
 
     Args:
         url: its address; ``#TAG`` at its end is that of the content that is expected.
-
-    Raises:
-        OSError: it is missing or forbidden, cannot be read, or has changed.
     """
 
     url: str
@@ -105,11 +102,7 @@ class RemoteFile:
 
 
 def state_of(url: str) -> State:
-    """What an object is: asked once in a process.
-
-    Raises:
-        OSError: it is missing or forbidden, or its server does not say how large it is.
-    """
+    """What an object is: asked once in a process."""
     return _state(os.getpid(), url.partition("#")[0])
 
 
@@ -139,11 +132,7 @@ def _state(process: int, url: str) -> State:
 
 
 def listed(url: str) -> Iterator[tuple[str, bool]]:
-    """What lies below an address, one level down: the address of each, and whether it is a folder.
-
-    Raises:
-        OSError: it is not there, or cannot be listed.
-    """
+    """What lies below an address, one level down: the address of each, and whether it is a folder."""
     folder = url.rstrip("/")
     for entry in _tried(lambda: _files(folder).ls(folder + "/", detail=True), folder):
         inside = _address(folder, str(entry["name"])).rstrip("/")

@@ -25,9 +25,6 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     It is created beside ``out``, or inside where an empty ``out`` cannot be replaced, because it is a mount
     or its parent is not writable; its content is then moved up at the end.
-
-    Raises:
-        UserError: ``out`` already exists, or appeared meanwhile; or it cannot be written.
     """
     refuse_existing(out)
     target = Path(os.path.realpath(out))  # a link to an empty folder is preserved
@@ -55,11 +52,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def refuse_existing(out: Path) -> None:
-    """Check that ``out`` can be a new folder: it does not exist, or is an empty folder.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check that ``out`` can be a new folder: it does not exist, or is an empty folder."""
     try:
         if os.path.lexists(out):
             _sweep(out, out.name)
@@ -75,9 +68,6 @@ def work_folder(out: Path, *, inside: bool = False) -> Iterator[Path]:
     """Yield a new folder ``.NAME-…`` beside or inside ``out``, which is removed at the end unless renamed.
 
     Those of killed processes are removed first; those of running ones stay.
-
-    Raises:
-        OSError: it cannot be made.
     """
     parent = out if inside else out.parent
     parent.mkdir(parents=True, exist_ok=True)

@@ -35,10 +35,6 @@ def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterato
         path: the final path.
         replace: whether it may exist.
         durable: wait until the content is on the disk.
-
-    Raises:
-        FileExistsError: ``path`` exists and must not be replaced, even if it was created a moment ago.
-        OSError: it cannot be written.
     """
     part, file = _part(path.parent)
     try:
@@ -56,11 +52,7 @@ def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterato
 
 @contextmanager
 def token(folder: Path) -> Iterator[Path]:
-    """Yield an empty file of an unused, random name in ``folder``; :func:`sweep` removes it after a kill.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Yield an empty file of an unused, random name in ``folder``; :func:`sweep` removes it after a kill."""
     path, file = _part(folder)
     try:
         yield path
@@ -176,10 +168,6 @@ def copy(source: Path | str, target: Path, most: int) -> None:
         source: the file to copy.
         target: the new file.
         most: largest size of ``source`` in bytes.
-
-    Raises:
-        FileExistsError: ``target`` exists.
-        OSError: it cannot be copied, is not a regular file, or has more than ``most`` bytes.
     """
     with opened(source, most) as file:
         old = file.fileno()

@@ -39,9 +39,6 @@ def ensure(needed: int, what: str, remedy: str, free: int | None = None) -> None
         what: what takes them, as the beginning of a sentence.
         remedy: what to do about it, as its end.
         free: bytes that there are; if not given, what :func:`available` returns.
-
-    Raises:
-        UserError: says how much it takes, and how much there is.
     """
     free = available() if free is None else free
     if needed > free:

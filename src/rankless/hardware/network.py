@@ -72,9 +72,6 @@ def own_address(host: str) -> str:
 
     Debian lets a machine's own name lead to 127.0.1.1, where others cannot reach it; such a name stands for
     :func:`public_address`. A loopback address that is given as such, or as ``localhost``, stays.
-
-    Raises:
-        UserError: it is no address of this machine, or it is unclear which one is meant.
     """
     found = addresses_of(host)
     known = {address for addresses in interfaces().values() for address in addresses}
@@ -145,9 +142,6 @@ def listening_at(address: str, port: int) -> socket.socket:
     Args:
         address: of this machine.
         port: 0 for any that is free.
-
-    Raises:
-        UserError: the port is taken.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

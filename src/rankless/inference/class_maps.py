@@ -20,9 +20,6 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
         model: in its evaluation mode.
         images: as the network takes them, (B, 3, H, W); of any mode of inference.
         source: of the weights, for messages.
-
-    Raises:
-        UserError: the network has no feature map before its answer, like a transformer of patches.
     """
     torch.clear_autocast_cache()  # weights that were cast in the inference mode have no gradients either
     with torch.inference_mode(False), torch.enable_grad():

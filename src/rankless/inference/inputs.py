@@ -54,9 +54,6 @@ def source_of(image: ImageLike, number: int) -> Source:
     Args:
         image: see :data:`ImageLike`.
         number: of the image, from 0, for messages.
-
-    Raises:
-        UserError: not an image; says what was expected.
     """
     if isinstance(image, str | os.PathLike):
         return file_source(os.fspath(image))

@@ -34,9 +34,6 @@ class Journal(Sequence[Entry]):
         failed: source and reason of each image that could not be read.
         done: sources that needed no further work when it was opened; a video is one when its last frame was
             predicted.
-
-    Raises:
-        UserError: nothing to go on with, something else was asked for, or it cannot be written.
     """
 
     def __init__(self, folder: Path, asked: Mapping[str, Any], *, resume: bool) -> None:
@@ -165,11 +162,7 @@ def is_unfinished(folder: Path) -> bool:
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Check that no prediction was stopped in ``folder``.
-
-    Raises:
-        UserError: one was.
-    """
+    """Check that no prediction was stopped in ``folder``."""
     if is_unfinished(folder):
         raise UserError(
             f"--out {folder}: holds a prediction that was stopped before its end; add --resume to go on, or "
@@ -178,11 +171,7 @@ def refuse_unfinished(folder: Path) -> None:
 
 
 def refuse_nothing_to_resume(folder: Path) -> None:
-    """Check that a prediction can go on.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check that a prediction can go on."""
     if not is_unfinished(folder):
         raise UserError(f"--out {folder}: no stopped prediction to go on with; leave --resume out")
 

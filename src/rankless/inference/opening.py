@@ -94,10 +94,6 @@ def open_finders(target: Path, asked: Asked, *others: Callable[[], object]) -> O
         target: a run directory (its best weights are used) or a weights file.
         asked: how to predict.
         others: further checks, whose errors are reported together with those of weights and devices.
-
-    Raises:
-        UserError: no weights, a device that cannot be used, a recipe that does not fit, and whatever the
-            other checks find; all of them.
     """
     problems: list[str] = []
     devices: list[torch.device] = []
@@ -126,11 +122,7 @@ def open_finders(target: Path, asked: Asked, *others: Callable[[], object]) -> O
 
 
 def devices_named(names: str | None) -> list[torch.device]:
-    """Return the devices of ``cpu``, ``cuda:1`` or ``cuda:0,cuda:1``; None: all GPUs, or else the CPU.
-
-    Raises:
-        UserError: lists all that cannot be used.
-    """
+    """Return the devices of ``cpu``, ``cuda:1`` or ``cuda:0,cuda:1``; None: all GPUs, or else the CPU."""
     if names is None:
         count = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
         return [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]

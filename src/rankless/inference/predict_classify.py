@@ -42,9 +42,6 @@ class ClassFinder:
 
     Attributes:
         heat: whether answers say where the class is seen.
-
-    Raises:
-        UserError: the weights do not fit their recipe.
     """
 
     def __init__(self, loaded: weights.Weights, confidence: float, device: torch.device, source: str) -> None:
@@ -59,11 +56,7 @@ class ClassFinder:
         self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail)
 
     def scene(self, split: str, index: int) -> Tensor:
-        """Return a digit of the built-in data, uint8 (3, H, W).
-
-        Raises:
-            UnreadableImage: the index is too large.
-        """
+        """Return a digit of the built-in data, uint8 (3, H, W)."""
         digits = DigitImages(split)
         if index >= len(digits):
             reason = f"the built-in data has the digits 0 to {len(digits) - 1} in '{split}'"

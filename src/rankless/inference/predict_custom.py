@@ -33,10 +33,6 @@ class CustomFinder:
         loaded: its weights; their recipe names the task, which the user has asked for.
         device: of the model.
         source: the weights' file, for messages.
-
-    Raises:
-        UserError: no such task, one that predicts no single images, or weights of another model.
-        TaskError: its code failed.
     """
 
     def __init__(self, loaded: weights.Weights, device: torch.device, source: str) -> None:
@@ -59,12 +55,7 @@ class CustomFinder:
         return DigitScenes(split, index + 1, 0, _SCENE_SIZE).read(index).image
 
     def answer(self, image: Tensor) -> tuple[dict[str, Any], Image.Image | None]:
-        """Return what the task says about an image, uint8 (3, H, W), and what it draws, if it draws.
-
-        Raises:
-            UserError: it returned something else than it should.
-            TaskError: its code failed.
-        """
+        """Return what the task says about an image, uint8 (3, H, W), and what it draws, if it draws."""
         with _users_code(), torch.inference_mode():
             prediction = self.task.predict_image(self.model, image)
             self._check(prediction)

@@ -55,9 +55,6 @@ class BoxFinder:
 
     Attributes:
         heat: whether answers have the scores of all places.
-
-    Raises:
-        UserError: the weights do not fit their recipe, or there is no such class.
     """
 
     def __init__(
@@ -178,11 +175,7 @@ class _Watched:
 
 
 def chosen_classes(classes: Sequence[str | int], names: Sequence[str]) -> list[int]:
-    """Return the ids of classes that are given by name or by id.
-
-    Raises:
-        UserError: lists all that the model does not have.
-    """
+    """Return the ids of classes that are given by name or by id."""
     labels, problems = [], []
     for given in classes:
         if given in names:

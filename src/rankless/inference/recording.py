@@ -34,10 +34,6 @@ class Recording:
         out: the folder.
         kinds: what is written, of :data:`rankless.inference.saving.KINDS`.
         force, resume: see :func:`rankless.predict`.
-
-    Raises:
-        UserError: files that must not be replaced, a folder that cannot be used, or nothing to resume;
-            nothing is changed then.
     """
 
     def __init__(
@@ -76,9 +72,6 @@ class Recording:
         Args:
             asked: the options; a prediction goes on only with the same.
             progress: show on the standard error how far it is.
-
-        Raises:
-            UserError: the results cannot be written.
         """
         try:
             self.out.mkdir(parents=True, exist_ok=True)

@@ -46,11 +46,7 @@ _UNUSABLE = re.compile("[\0-\x1f\x7f/\\\\]")  # in the name of a folder
 
 
 def kinds_named(save: Sequence[str]) -> frozenset[str]:
-    """Return what is to be written.
-
-    Raises:
-        UserError: lists all that is not known.
-    """
+    """Return what is to be written."""
     if unknown := [name for name in save if name not in KINDS]:
         raise UserError(
             f"--save has '{printable(name)}': expected {one_of(KINDS)}{nearest(name, KINDS)}"
@@ -62,11 +58,7 @@ def kinds_named(save: Sequence[str]) -> frozenset[str]:
 
 
 def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
-    """Check that what is to be written can be made of what is found.
-
-    Raises:
-        UserError: lists all that cannot.
-    """
+    """Check that what is to be written can be made of what is found."""
     if isinstance(finder, BoxFinder):
         return
     fit = set(KINDS) - _OF_BOXES

@@ -41,9 +41,6 @@ def find(sources: Sequence[str]) -> list[str]:
     """List the images and videos that ``sources`` mean, in order, without duplicates.
 
     Folders are sorted by path; cameras and streams stay as they are given.
-
-    Raises:
-        UserError: lists all sources without an image.
     """
     images: dict[str, str] = {}
     problems = []
@@ -120,11 +117,7 @@ def _no_image(source: str) -> str:
 
 
 def output_names(sources: Sequence[str], out: Path) -> list[str]:
-    """Name what is drawn of each: PNG except for JPEG, MP4 of videos; ``-2``, ``-3`` … where names are equal.
-
-    Raises:
-        UserError: a source is inside the output folder.
-    """
+    """Name what is drawn of each: PNG except for JPEG, MP4 of videos; ``-2``, ``-3`` … where names are equal."""
     folder = Path(os.path.realpath(out))
     inside = [source for source in sources if folder in Path(os.path.realpath(source)).parents]
     if inside:

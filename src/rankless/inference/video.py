@@ -46,11 +46,7 @@ class Frame(NamedTuple):
 
 
 def refuse_without_av(names: list[str]) -> None:
-    """Check that videos can be read here.
-
-    Raises:
-        UserError: the extra is missing.
-    """
+    """Check that videos can be read here."""
     if names and importlib.util.find_spec("av") is None:
         raise UserError(
             f"'{public(names[0])}': video needs av; install it with: pip install 'rankless[video]'"
@@ -71,11 +67,7 @@ def sources(name: str) -> Iterator[Source]:
 
 
 def frames(name: str) -> Iterator[Frame]:
-    """Read a video's frames one by one; a camera or a stream has no end.
-
-    Raises:
-        UnreadableImage: no such video or stream, no frames in it, or it breaks off.
-    """
+    """Read a video's frames one by one; a camera or a stream has no end."""
     return _as_they_come(name) if is_live(name) else _decoded(name)
 
 
@@ -188,9 +180,6 @@ class Writer:
     Args:
         path: a new file, whatever its name ends in.
         rate: frames per second, which players show.
-
-    Raises:
-        UserError: it cannot be written.
     """
 
     def __init__(self, path: Path, rate: Fraction) -> None:

@@ -93,9 +93,6 @@ def compare(plan: Plan, session: Session, source: str) -> Agreement:
         plan: what is exported.
         session: computes the file.
         source: the file, for messages.
-
-    Raises:
-        UserError: the file cannot be computed.
     """
     batch, data = images(plan)
     facts = plan.facts

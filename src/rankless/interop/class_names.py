@@ -15,9 +15,6 @@ def read_class_names(path: Path | None, classes: int | None) -> tuple[str, ...] 
     Args:
         path: of the file.
         classes: how many there have to be; None: any number.
-
-    Raises:
-        UserError: it cannot be read, or holds no names or another number of them.
     """
     if path is None:
         return None

@@ -169,10 +169,6 @@ def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
         format: one of :data:`PROGRAMS`.
         folder: for the files.
         name: of the file, for messages.
-
-    Raises:
-        UserError: a library is missing, or PyTorch cannot export the model.
-        DisagreementError: what was written does not compute what PyTorch computes.
     """
     program = PROGRAMS[format]
     files = [folder / f"model{ending}" for ending in program.endings]

@@ -22,11 +22,7 @@ _LEAST_CROPPED = 128  # pixels; CIFAR's classifiers see the whole image
 
 
 def build_any(recipe: Recipe, classes: int) -> nn.Module:
-    """Build the recipe's model on the CPU, initialized by the recipe's seed as in training.
-
-    Raises:
-        UserError: no such model, or it cannot be built with these options.
-    """
+    """Build the recipe's model on the CPU, initialized by the recipe's seed as in training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(recipe.seed, "model"))
         if recipe.task == "classify":
@@ -40,11 +36,7 @@ def _task_of(name: str) -> str:
 
 
 def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe to write: the defaults, the model and the overrides.
-
-    Raises:
-        UserError: no model is named, two are, or it is none.
-    """
+    """Return the recipe to write: the defaults, the model and the overrides."""
     named = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "model.name"]
     if model is not None and named:
         raise UserError(f"--model is '{model}' and model.name is '{named[-1]}': give one of the two")

@@ -94,9 +94,6 @@ def import_weights(
         by_order: match the tensors by their order, whatever their names.
         port: the port whose names the tensors have, of :data:`~rankless.models.checkpoints.ports.PORTS`.
         overrides: ``key=value`` for the recipe that is written with the weights.
-
-    Raises:
-        UserError: the checkpoint cannot be read or does not fit, or an argument is invalid.
     """
     outputs = _outputs(source, out, force, (cfg, names))
     class_names = read_class_names(names, classes)

@@ -82,9 +82,6 @@ def write(plan: Plan, path: Path) -> None:
     Args:
         plan: what is exported.
         path: the file.
-
-    Raises:
-        UserError: onnx is not installed, or PyTorch cannot export the model.
     """
     onnx = needed("onnx", "onnx", "--format onnx")
     onnx.save_model(model(plan), str(path))

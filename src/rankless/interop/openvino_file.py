@@ -17,9 +17,6 @@ def write(plan: Plan, path: Path) -> None:
     Args:
         plan: what is exported.
         path: the ``.xml``.
-
-    Raises:
-        UserError: openvino or onnx is not installed, or PyTorch cannot export the model.
     """
     openvino: Any = needed("openvino", "openvino", "--format openvino")
     onnx = needed("onnx", "onnx", "--format openvino")

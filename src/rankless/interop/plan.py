@@ -103,11 +103,7 @@ class Plan:
         return torch.rand(self.batch or 2, 3, *self.facts.size, generator=drawn)
 
     def program(self, module: nn.Module) -> Any:
-        """Trace a module with ``torch.export``, with the shapes that the file takes.
-
-        Raises:
-            UserError: PyTorch cannot trace it.
-        """
+        """Trace a module with ``torch.export``, with the shapes that the file takes."""
         dim = torch.export.Dim
         shapes: dict[int, Any] = {} if self.batch else {0: dim("batch")}
         if self.any_size:
@@ -134,9 +130,6 @@ def planned(target: Path, asked: Asked, overrides: Sequence[str]) -> Plan:
         target: a run directory or a weights file.
         asked: options.
         overrides: changes to the recipe, ``key=value``.
-
-    Raises:
-        UserError: no weights, or options that do not fit them; all that are wrong.
     """
     path = trained_weights_of(target)
     loaded = weights.load(path)

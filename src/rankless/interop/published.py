@@ -16,9 +16,6 @@ def checked_name(source: Path) -> list[str]:
     Returns:
         A note about the result; nothing for other names. The digits may also be a date, so that a difference
         is a warning.
-
-    Raises:
-        OSError: the file cannot be read.
     """
     said = _DIGITS.search(source.name)
     if said is None:

@@ -39,11 +39,7 @@ class TorchSession:
 
 
 def write_torchscript(plan: Plan, path: Path) -> None:
-    """Write a traced TorchScript module.
-
-    Raises:
-        UserError: PyTorch cannot trace the model.
-    """
+    """Write a traced TorchScript module."""
     with quiet(), torch.no_grad():
         try:
             traced: Any = torch.jit.trace(plan.with_nms(), (plan.example(),), check_trace=False)
@@ -53,11 +49,7 @@ def write_torchscript(plan: Plan, path: Path) -> None:
 
 
 def write_pt2(plan: Plan, path: Path) -> None:
-    """Write a program of ``torch.export``.
-
-    Raises:
-        UserError: PyTorch cannot trace the model.
-    """
+    """Write a program of ``torch.export``."""
     program = plan.program(plan.with_nms())
     with path.open("wb") as file, quiet():
         torch.export.save(program, file, extra_files={TEXTS: json.dumps(plan.facts.texts())})

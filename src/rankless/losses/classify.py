@@ -74,9 +74,6 @@ def from_recipe(
     Args:
         options: the recipe's section.
         counts: training images of each class, length C.
-
-    Raises:
-        UserError: the weights do not fit the classes.
     """
     if problems := _misfits(options.class_weights, counts):
         raise UserError(problems)

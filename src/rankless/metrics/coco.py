@@ -75,9 +75,6 @@ def coco_scores(
         ``APm``, ``APl``; the recalls ``AR1``, ``AR10``, ``AR100`` with so many detections per class and
         image, and with 100 ``ARs``, ``ARm``, ``ARl``. And ``per_class``: the ``AP`` and ``AP50`` by name.
         Each is in 0..1, or None without ground truth.
-
-    Raises:
-        ValueError: lists of unequal length, or a label without a name.
     """
     if len(detections) != len(truths):
         raise ValueError(f"{len(detections)} predictions for {len(truths)} images")

@@ -37,9 +37,6 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
         ``precision``, ``recall``, ``f1`` and ``support`` (number of images) by name; and ``confusion``,
         (C, C): row = truth, column = prediction. A class that is never predicted has precision 0; recall
         and F1 of a class that never occurs are None.
-
-    Raises:
-        ValueError: the shapes do not match, or a label is out of range.
     """
     count, classes = log_probabilities.shape
     if labels.shape != (count,) or len(class_names) != classes or not count:

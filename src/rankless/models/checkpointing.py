@@ -24,9 +24,6 @@ def checkpoint_activations(model: nn.Module) -> int:
     """Have every block of a model computed again in the backward pass; how many there are.
 
     Names and state dicts stay as they are. Without gradients a block is computed as ever.
-
-    Raises:
-        UserError: the model has no blocks.
     """
     found = [*blocks(model)]
     for block in found:

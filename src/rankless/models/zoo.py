@@ -27,9 +27,6 @@ def spec(model: model_kinds.Model, loss: loss_kinds.Loss | None = None) -> Detec
     Args:
         model: the recipe's section; its ``anchors`` are resolved (``default`` or pairs) before it is built.
         loss: the recipe's section; the published loss if not given.
-
-    Raises:
-        UserError: no such model, an invalid cfg, or options that do not go together.
     """
     loss = kinds.resolved_loss(loss or loss_kinds.AutoLoss(), model)
     if isinstance(model, model_kinds.YoloModel) and model.cfg:
@@ -46,9 +43,6 @@ def build(model: model_kinds.Model, classes: int, loss: loss_kinds.Loss | None =
     Args:
         model, loss: see :func:`spec`.
         classes: number of classes.
-
-    Raises:
-        UserError: see :func:`spec`; ``classes`` is 0.
     """
     if classes < 1:
         raise UserError(f"the data has {classes} classes; a detector needs at least one; name them")
@@ -56,11 +50,7 @@ def build(model: model_kinds.Model, classes: int, loss: loss_kinds.Loss | None =
 
 
 def check_name(name: str) -> None:
-    """Check that there is a detector called ``name``.
-
-    Raises:
-        UserError: there is none; lists the nearest and all.
-    """
+    """Check that there is a detector called ``name``."""
     if name in MODELS:
         return
     if name in CLASSIFIERS or name.startswith(TIMM):

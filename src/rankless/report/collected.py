@@ -68,11 +68,7 @@ class Collected:
         self.pace = Pace()
 
     def refresh(self) -> Collected:
-        """Read what is new; itself.
-
-        Raises:
-            UserError: there is no journal that can be read.
-        """
+        """Read what is new; itself."""
         try:
             if self._journal.was_cut():
                 self._forget()

@@ -28,9 +28,6 @@ def served(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
     Args:
         run: the run directory.
         port: of the loopback address; None takes the first free one from :data:`PORT` on.
-
-    Raises:
-        UserError: not a run directory, or the port is taken.
     """
     collected = Collected(run).refresh()
     lock, newest = threading.Lock(), lru_cache(maxsize=1)(lambda best, last: of_run(run))

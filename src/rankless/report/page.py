@@ -107,11 +107,7 @@ def section(title: str, cards: str) -> str:
 
 
 def write(runs: Sequence[Collected], path: Path, digests: overview.Digests | None = None) -> None:
-    """Write the page, replacing an earlier one.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the page, replacing an earlier one."""
     content = render(runs, digests)
     with beside(path, durable=False) as part:
         part.write_text(content, encoding="utf-8")

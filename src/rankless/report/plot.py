@@ -18,11 +18,7 @@ _GRAY = "#8a8a8a"
 
 
 def plot(runs: Sequence[Collected], out: Path, outputs: Outputs) -> None:
-    """Write the image.
-
-    Raises:
-        UserError: there is nothing to draw, or it cannot be written.
-    """
+    """Write the image."""
     if not any(run.step or run.evaluations for run in runs):
         raise UserError(f"{runs[0].run.journal}: has no step and no evaluation; train for longer first")
     from matplotlib.backends.backend_agg import FigureCanvasAgg

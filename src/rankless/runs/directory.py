@@ -103,11 +103,7 @@ class RunDirectory:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """Inside, ``path`` of the run is written.
-
-        Raises:
-            UserError: it cannot be written, in place of the OSError.
-        """
+        """Inside, ``path`` of the run is written."""
         try:
             yield
         except OSError as error:
@@ -178,11 +174,7 @@ class _State(msgspec.Struct):
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What the ``state.json`` of a checkpoint holds.
-
-    Raises:
-        UserError: it is not the state of the step that ``folder`` names.
-    """
+    """What the ``state.json`` of a checkpoint holds."""
     path, named = folder / "state.json", _STEP.search(folder.name)
     try:
         state: dict[str, Any] = json.loads(read_text(path, _LONGEST_STATE))
@@ -223,9 +215,6 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
             checkpoint, else its last), a checkpoint directory, or a run's ``checkpoints/best`` or
             ``checkpoints/last``. The averaged weights (EMA) are preferred.
         warn: called with a sentence where a run's best checkpoint is gone and another one is taken.
-
-    Raises:
-        UserError: nothing there, nothing there that holds weights, or averaged weights that are missing.
     """
     target = Path(target)
     if not target.exists():

@@ -42,11 +42,7 @@ def main() -> int:
 
 
 def described(run: Path) -> dict[str, str]:
-    """The text of the run's recipe, and of the record of what it computes with, empty where there is none.
-
-    Raises:
-        OSError: there is no recipe.
-    """
+    """The text of the run's recipe, and of the record of what it computes with, empty where there is none."""
     with (run / "recipe.yaml").open(encoding="utf-8") as file:
         recipe = file.read(_RECIPE)
     environment = ""

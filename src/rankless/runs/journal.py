@@ -35,9 +35,6 @@ class Journal:
         left_out: how many damaged lines were left out.
         original: where the journal lies as it was, if any were.
         waiting: what could not be written so far.
-
-    Raises:
-        OSError: the file cannot be read or written.
     """
 
     def __init__(self, path: Path, step: int, *, unscored: bool = False) -> None:
@@ -52,19 +49,11 @@ class Journal:
         self.file = path.open("ab", buffering=0)
 
     def write(self, **entry: Any) -> None:
-        """Append one line.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Append one line."""
         self.append(line(entry))
 
     def append(self, lines: bytes) -> None:
-        """Append whole lines, after those that could not be written before.
-
-        Raises:
-            OSError: the disk is full; what could not be written waits for the next call.
-        """
+        """Append whole lines, after those that could not be written before."""
         self.waiting += lines
         while self.waiting:
             self.waiting = self.waiting[self.file.write(self.waiting) :]
@@ -75,30 +64,18 @@ class Journal:
 
 
 def flush(path: Path) -> None:
-    """Wait until all lines of a journal, whoever writes it, are on the disk.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Wait until all lines of a journal, whoever writes it, are on the disk."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a journal; what is none is left out.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file.
-    """
+    """The entries of a journal; what is none is left out."""
     return (entry for _, entry in _lines(path) if entry is not None)
 
 
 def step_seconds(path: Path) -> list[float]:
-    """How long each step of a journal took.
-
-    Raises:
-        OSError: see :func:`read`.
-    """
+    """How long each step of a journal took."""
     return [entry["timing"]["seconds"] for entry in read(path) if "step" in entry]
 
 
@@ -113,22 +90,14 @@ class Follower:
         self.path, self._offset, self._file = path, 0, 0
 
     def was_cut(self) -> bool:
-        """Whether a resumed run has replaced what was read, so that :meth:`entries` begins again.
-
-        Raises:
-            OSError: it is missing.
-        """
+        """Whether a resumed run has replaced what was read, so that :meth:`entries` begins again."""
         state = self.path.stat()
         cut = bool(self._offset) and (state.st_ino != self._file or state.st_size < self._offset)
         self._offset, self._file = 0 if cut else self._offset, state.st_ino
         return cut
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """The entries since the last call; a line that is still being written belongs to the next one.
-
-        Raises:
-            OSError: it cannot be read, or is not a regular file.
-        """
+        """The entries since the last call; a line that is still being written belongs to the next one."""
         with io.BufferedReader(reading.opened(self.path)) as file:
             file.seek(self._offset)
             while (line := file.readline(_LONGEST)).endswith(b"\n"):
@@ -199,11 +168,7 @@ def _entry(text: str) -> dict[str, Any] | None:
 
 
 def tail(path: Path) -> list[dict[str, Any]]:
-    """The last entries of a journal, however long it is, back to a step at least.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file.
-    """
+    """The last entries of a journal, however long it is, back to a step at least."""
     with reading.opened(path) as file:
         end, reach = file.seek(0, os.SEEK_END), _TAIL
         while True:
@@ -217,11 +182,7 @@ def tail(path: Path) -> list[dict[str, Any]]:
 
 
 def append(path: Path, **entry: Any) -> None:
-    """Append one line to a journal that nobody has open; a line that a crash tore goes.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Append one line to a journal that nobody has open; a line that a crash tore goes."""
     with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         while end:
@@ -258,11 +219,7 @@ def step_of(entry: dict[str, Any]) -> int:
 
 
 def last_step(path: Path) -> int:
-    """The step of the last number in a journal; 0 without any.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file.
-    """
+    """The step of the last number in a journal; 0 without any."""
     return max(map(step_of, tail(path)), default=0)
 
 

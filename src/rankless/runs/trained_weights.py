@@ -19,11 +19,7 @@ _EXPORTS = {
 
 
 def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
-    """Return what :func:`rankless.runs.directory.weights_of` does, if it is no exported file.
-
-    Raises:
-        UserError: there are no weights, it is an exported file, or it does not begin like a weights file.
-    """
+    """Return what :func:`rankless.runs.directory.weights_of` does, if it is no exported file."""
     path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
         raise UserError(

@@ -19,9 +19,6 @@ def open_task(recipe: Recipe, class_names: Sequence[str] | None = None) -> Task:
         recipe: the whole recipe.
         class_names: of a trained model; without them the training data is opened for its names. A custom
             task has its own.
-
-    Raises:
-        UserError: no such task, file, module or class.
     """
     if recipe.task == "detect":
         from rankless.tasks.detect import Detect
@@ -35,11 +32,7 @@ def open_task(recipe: Recipe, class_names: Sequence[str] | None = None) -> Task:
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
-    """Resolve what depends on files of this machine or on the data, so that the recipe is self-contained.
-
-    Raises:
-        UserError: an invalid cfg, or data that cannot be opened.
-    """
+    """Resolve what depends on files of this machine or on the data, so that the recipe is self-contained."""
     if recipe.task in BUILT_IN_TASKS:
         recipe = replace(recipe, data=_resolved_data(recipe.data))
     if recipe.task == "detect":
@@ -69,11 +62,7 @@ def _resolved_data(data: Data) -> Data:
 
 
 def data_digest(recipe: Recipe) -> str | None:
-    """Return the digest of the training data for checkpoints; None if it has none.
-
-    Raises:
-        UserError: the data cannot be opened.
-    """
+    """Return the digest of the training data for checkpoints; None if it has none."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.opening import open_annotations
 
@@ -87,11 +76,7 @@ def data_digest(recipe: Recipe) -> str | None:
 
 
 def _read_data(recipe: Recipe) -> None:
-    """Read new data here, where its progress is visible and can be interrupted; the ranks use the cache.
-
-    Raises:
-        UserError: no data, or problems that prevent training.
-    """
+    """Read new data here, where its progress is visible and can be interrupted; the ranks use the cache."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.opening import open_annotations
 

@@ -35,9 +35,6 @@ def check_members(task: Any, name: str) -> None:
     Args:
         task: the class.
         name: in the recipe.
-
-    Raises:
-        UserError: lists all missing methods.
     """
     if not callable(task):
         raise UserError(f"task is '{name}': expected a class, found {type(task).__name__}")
@@ -47,11 +44,7 @@ def check_members(task: Any, name: str) -> None:
 
 
 def check_attributes(task: Any) -> None:
-    """Check that a task object has class names and the name of its score.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that a task object has class names and the name of its score."""
     problems = []
     names = getattr(task, "class_names", None)
     if (
@@ -68,11 +61,7 @@ def check_attributes(task: Any) -> None:
 
 
 def check_data(task: Any, method: str, data: Any) -> None:
-    """Check that a data set has a length of at least one and returns items.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that a data set has a length of at least one and returns items."""
     missing = [name for name in ("__len__", "item") if not callable(getattr(data, name, None))]
     if missing:
         raise UserError(
@@ -84,11 +73,7 @@ def check_data(task: Any, method: str, data: Any) -> None:
 
 
 def check_order(task: Any, order: Any, images: int) -> None:
-    """Check that ``evaluation_order()`` lists every image once.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that ``evaluation_order()`` lists every image once."""
     fits = isinstance(order, np.ndarray) and order.shape == (images,) and order.dtype == np.int64
     if not fits or not np.array_equal(np.sort(order), np.arange(images)):
         what = f"{order.dtype} of shape {order.shape}" if isinstance(order, np.ndarray) else type(order)
@@ -99,11 +84,7 @@ def check_order(task: Any, order: Any, images: int) -> None:
 
 
 def check_model(task: Any, model: Any) -> None:
-    """Check that the model is a module with something to train.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that the model is a module with something to train."""
     if not isinstance(model, nn.Module):
         raise UserError(
             f"model() of {_named(task)} returned {type(model).__name__}; expected: {_METHODS['model']}"
@@ -115,11 +96,7 @@ def check_model(task: Any, model: Any) -> None:
 
 
 def check_batch(task: Any, batch: Any) -> None:
-    """Check that a batch can be moved to a device.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check that a batch can be moved to a device."""
     if not callable(getattr(batch, "to", None)):
         raise UserError(
             f"collate() of {_named(task)} returned {type(batch).__name__}, which has no method to(device); "
@@ -128,11 +105,7 @@ def check_batch(task: Any, batch: Any) -> None:
 
 
 def check_loss(task: Any, loss: Any) -> None:
-    """Check that the loss of one micro-batch is a sum and a count, without waiting for the device.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that the loss of one micro-batch is a sum and a count, without waiting for the device."""
     who = f"loss() of {_named(task)}"
     if not isinstance(loss, LossSum):
         shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -163,11 +136,7 @@ def check_loss(task: Any, loss: Any) -> None:
 
 
 def check_predictions(task: Any, predictions: Any, images: int) -> None:
-    """Check that there is one prediction per image.
-
-    Raises:
-        UserError: there is not.
-    """
+    """Check that there is one prediction per image."""
     if not isinstance(predictions, list) or len(predictions) != images:
         count = f"{len(predictions)}" if isinstance(predictions, list) else type(predictions).__name__
         raise UserError(
@@ -177,11 +146,7 @@ def check_predictions(task: Any, predictions: Any, images: int) -> None:
 
 
 def check_sendable(task: Any, predictions: list[Any]) -> None:
-    """Check that predictions can be sent to the process that scores them.
-
-    Raises:
-        UserError: they contain something that cannot be sent, or tensors on another device.
-    """
+    """Check that predictions can be sent to the process that scores them."""
     try:
         check(predictions)
     except UnsendableError as error:
@@ -194,11 +159,7 @@ def check_sendable(task: Any, predictions: list[Any]) -> None:
 
 
 def check_scores(task: Any, scores: Any) -> Scores:
-    """Check that scores are a JSON-ready dict with the score that selects the best weights.
-
-    Raises:
-        UserError: they are not.
-    """
+    """Check that scores are a JSON-ready dict with the score that selects the best weights."""
     who, name = f"score() of {_named(task)}", task.score_name
     if not isinstance(scores, dict):
         raise UserError(f"{who} returned {type(scores).__name__}; expected a dict of names to numbers")

@@ -32,9 +32,6 @@ class Classify:
     Args:
         recipe: the whole recipe.
         class_names: of a trained model; without them the training data is opened for its names.
-
-    Raises:
-        UserError: no such classifier, an option that only detectors have, or data that cannot be opened.
     """
 
     score_name = "top1"

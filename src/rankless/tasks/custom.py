@@ -49,11 +49,7 @@ if not any(getattr(finder, "__qualname__", "") == _ByPath.__qualname__ for finde
 
 
 def open_custom(recipe: Recipe) -> Task:
-    """Open the custom task that ``recipe.task`` names.
-
-    Raises:
-        UserError: no such file, module or class, or it is not a task.
-    """
+    """Open the custom task that ``recipe.task`` names."""
     with _no_training():
         made = load_class(recipe.task, "task")
         check_members(made, recipe.task)
@@ -67,9 +63,6 @@ def refuse_unasked(task: str, source: Path) -> None:
     Args:
         task: what the recipe inside ``source`` names.
         source: a weights file, whoever made it.
-
-    Raises:
-        UserError: it is not a built-in task.
     """
     if task not in BUILT_IN:
         raise UserError(
@@ -90,9 +83,6 @@ def name_of(task: type | str, kind: str = "task") -> str:
     Args:
         task: the class, or its name, which is returned unchanged.
         kind: what it is, for messages: a ``task`` or a ``sink``.
-
-    Raises:
-        UserError: other processes cannot find it: it is defined in a notebook, or inside a function.
     """
     if isinstance(task, str):
         return task
@@ -121,11 +111,7 @@ def name_of(task: type | str, kind: str = "task") -> str:
 
 
 def refuse_while_opening() -> None:
-    """Refuse to start a training during the import of a task.
-
-    Raises:
-        UserError: a task is being imported.
-    """
+    """Refuse to start a training during the import of a task."""
     if _opening:
         raise UserError(
             "a training was started by importing the task: the ranks import the file that holds it; put the "
@@ -149,9 +135,6 @@ def load_class(task: str, kind: str) -> Any:
     Args:
         task: the name.
         kind: what it names, for messages: a ``task`` or a ``sink``.
-
-    Raises:
-        UserError: no such file, module or class.
     """
     origin, _, name = task.rpartition(":")
     if not origin:

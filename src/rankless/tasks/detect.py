@@ -46,9 +46,6 @@ class Detect:
     Args:
         recipe: the whole recipe.
         class_names: of a trained model; without them the training data is opened for its names.
-
-    Raises:
-        UserError: no such model, options that do not fit it, or data that cannot be opened.
     """
 
     score_name, score_names, validation_loss = "AP", coco.NAMES, True
@@ -188,11 +185,7 @@ class Detect:
         )
 
     def _with_classes_of_model(self, images: DetectionImages) -> DetectionImages:
-        """Return the images with the model's labels, whatever order and spelling their classes have.
-
-        Raises:
-            UserError: a class that the model does not have.
-        """
+        """Return the images with the model's labels, whatever order and spelling their classes have."""
         given = self.recipe.evaluate.classes_map
         if images.class_names == self.class_names and not given:
             return images
@@ -263,11 +256,7 @@ def _anchors_that_descend(model: model_kinds.Model) -> Iterator[str]:
 
 
 def resolve_detection(recipe: Recipe) -> Recipe:
-    """Replace the path of a cfg file by its text, and ``kmeans`` by the fitted anchors.
-
-    Raises:
-        UserError: an invalid cfg, or data without enough boxes.
-    """
+    """Replace the path of a cfg file by its text, and ``kmeans`` by the fitted anchors."""
     model = cast(model_kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
     if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
         task = Detect(replace(recipe, model=model))

@@ -19,9 +19,6 @@ def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[i
         recipe: of the run.
         size: (height, width) of the input in pixels.
         outputs: number of output values of each layer for one image that the gradient needs, as far as known.
-
-    Raises:
-        UserError: it exceeds the device's memory; says how much is needed and available.
     """
     micro, (height, width) = recipe.batch.micro, size
     number = 4 if recipe.precision == "fp32" else 2  # bytes
@@ -46,9 +43,6 @@ def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int
         size: (height, width) of the input in pixels.
         source: the weights file with the recipe.
         outputs: number of output values of each layer for one image, as far as known.
-
-    Raises:
-        UserError: it exceeds the device's memory; says how much is needed and available.
     """
     height, width = size
     memory.ensure(

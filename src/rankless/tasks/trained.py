@@ -15,11 +15,7 @@ from rankless.models.exported.opening import Exported
 
 
 def load(path: Path) -> Weights:
-    """Read a weights file or an exported file.
-
-    Raises:
-        UserError: the file is missing or damaged, is code, or was not written by Rankless.
-    """
+    """Read a weights file or an exported file."""
     return opening.load(path) if opening.is_exported(path) else weights.load(path)
 
 
@@ -30,9 +26,6 @@ def model(task: Any, loaded: Weights, source: str) -> nn.Module:
         task: of the recipe of ``loaded``; one of an exported classifier leaves the normalization to the file.
         loaded: of :func:`load`.
         source: its file, for messages.
-
-    Raises:
-        UserError: the weights do not fit their recipe, or a file computes in another precision.
     """
     if not isinstance(loaded, Exported):
         made: nn.Module = task.model()

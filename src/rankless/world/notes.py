@@ -52,9 +52,6 @@ class Notices:
 
     Args:
         name: of this kind of notice.
-
-    Raises:
-        torch.distributed.DistStoreError: by every method, when the store is gone.
     """
 
     def __init__(self, name: str) -> None:

@@ -60,11 +60,7 @@ class UnsendableError(TypeError):
 
 
 def pack(value: Any) -> Tensor:
-    """``value`` as uint8, (N,).
-
-    Raises:
-        UnsendableError: it holds something that is not :data:`SENDABLE`.
-    """
+    """``value`` as uint8, (N,)."""
     writer = _Writer()
     node = writer.checked(value)
     classes = [(made.__module__, made.__qualname__, *names) for made, names in writer.classes]
@@ -84,12 +80,7 @@ def pack(value: Any) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Any:
-    """Return the value packed in uint8 (N,): equal in every bit, its arrays in the memory of ``packed``.
-
-    Raises:
-        ValueError: ``packed`` is not what :func:`pack` made, or holds a class that this process has not
-            loaded.
-    """
+    """Return the value packed in uint8 (N,): equal in every bit, its arrays in the memory of ``packed``."""
     data = packed.numpy()
     (length,) = struct.unpack("<Q", data[:8].tobytes())
     classes, node = json.loads(data[8 : 8 + length].tobytes())
@@ -97,11 +88,7 @@ def unpack(packed: Tensor) -> Any:
 
 
 def check(value: Any) -> None:
-    """Raise if ``value`` could not be packed.
-
-    Raises:
-        UnsendableError: it holds something that is not :data:`SENDABLE`.
-    """
+    """Raise if ``value`` could not be packed."""
     _Writer().checked(value)
 
 

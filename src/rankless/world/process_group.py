@@ -93,11 +93,7 @@ class World:
         return own_micro_batches(micro_batches, self.rank, self.size)
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Every rank's ``value`` on rank 0 in the order of the ranks; None on the others.
-
-        Raises:
-            UnsendableError: ``value`` is not of the types that are sent (:mod:`rankless.world.objects`).
-        """
+        """Every rank's ``value`` on rank 0 in the order of the ranks; None on the others."""
         if self.is_first:
             return [value, *(unpack(self._receive(rank)) for rank in range(1, self.size))]
         packed = pack(value)
@@ -110,11 +106,7 @@ class World:
             return self.transport.receive(rank)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """The ``value`` of rank ``source`` on every rank.
-
-        Raises:
-            UnsendableError: ``value`` is not of the types that are sent (:mod:`rankless.world.objects`).
-        """
+        """The ``value`` of rank ``source`` on every rank."""
         if self.size == 1:
             return value
         is_source = self.rank == source
@@ -128,11 +120,7 @@ class World:
         return value if is_source else unpack(packed)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Every rank's ``value`` on every rank, in the order of the ranks.
-
-        Raises:
-            UnsendableError: ``value`` is not of the types that are sent (:mod:`rankless.world.objects`).
-        """
+        """Every rank's ``value`` on every rank, in the order of the ranks."""
         gathered: list[Any] = self.broadcast(self.gather(value))
         return gathered
 

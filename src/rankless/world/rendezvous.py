@@ -133,9 +133,6 @@ def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minut
         address: of this machine.
         port: 0 takes any that is free.
         timeout: of its operations.
-
-    Raises:
-        UserError: nothing can listen there.
     """
     listener = network.listening_at(address, port)
     port = listener.getsockname()[1]
@@ -150,11 +147,7 @@ def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minut
 
 
 def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
-    """The store that another process has opened, or will open in time.
-
-    Raises:
-        UserError: what listens there is no store.
-    """
+    """The store that another process has opened, or will open in time."""
     found: list[dist.TCPStore | Exception] = []
 
     def connect() -> None:
@@ -185,11 +178,7 @@ def _places() -> tuple[str, str]:
 
 
 def _private_file() -> Path:
-    """An empty file in a new folder of mode 0700 on a file system that locks files, as a file store must.
-
-    Raises:
-        UserError: there is none.
-    """
+    """An empty file in a new folder of mode 0700 on a file system that locks files, as a file store must."""
     problems = []
     for parent in _places():
         try:
@@ -247,9 +236,6 @@ def ranks_store(address: str, port: int, rank: int, alone: bool, timeout: timede
         rank: this rank's number.
         alone: whether all ranks are on this machine.
         timeout: how long to try.
-
-    Raises:
-        UserError: on rank 0: nothing can listen there.
     """
     if alone:
         address = "127.0.0.1"
@@ -270,10 +256,6 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
         outer: the store at the address that the environment names.
         rank, size: this rank's number and how many there are.
         timeout: how long to wait for the others.
-
-    Raises:
-        torch.distributed.DistStoreError: some rank did not come in time.
-        UserError: the ranks disagree about how many there are.
     """
     store = of_this_job(outer)
     word, until = uuid.uuid4().hex, time.monotonic() + timeout.total_seconds()
@@ -313,9 +295,6 @@ def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:
     Args:
         shared: where they have met; other users may write there, too.
         rank, size: this rank's number and how many there are.
-
-    Raises:
-        UserError: the file that ``shared`` names is not of that kind, or not seen here.
     """
     if rank:
         file = Path(os.fsdecode(shared.get("file")))

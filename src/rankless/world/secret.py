@@ -84,10 +84,6 @@ def prove(group: dist.ProcessGroup, key: bytes) -> None:
     Args:
         group: has connected on the CPU; all its ranks must call this.
         key: the same on all ranks.
-
-    Raises:
-        UserError: somebody else is connected in the place of a rank.
-        RuntimeError: a rank does not answer.
     """
     rank, size = group.rank(), group.size()
 

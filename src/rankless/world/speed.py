@@ -52,9 +52,6 @@ def connected(rank: int, size: int, address: str, port: int, interface: str | No
         size: how many there are.
         address, port: of the store (:func:`rankless.world.rendezvous.open_store`).
         interface: the one that leads to the others.
-
-    Raises:
-        UserError: it could not be measured.
     """
     try:
         store = join_store(address, port, _WAIT)

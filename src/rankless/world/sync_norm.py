@@ -51,9 +51,6 @@ class SideBySide:
 
     Attributes:
         replicas: one module per own micro-batch, each with its own gradients.
-
-    Raises:
-        UserError: the module holds a batch norm that is not one of PyTorch's plain ones.
     """
 
     def __init__(self, module: nn.Module, exchange: Exchange) -> None:
@@ -83,10 +80,6 @@ class SideBySide:
         Args:
             forward: the forward pass of the i-th own micro-batch; returns its loss, a scalar. Seeds torch's
                 generators if it draws from them.
-
-        Raises:
-            UserError: on every rank, where not every micro-batch, on every rank and in every run, calls the
-                same norms in one order: some would wait for ever for the others.
         """
         count = len(self.replicas)
         self.met = [0] * count  # how many norms each replica has called
@@ -158,11 +151,7 @@ class SideBySide:
         self.exchange.total([sums.clone() for _ in self.replicas])
 
     def check(self, index: int, number: Tensor) -> None:
-        """Check that all ranks are at the norm ``index``: others make the number of values, a scalar, NaN.
-
-        Raises:
-            UserError: on every rank; not all are.
-        """
+        """Check that all ranks are at the norm ``index``: others make the number of values, a scalar, NaN."""
         if self.exchange.size > 1 and number.isnan():
             self._compare(index, index)
 

@@ -58,11 +58,7 @@ class Meeting:
             self._changed.notify_all()
 
     def take(self, number: int, rank: int, take: Callable[[dict[int, Any]], None]) -> None:
-        """Call ``take`` with what all ranks have posted; return when all ranks have taken theirs.
-
-        Raises:
-            LostPeerError: another rank is gone.
-        """
+        """Call ``take`` with what all ranks have posted; return when all ranks have taken theirs."""
         with self._changed:
             round_ = self._rounds[number]
         everyone = set(range(self.size))
@@ -83,11 +79,7 @@ class Meeting:
             self._changed.notify_all()
 
     def receive(self, source: int, target: int) -> Tensor:
-        """Return the oldest bytes, (N,), that ``source`` has left for ``target``.
-
-        Raises:
-            LostPeerError: another rank is gone.
-        """
+        """Return the oldest bytes, (N,), that ``source`` has left for ``target``."""
         with self._changed:
             mail = self._mail[source, target]
         self._wait(lambda: set() if mail else {source})

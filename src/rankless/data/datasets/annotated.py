@@ -100,12 +100,7 @@ class BoxedImages(_Annotated, DetectionImages):
     """Images with boxes, from files; arguments as of :class:`_Annotated`."""
 
     def read(self, index: int) -> Sample:
-        """Return image ``index`` with its boxes to train on: neither difficult nor crowds.
-
-        Raises:
-            UnreadableImage: the file is missing or damaged.
-            UserError: it is of another size than when the data was read.
-        """
+        """Return image ``index`` with its boxes to train on: neither difficult nor crowds."""
         decoded = self.images.read(index)
         check_size(self.annotations, index, decoded.source)
         rows = self.annotations.rows(index)
@@ -191,9 +186,6 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         class_names: of the model; None takes the data's.
         where: the data, for messages.
         given: which classes of the data are which of the model's, where the names do not say it.
-
-    Raises:
-        UserError: a class that is not found in ``class_names``, or none given and only one in the data.
     """
 
     def __init__(
@@ -233,11 +225,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
 
 
 def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> None:
-    """Check that a decoded image of (H, W) has the size that was read; its boxes fit no other.
-
-    Raises:
-        UserError: it has another.
-    """
+    """Check that a decoded image of (H, W) has the size that was read; its boxes fit no other."""
     height, width = annotations.sizes[index].tolist()
     if size == (height, width):
         return

@@ -41,11 +41,7 @@ _LARGEST_IOU = 0.05
 
 
 class _Digits:
-    """What the two kinds of built-in data share.
-
-    Raises:
-        UserError: an unknown split, or other problems.
-    """
+    """What the two kinds of built-in data share."""
 
     class_names = tuple("0123456789")
 
@@ -74,9 +70,6 @@ class DigitScenes(_Digits, DetectionImages):
         images: how many scenes; does not change the scenes themselves.
         seed: keys the scenes. Scenes to be scored on take 0, whatever the recipe's seed.
         size: height and width of a scene in pixels, 32 or more.
-
-    Raises:
-        UserError: an unknown split, less than one scene, or a side below 32.
     """
 
     def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
@@ -107,9 +100,6 @@ class DigitScenes(_Digits, DetectionImages):
 
         Boxes are exact: the extent of the pixels of which the digit's ink covers ``VISIBLE``/255 or more, its
         last column and row included. A digit slightly covered by a later one keeps its whole box.
-
-        Raises:
-            IndexError: ``index`` is not in 0..len-1.
         """
         return self._render(index)
 
@@ -202,9 +192,6 @@ class DigitImages(_Digits, ClassificationImages):
 
     Args:
         split: ``train`` or ``val``.
-
-    Raises:
-        UserError: an unknown split.
     """
 
     def __init__(self, split: str) -> None:
@@ -217,11 +204,7 @@ class DigitImages(_Digits, ClassificationImages):
         return len(self._levels)
 
     def read(self, index: int) -> Tensor:
-        """Return digit ``index``, uint8 (3, 64, 64), its three channels equal.
-
-        Raises:
-            IndexError: ``index`` is not in 0..len-1.
-        """
+        """Return digit ``index``, uint8 (3, 64, 64), its three channels equal."""
         if not 0 <= index < len(self):
             raise IndexError(f"digits: no image {index}; the {self.split} split has 0 to {len(self) - 1}")
         gray = (self._levels[index].astype(np.uint16) * 255 // 16).astype(np.uint8)

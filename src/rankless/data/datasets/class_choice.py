@@ -24,9 +24,6 @@ def class_list(classes: Classes, root: str) -> tuple[str, ...] | None:
     Args:
         classes: of the recipe. A file is looked for here, then in the data's folder.
         root: the data's folder or file.
-
-    Raises:
-        UserError: no such file, one that cannot be read, or a name that is there twice.
     """
     if classes == "auto":
         return None
@@ -55,11 +52,7 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
 
 
 def refuse_classes(classes: object) -> None:
-    """Raise if ``data.classes`` is to choose from the digits.
-
-    Raises:
-        UserError: it is.
-    """
+    """Raise if ``data.classes`` is to choose from the digits."""
     if classes != "auto":
         raise UserError(
             "data.classes has no effect on the built-in digits; expected auto; leave it out, or give "
@@ -80,9 +73,6 @@ def with_classes(
         names: of the classes to use.
         where: the data, for messages.
         elsewhere: further classes, which only other splits have.
-
-    Raises:
-        UserError: the data has no class of such a name, or no image of these classes.
     """
     known = {name: label for label, name in enumerate(whole.class_names)}
     _refuse_unknown(names, whole.class_names, elsewhere, where)
@@ -117,11 +107,7 @@ def with_classes(
 
 
 def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Iterable[str], where: str) -> None:
-    """Raise where one of ``names`` is neither ``known`` nor ``elsewhere``.
-
-    Raises:
-        UserError: all of them, each with the nearest class.
-    """
+    """Raise where one of ``names`` is neither ``known`` nor ``elsewhere``."""
     anywhere = {*known, *elsewhere}
     unknown = [name for name in names if name not in anywhere]
     if unknown:

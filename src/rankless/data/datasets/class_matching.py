@@ -58,11 +58,7 @@ class UnmatchedClassesError(UserError):
 
 @contextmanager
 def between_splits(root: str, training: str, other: str) -> Iterator[None]:
-    """Inside, the model has the classes of the split ``training``; a class it lacks is a fault of the data.
-
-    Raises:
-        UserError: the split ``other`` has further classes, in place of :class:`UnmatchedClassesError`.
-    """
+    """Inside, the model has the classes of the split ``training``; a class it lacks is a fault of the data."""
     try:
         yield
     except UnmatchedClassesError as error:
@@ -97,10 +93,6 @@ def match_classes(
         given: what the user said.
         where: the data, for messages.
         may_leave_out: whether a class of the data may be none of the model's.
-
-    Raises:
-        UserError: a given name that does not exist.
-        UnmatchedClassesError: classes that are not found; lists all of them.
     """
     of_model = {name: label for label, name in enumerate(model)}
     found = dict(_given(data, of_model, given, where, may_leave_out))

@@ -66,9 +66,6 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         An image is mixed with one drawn from the whole data by a key, never with its neighbors in the batch:
         how a batch is cut into micro-batches must not matter. In training a random other image, keyed,
         replaces one that cannot be read; to be scored it is gray.
-
-        Raises:
-            UnreadableImage: in training, when none of those tried can be read.
         """
         if not self.augmented:
             return self._scored(index)
@@ -139,9 +136,6 @@ def open_images(
         class_names: of the model; None takes the data's.
         format, classes, max_bad: see :func:`rankless.data.datasets.opening.open_annotations`.
         given: see :class:`ClassifiedImages`.
-
-    Raises:
-        UserError: nothing at ``root``, invalid data, data with boxes, or other classes than the model's.
     """
     if root != DIGITS:
         annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)

@@ -93,9 +93,6 @@ class DetectionExamples(ImageExamples[DetectionImages]):
 
         In training a random other image, keyed, replaces one that cannot be read; to be scored it is gray.
         Partners are drawn from the whole data: only :meth:`items` knows the micro-batch.
-
-        Raises:
-            UnreadableImage: in training, when none of those tried can be read.
         """
         (item,) = self._items([(epoch, index)], self.size)
         return item
@@ -195,9 +192,6 @@ def open_images(
         images, seed, size: the number of scenes that the built-in data draws, their seed and their (H, W) in
             pixels; without effect on other data.
         format, classes, max_bad: of :func:`rankless.data.datasets.opening.open_annotations`.
-
-    Raises:
-        UserError: nothing at ``root``, invalid data, or images without boxes.
     """
     if root == DIGITS:
         refuse_classes(classes)

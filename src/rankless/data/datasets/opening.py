@@ -38,9 +38,6 @@ def open_annotations(
         classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         max_bad: the largest fraction of images that may be unreadable.
         rescan: whether the data is read again even if nothing seems to have changed.
-
-    Raises:
-        UserError: nothing there, no such split, or problems that stop a training: all of them at once.
     """
     annotations = examine(root, split, format, classes=classes, rescan=rescan)
     bad, also = annotations.findings.counts.get(_UNREADABLE, 0), []
@@ -60,9 +57,6 @@ def examine(
     """Open one split whatever is wrong with it: see :attr:`Annotations.findings`.
 
     It is read once and then cached until its files change: see :mod:`rankless.data.index.annotation_cache`.
-
-    Raises:
-        UserError: nothing there, no such split or class, or its files change while they are read.
     """
     path = location(root)
     if isinstance(path, Path):

@@ -35,11 +35,7 @@ _KNOWN = {
 
 
 def named(data: Data) -> str:
-    """The data set of torchvision that the recipe names, as in ``CIFAR10``; empty for all other data.
-
-    Raises:
-        UserError: none of that name is known.
-    """
+    """The data set of torchvision that the recipe names, as in ``CIFAR10``; empty for all other data."""
     if not data.root.startswith(PREFIX) or Path(data.root).exists():
         return ""
     name = data.root.removeprefix(PREFIX)
@@ -52,11 +48,7 @@ def named(data: Data) -> str:
 
 
 def located(data: Data) -> Data:
-    """Return the data with the folder and the format of the data set that it names; else the same.
-
-    Raises:
-        UserError: no such data set, or its files are not there.
-    """
+    """Return the data with the folder and the format of the data set that it names; else the same."""
     name = named(data)
     if not name:
         return data
@@ -84,9 +76,6 @@ def download(data: Data) -> list[str]:
 
     Returns:
         What was downloaded, as sentences; nothing where all was there.
-
-    Raises:
-        UserError: other data, a data set that torchvision does not download, no network, or other bytes.
     """
     name = named(data)
     if not name or not _by_download(name):

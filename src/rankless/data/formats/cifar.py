@@ -57,11 +57,7 @@ def splits(root: Path) -> list[str]:
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split; there is no ``val``, so that is ``test``.
-
-    Raises:
-        UserError: both data sets in one folder, a file that is missing or damaged, or no such split.
-    """
+    """Read one split; there is no ``val``, so that is ``test``."""
     kind, folder = _found(root)
     if kind is None or folder is None:
         raise UserError(f"{root}: no files of CIFAR; expected {LAYOUT}")

@@ -59,11 +59,7 @@ _FRESH: dict[str, Callable[[], Any]] = {
 
 
 def contents(file: Path) -> dict[str, Any]:
-    """The dict in a file: keys to numbers, texts, lists of them, :class:`Run` or :class:`Named`.
-
-    Raises:
-        UserError: it cannot be read, or is not such a file.
-    """
+    """The dict in a file: keys to numbers, texts, lists of them, :class:`Run` or :class:`Named`."""
     try:
         data = reading.read_bytes(file, MOST_BYTES)
         found = _followed(data)
@@ -82,11 +78,7 @@ def contents(file: Path) -> dict[str, Any]:
 
 
 def _followed(data: bytes) -> Any:
-    """What the pickle would leave, of plain values alone.
-
-    Raises:
-        ValueError, IndexError, KeyError, TypeError, AttributeError: it does not, or has other operations.
-    """
+    """What the pickle would leave, of plain values alone."""
     stack: list[Any] = []
     memory: dict[Any, Any] = {}
 

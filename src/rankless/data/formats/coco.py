@@ -281,9 +281,6 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
     A box's number is written with all its digits, and ``ignore`` marks what is difficult. Where no area is
     known, it is the box's.
-
-    Raises:
-        UserError: images with one class each, without boxes.
     """
     (out / "annotations").mkdir(parents=True)
     image = box = 1

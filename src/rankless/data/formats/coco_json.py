@@ -73,11 +73,7 @@ Lists = TypeVar("Lists", Parts, Categories)
 
 
 def load(file: Path, kind: type[Lists]) -> Lists:
-    """The lists of a file that ``kind`` names.
-
-    Raises:
-        UserError: it cannot be read, is not JSON, or is not an object with lists.
-    """
+    """The lists of a file that ``kind`` names."""
     try:
         content = reading.read_bytes(file).removeprefix(codecs.BOM_UTF8)
     except OSError as error:
@@ -156,11 +152,7 @@ class Classes:
 
 
 def read_classes(files: Mapping[str, Path]) -> Classes:
-    """The classes that the files of all splits name together.
-
-    Raises:
-        UserError: no categories, invalid ones, or an id that means one thing here and another there.
-    """
+    """The classes that the files of all splits name together."""
     categories: dict[int | str, Category] = {}
     where: dict[int | str, Path] = {}
     problems: list[str] = []

@@ -73,11 +73,7 @@ class Columns:
 
 
 def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Line numbers and cells of the rows that are not empty, without spaces around the cells.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Line numbers and cells of the rows that are not empty, without spaces around the cells."""
     try:
         with reading.opened_text(file, errors="surrogateescape", newline="") as opened:
             reader = csv.reader(opened, delimiter=delimiter, skipinitialspace=True)

@@ -139,9 +139,6 @@ def _stated_classes(top: Path) -> tuple[Path, tuple[str, ...]] | None:
     """The file with class names beside the data, and the names in the order of their numbers.
 
     It is ``classes.csv`` with rows ``name,number`` as RetinaNet has it, or a ``classes.txt``.
-
-    Raises:
-        UserError: it cannot be read, is empty, or names a class twice.
     """
     file = next((f for f in (top / "classes.csv", top / "class_list.csv") if f.is_file()), None)
     if file is None:
@@ -173,11 +170,7 @@ def _is_whole(cell: str) -> bool:
 
 
 def _names_in(files: Tables) -> tuple[str, ...]:
-    """The class names in all splits together, sorted; numbers by their value.
-
-    Raises:
-        UserError: no class name at all.
-    """
+    """The class names in all splits together, sorted; numbers by their value."""
     names: set[str] = set()
     for file, columns in files.values():
         for number, (_, cells) in enumerate(rows(file, columns.delimiter)):
@@ -209,11 +202,7 @@ class _Reader(ListedImages):
     by_name: dict[str, int | None] = field(default_factory=dict)  # an image's name to its number
 
     def read(self) -> None:
-        """Add every row; the images in the order of their first rows.
-
-        Raises:
-            UserError: the file cannot be read.
-        """
+        """Add every row; the images in the order of their first rows."""
         columns = self.columns
         width = 1 + max(columns.path, columns.label, *(columns.box or ()))
         for number, (line, cells) in enumerate(rows(self.file, columns.delimiter)):

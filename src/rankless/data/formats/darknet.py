@@ -41,11 +41,7 @@ _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "t
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`.
-
-    Raises:
-        UserError: no such split, no image in it, or not one label file.
-    """
+    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
     files = find_split(root, split, class_names)
     items = list(_with_labels(files))
     if not any(label for _, label in items):

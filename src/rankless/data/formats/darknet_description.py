@@ -61,11 +61,7 @@ class Description:
 
 
 def description_in(root: Path) -> Path | None:
-    """The ``data.yaml`` or ``.data`` file that ``root`` is or has.
-
-    Raises:
-        UserError: a folder with several ``.data`` files.
-    """
+    """The ``data.yaml`` or ``.data`` file that ``root`` is or has."""
     if root.is_file():
         return root if root.suffix.lower() in {".yaml", ".yml", ".data"} else None
     for name in ("data.yaml", "data.yml"):
@@ -79,11 +75,7 @@ def description_in(root: Path) -> Path | None:
 
 
 def read_description(file: Path) -> Description:
-    """Read one; ``file`` is of :func:`description_in`.
-
-    Raises:
-        UserError: it cannot be read, or says nothing usable; with all that is wrong but the class names.
-    """
+    """Read one; ``file`` is of :func:`description_in`."""
     return _from_data(file) if file.suffix.lower() == ".data" else _from_yaml(file)
 
 

@@ -110,9 +110,6 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
 
     Args:
         root, split, class_names: see :class:`rankless.data.formats.registry.Format`.
-
-    Raises:
-        UserError: no such split, an invalid description, no class names, or no image.
     """
     file = description_in(root)
     described = read_description(file) if file else None

@@ -51,11 +51,7 @@ def composed(name: str) -> str:
 
 
 def subfolders(root: Path) -> list[Path]:
-    """The folders in ``root`` that are not hidden, by name; none where it is not a folder.
-
-    Raises:
-        UserError: it cannot be listed.
-    """
+    """The folders in ``root`` that are not hidden, by name; none where it is not a folder."""
     try:
         with os.scandir(root) as listed:
             return sorted(root / e.name for e in listed if e.name[0] != "." and reading.is_folder(e))
@@ -112,9 +108,6 @@ class FolderNames:
     Args:
         folder: need not exist.
         endings: in lower case; other files are passed over. None takes every name, and those of folders.
-
-    Raises:
-        UserError: the folder is there and cannot be listed.
     """
 
     def __init__(self, folder: str, endings: Collection[str] | None = None) -> None:
@@ -238,11 +231,7 @@ def names_files(folders: Iterable[Path]) -> list[Path]:
 
 
 def names_file(folders: Iterable[Path]) -> Path | None:
-    """The one file of :func:`names_files`; None without one.
-
-    Raises:
-        UserError: there are several.
-    """
+    """The one file of :func:`names_files`; None without one."""
     files = names_files(folders)
     if len(files) > 1:
         both = " and ".join(f"'{file.name}' ({len(read_names(file))})" for file in files[:2])
@@ -262,9 +251,6 @@ def numbered_names(
         folders: where a file of names may lie.
         given: by ``data.classes``; they serve where no file does, or where several differ.
         missing: the error where there are no names.
-
-    Raises:
-        UserError: there are none, or a file cannot be read.
     """
     folders = list(folders)
     if given and len(names_files(folders)) != 1:
@@ -276,11 +262,7 @@ def numbered_names(
 
 
 def read_text(file: Path, expected: str, most: int | None = None) -> str:
-    """Return the text of a file, which is to hold what is ``expected``, and ``most`` bytes of it.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the text of a file, which is to hold what is ``expected``, and ``most`` bytes of it."""
     try:
         return reading.read_text(file, most)
     except (OSError, UnicodeDecodeError) as error:
@@ -289,11 +271,7 @@ def read_text(file: Path, expected: str, most: int | None = None) -> str:
 
 
 def read_names(file: Path) -> tuple[str, ...]:
-    """Read the class names in a file, one a line; empty lines are skipped.
-
-    Raises:
-        UserError: it cannot be read, or has none.
-    """
+    """Read the class names in a file, one a line; empty lines are skipped."""
     lines = read_text(file, "one class name a line", reading.NAMES).splitlines()
     names = tuple(line.strip() for line in lines if line.strip())
     if not names:

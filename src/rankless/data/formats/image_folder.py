@@ -74,9 +74,6 @@ def read(root: Path, split: str) -> Raw:
         root: a folder that holds ``split``, or the class folders.
         split: a folder in ``root``, or another word for it; ``train`` or ``val`` where the root holds the
             class folders.
-
-    Raises:
-        UserError: not a folder, no such split, or no image.
     """
     if not root.is_dir():
         raise UserError(f"{root}: a file; expected {LAYOUT}")
@@ -111,11 +108,7 @@ def read(root: Path, split: str) -> Raw:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write every split as a folder of class folders.
-
-    Raises:
-        UserError: the images have boxes, or a class name can be no folder's.
-    """
+    """Write every split as a folder of class folders."""
     odd = {name for each in splits.values() for name in each.class_names if not _can_be_a_folder(name)}
     problems = [f"class '{name}': cannot be the name of a folder; rename it" for name in sorted(odd)]
     if any(each.has_boxes for each in splits.values()):

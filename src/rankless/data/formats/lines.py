@@ -97,9 +97,6 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     """Write ``SPLIT.txt`` for every split, ``classes.txt`` and the images in ``images/SPLIT``.
 
     What is difficult or a crowd is left out, and so not trained on here either.
-
-    Raises:
-        UserError: images with one class each, without boxes, or splits with different classes.
     """
     lost: list[str] = []
     for split, data in splits.items():
@@ -128,11 +125,7 @@ class _Reader(ListedImages):
     classes: int = field(kw_only=True)
 
     def read(self) -> None:
-        """Add every line; an image that several lines name has the boxes of all of them.
-
-        Raises:
-            UserError: the file cannot be read.
-        """
+        """Add every line; an image that several lines name has the boxes of all of them."""
         for line, text in lines_of(self.file):
             name, boxes = _parsed(text)
             if path := self.locate(name, f":{line}"):

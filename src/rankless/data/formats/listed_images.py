@@ -60,9 +60,6 @@ class ListedImages:
             about: how they were read, as sentences.
             nothing: what to say where the file lists no image at all.
             rest: see :meth:`RawBuilder.raw`.
-
-        Raises:
-            UserError: not one image is there.
         """
         if not self.made.paths:
             looked = ", ".join(self.search.bases[:4])

@@ -11,11 +11,7 @@ Box = tuple[float, float, float, float]
 
 
 def around(xs: Sequence[float], ys: Sequence[float]) -> Box:
-    """Return the bounds xyxy of points; not finite where a point is not.
-
-    Raises:
-        ValueError: no points.
-    """
+    """Return the bounds xyxy of points; not finite where a point is not."""
     if not all(map(math.isfinite, chain(xs, ys))):
         return (math.nan,) * 4
     return min(xs), min(ys), max(xs), max(ys)

@@ -35,11 +35,7 @@ def splits(root: Path) -> list[str]:
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split, in its list's order.
-
-    Raises:
-        UserError: no such split, a list that cannot be read, or no image.
-    """
+    """Read one split, in its list's order."""
     top = _top(root)
     if top is None:
         raise UserError(f"{root}: no pets; expected {LAYOUT}")

@@ -38,9 +38,6 @@ def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_
 
     Returns:
         The names of the shards.
-
-    Raises:
-        UserError: ``out`` is not empty, there is no room, or an image's file is gone.
     """
     if len({annotations.has_boxes for annotations in splits.values()}) > 1:
         raise UserError("some splits have boxes, others one class for each image; pack them separately")

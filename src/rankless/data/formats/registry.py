@@ -75,9 +75,6 @@ class Format(Protocol):
             split: its name.
             class_names: of the classes 0, 1, … where the data does not name them; only the pages of
                 :data:`NUMBERED` take it.
-
-        Raises:
-            UserError: no such split, or nothing in it.
         """
         ...
 
@@ -96,11 +93,7 @@ def format_named(name: str) -> Format:
 
 
 def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write a data set in a format; see :meth:`Format.write`.
-
-    Raises:
-        UserError: the format is only read, or cannot hold the data.
-    """
+    """Write a data set in a format; see :meth:`Format.write`."""
     page = format_named(name)
     if not hasattr(page, "write"):
         raise UserError(
@@ -111,11 +104,7 @@ def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageF
 
 
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:
-    """Which format the data at ``root`` is of, and why.
-
-    Raises:
-        UserError: nothing there, or nothing known.
-    """
+    """Which format the data at ``root`` is of, and why."""
     path = Path(root).expanduser()
     if problems := missing_data(root):
         raise UserError(problems)
@@ -137,11 +126,7 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
 
 
 def _recognized_remote(root: str, format: str) -> str:
-    """Why there are shards at an address.
-
-    Raises:
-        UserError: there are none, or they cannot be listed.
-    """
+    """Why there are shards at an address."""
     refuse_secrets(root)
     if format not in ("auto", REMOTE):
         raise UserError(

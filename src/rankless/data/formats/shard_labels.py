@@ -33,11 +33,7 @@ Rows = tuple[list[Row], tuple[int, int]]
 
 
 def class_of(content: bytes) -> str:
-    """Number or name of the class in a member ``.cls``.
-
-    Raises:
-        LabelError: not a line of UTF-8.
-    """
+    """Number or name of the class in a member ``.cls``."""
     text = _text(content).strip()
     if not text or "\n" in text:
         raise LabelError(f"'{printable(text)}'; expected the number or the name of a class")
@@ -45,11 +41,7 @@ def class_of(content: bytes) -> str:
 
 
 def rows_of(content: bytes, kind: str) -> Rows:
-    """The boxes in a member ``.json`` or ``.txt``.
-
-    Raises:
-        LabelError: of neither format.
-    """
+    """The boxes in a member ``.json`` or ``.txt``."""
     try:
         return _of_lines(_text(content)) if kind == "txt" else _of_json(json.loads(_text(content)))
     except LabelError:

@@ -233,11 +233,7 @@ def looks_like_shards(root: Location) -> Location | None:
 
 
 def class_names(root: Location, shards: list[Location]) -> tuple[list[str] | None, str]:
-    """The class names beside the shards or at the head of the first, and the file they come from.
-
-    Raises:
-        UserError: they are not understood, or two are the same.
-    """
+    """The class names beside the shards or at the head of the first, and the file they come from."""
     for folder in dict.fromkeys((shards[0].parent, root)):
         for name in NAMES_FILES:
             if (folder / name).is_file():
@@ -267,11 +263,7 @@ def _sorted(folder: Location) -> list[Location]:
 
 
 def fingerprint(root: RemotePath) -> str:
-    """Changes when a shard, or a file of class names, does.
-
-    Raises:
-        OSError: what is there cannot be listed.
-    """
+    """Changes when a shard, or a file of class names, does."""
     entries = list(root.iterdir())
     folders = [entry for entry in entries if entry.is_dir()]
     entries += [inside for folder in folders for inside in folder.iterdir()]

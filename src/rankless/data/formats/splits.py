@@ -83,9 +83,6 @@ def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) ->
         wanted: the split's name.
         existing: the splits there are.
         expected: where one was looked for, as the end of "expected …".
-
-    Raises:
-        UserError: no such split.
     """
     meant = known_as(wanted, existing)
     if meant in existing:

@@ -41,9 +41,6 @@ def read(root: Path, split: str) -> Raw:
 
     The class names are those of all splits together, sorted: every split numbers them alike. So a file of
     another split that cannot be read at all is reported, too; its boxes are judged when it is used.
-
-    Raises:
-        UserError: no such split, no image in it, or not one annotation.
     """
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
@@ -112,9 +109,6 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     """Write ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``; return what is lost.
 
     An image that several splits have with the same boxes is written once.
-
-    Raises:
-        UserError: class names that XML cannot hold, or that come to the same without spaces around them.
     """
     names, changed = fit_names(names_of(splits), distinct=False)
     _check(names)

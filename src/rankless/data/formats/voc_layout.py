@@ -69,11 +69,7 @@ def splits(root: Path) -> list[str]:
 
 
 def find_split(root: Path, split: str) -> VocSplit:
-    """The files of ``split``: of every year that has it, or of one as ``VOC2012/train``.
-
-    Raises:
-        UserError: no such split, a list that cannot be read, or a split without images.
-    """
+    """The files of ``split``: of every year that has it, or of one as ``VOC2012/train``."""
     parts = _parts(root)
     by_split: dict[str, list[Part]] = {}
     for part in parts:

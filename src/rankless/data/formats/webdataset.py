@@ -54,9 +54,6 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
 
     Args:
         root, split, class_names: see :class:`rankless.data.formats.registry.Format`.
-
-    Raises:
-        UserError: no such split, compressed shards, or no image with a label.
     """
     by_split = shards.shards_of(root)
     split = shards.known_as(split, list(by_split))

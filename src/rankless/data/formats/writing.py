@@ -86,11 +86,7 @@ def _plain(name: str) -> str:
 
 
 def names_of(splits: Mapping[str, Annotations]) -> tuple[str, ...]:
-    """The class names of a data set.
-
-    Raises:
-        UserError: its splits number them differently.
-    """
+    """The class names of a data set."""
     names = {data.class_names: split for split, data in splits.items()}
     if len(names) > 1:
         first, second = list(names.values())[:2]

@@ -71,9 +71,6 @@ class CachedImages:
         The copy's pages are the machine's; what is written into the tensor stays in this process. Where an
         image cannot be cached (no room), it is decoded without a message: no number depends on it. It is
         cached once for every factor by which it is reduced.
-
-        Raises:
-            UnreadableImage: the file is missing or damaged.
         """
         annotations, shown = self.images.annotations, self.images.shown
         try:
@@ -111,9 +108,6 @@ def open_images(
 
     Returns:
         The images, and sentences: how large the cache gets, or why there is none.
-
-    Raises:
-        UserError: the disk has no room, or the folder cannot be written to.
     """
     files = FileImages(annotations, shown)
     if kind == "none" or not len(annotations):

@@ -123,9 +123,6 @@ def read(path: Source, *, name: str = "") -> Tensor:
     Args:
         path: a file, or an opened one.
         name: of an opened file, for reports.
-
-    Raises:
-        UnreadableImage: missing, damaged, cut short, too large, or no image.
     """
     return read_for(path, None, name=name).image
 
@@ -136,9 +133,6 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
     Args:
         path, name: as for :func:`read`.
         shown: how large it will be; None reads every pixel.
-
-    Raises:
-        UnreadableImage: as :func:`read`.
     """
     try:
         with _quiet(), _opened(path) as file, Image.open(file) as image:
@@ -159,9 +153,6 @@ def size(path: Source, *, name: str = "") -> tuple[int, int]:
 
     Args:
         path, name: as for :func:`read`.
-
-    Raises:
-        UnreadableImage: missing, or without an image's header.
     """
     height, width, turned = _stored(path, name)
     return (width, height) if turned else (height, width)

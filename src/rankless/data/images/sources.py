@@ -46,11 +46,7 @@ class FileImages:
     shown: Shown | None = None
 
     def read(self, index: int) -> Decoded:
-        """Return image ``index``.
-
-        Raises:
-            UnreadableImage: the file is missing or damaged.
-        """
+        """Return image ``index``."""
         annotations = self.annotations
         return image_file.read_for(open_source(annotations, index), self.shown, name=annotations.path(index))
 
@@ -83,11 +79,7 @@ class ImageSource(ABC, Generic[Value]):
         return None
 
     def opened(self, shown: Shown, cache: Cache) -> tuple[Any, tuple[str, ...]]:
-        """Return this source reading images as large as they are shown, through a cache, and notes on it.
-
-        Raises:
-            UserError: the disk has no room for the cache.
-        """
+        """Return this source reading images as large as they are shown, through a cache, and notes on it."""
         off = f"data.cache is {cache}, but this dataset is generated, not read from files, so caching is off"
         return self, () if cache == "none" else (off,)
 
@@ -143,11 +135,7 @@ class ReadableImages(Generic[Value]):
     position: int = -1
 
     def read(self, index: int) -> Value:
-        """Return image ``index``, or the first readable one of those drawn to replace it.
-
-        Raises:
-            UnreadableImage: neither it nor any of :data:`TRIES` others can be read.
-        """
+        """Return image ``index``, or the first readable one of those drawn to replace it."""
         position = index
         for attempt in range(TRIES + 1):
             value = self.memo.get(position) if self.memo else None

@@ -44,9 +44,6 @@ def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = Fal
         split, format: names.
         read: reads it: the split, and every file and folder whose change makes it out of date.
         rescan: whether it is read again though nothing seems to have changed.
-
-    Raises:
-        UserError: what ``read`` raises, or the files change while they are read.
     """
     key = hashlib.sha256(json.dumps([root, split, format]).encode()).hexdigest()[:32]
     store = cache_folder() / "annotations" / key
@@ -143,11 +140,7 @@ def _clear(store: Path, rescan: bool) -> None:
 
 
 def _published(store: Path, made: Annotations, depends: list[str], states: list[State]) -> Annotations:
-    """``made`` as the newest entry of ``store``, which is locked; older ones go when nobody uses them.
-
-    Raises:
-        OSError: no room.
-    """
+    """``made`` as the newest entry of ``store``, which is locked; older ones go when nobody uses them."""
     building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=store))
     try:
         made.save(building)

@@ -134,10 +134,6 @@ class Annotations:
         """Map what :meth:`save` wrote; nothing is read until it is asked for.
 
         The folder is not removed by another process while this one has it.
-
-        Raises:
-            UserError: it is gone.
-            OSError, ValueError, KeyError, TypeError: it is not whole.
         """
         path = Path(folder)
         try:

@@ -45,11 +45,7 @@ def file_of(path: str) -> str:
 
 
 def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
-    """Image ``index`` for :func:`rankless.data.images.image_file.read`: its file, or its bytes in a shard.
-
-    Raises:
-        UnreadableImage: the shard is missing, or shorter than it was.
-    """
+    """Image ``index`` for :func:`rankless.data.images.image_file.read`: its file, or its bytes in a shard."""
     path = annotations.path(index)
     if not len(annotations.byte_ranges):
         return path
@@ -57,11 +53,7 @@ def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
 
 
 def content(annotations: Annotations, index: int) -> bytes:
-    """The bytes of image ``index`` as they lie on the disk; bare pixels as PPM.
-
-    Raises:
-        UnreadableImage: the file is missing, or a shard is shorter than it was.
-    """
+    """The bytes of image ``index`` as they lie on the disk; bare pixels as PPM."""
     path = annotations.path(index)
     try:
         if not len(annotations.byte_ranges):
@@ -134,11 +126,7 @@ class LocalFile:
 
 @contextmanager
 def opened(path: str) -> Iterator[Ranged]:
-    """Inside, a shard as what ranges are read of.
-
-    Raises:
-        OSError: it is missing, forbidden, no regular file, or cannot be read.
-    """
+    """Inside, a shard as what ranges are read of."""
     if is_remote(path):
         yield RemoteFile(path)
         return

@@ -79,9 +79,6 @@ def changed_file(folder: str, processes: int) -> str:
     Args:
         folder: where the states lie.
         processes: so many ask at most.
-
-    Raises:
-        OSError, ValueError, EOFError: what lies there is not whole.
     """
     count = len(_numbers(folder, _BLOCKS)) // 2
     helpers = min(processes, count) - 1

@@ -108,11 +108,7 @@ class RawBuilder:
     def add_box(
         self, image: int, box: Iterable[float], label: int, line: int, flags: int = 0, area: float = NO_AREA
     ) -> None:
-        """Add one box, xyxy.
-
-        Raises:
-            TypeError, OverflowError: ``box`` holds something else than numbers; nothing is added.
-        """
+        """Add one box, xyxy."""
         try:
             self.boxes.extend(box)
         except (TypeError, OverflowError):

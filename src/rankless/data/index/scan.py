@@ -56,9 +56,6 @@ def scan(
         what: several of them, for the bar: ``images``.
         chunk: about so many items are worked on at a time; fewer where an item is much work.
         processes: None is one per core.
-
-    Raises:
-        UserError: what ``work`` raises, or its processes died.
     """
     parts = list(chunks(items, chunk))
     if len(parts) < FEW:

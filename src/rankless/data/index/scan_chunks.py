@@ -69,11 +69,7 @@ def chunks(items: Sequence[Item], about: int) -> Iterator[list[Item]]:
 
 
 def read_chunk(work: Work, items: list[Item], store: Path) -> str:
-    """The name of the file in ``store`` that holds ``work(items)``; it is made if it is not there.
-
-    Raises:
-        NotStored: it cannot be written.
-    """
+    """The name of the file in ``store`` that holds ``work(items)``; it is made if it is not there."""
     before = [state(name) for item in items for name in item]
     asked = json.dumps([reader_version(), work.__module__, work.__qualname__, items, before])
     path = store / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.npz"
@@ -120,11 +116,7 @@ def save(raw: Raw, path: Path) -> None:
 
 
 def load(path: Path) -> Raw:
-    """What :func:`save` wrote.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError, EOFError: it is not whole.
-    """
+    """What :func:`save` wrote."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays: dict[str, Any] = {name: file[name] for name in file.files}

@@ -64,11 +64,7 @@ class BackgroundSink(Sink):
         self._put(lambda: self._sink.event(name, step, text))
 
     def close(self) -> None:
-        """Wait until everything is sent, but not for long.
-
-        Raises:
-            TimeoutError: it took too long; what is left is lost.
-        """
+        """Wait until everything is sent, but not for long."""
         self._put(self._sink.close)
         self._put(None)
         self._thread.join(self._closing)

@@ -31,11 +31,7 @@ BUILT_IN = {
 
 
 def built_in(name: str) -> Callable[[], Sink]:
-    """Make a sink of :data:`BUILT_IN`.
-
-    Raises:
-        UserError: its library is not installed. It is looked for, not imported, which takes seconds.
-    """
+    """Make a sink of :data:`BUILT_IN`."""
     known = BUILT_IN[name]
     if known.library and importlib.util.find_spec(known.library) is None:
         needed(known.library, known.library, f"--sink {name}")

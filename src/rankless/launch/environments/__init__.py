@@ -21,11 +21,7 @@ _KINDS: tuple[type[Environment], ...] = (Ray, Standard, OpenMPI, Slurm, PMI)
 
 
 def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
-    """The launcher that has made this process one of its ranks; None where there is none.
-
-    Raises:
-        UserError: a variable of it has no sensible value, or something is missing.
-    """
+    """The launcher that has made this process one of its ranks; None where there is none."""
     for kind in _KINDS:
         if kind.is_here(variables):
             return kind(variables)
@@ -39,9 +35,6 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
         what: starts them, at the beginning of the sentence.
         instead: what to do, at its end.
         variables: the environment.
-
-    Raises:
-        UserError: it is one of several ranks; on ranks other than 0 it has no problems to print.
     """
     environment = detect(variables)
     if environment and environment.world_size > 1:

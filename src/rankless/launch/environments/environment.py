@@ -28,9 +28,6 @@ class Environment(ABC):
         restart: how often the launcher has started this job again.
         leaves_orphans: whether its ranks go on when it is killed.
         address_hint: how to give MASTER_ADDR where ranks are on several machines.
-
-    Raises:
-        UserError: a variable has no sensible value, or something is missing.
     """
 
     name = "the launcher"
@@ -96,11 +93,7 @@ class Environment(ABC):
         return ""
 
     def number(self, *names: str) -> int:
-        """The whole number in the first of these variables that is set.
-
-        Raises:
-            UserError: none is set, or what is set is no whole number.
-        """
+        """The whole number in the first of these variables that is set."""
         name = self.first(*names)
         if name is None:
             raise UserError(

@@ -91,21 +91,13 @@ def _node_address(node: str) -> str:
 
 
 def hosts_of(text: str) -> Iterator[str]:
-    """The hosts of a list such as ``n[01-03,07],gpu5``, one by one: a few characters may name millions.
-
-    Raises:
-        ValueError: it is no list of hosts.
-    """
+    """The hosts of a list such as ``n[01-03,07],gpu5``, one by one: a few characters may name millions."""
     for part in _parts(text):
         yield from _expanded(part)
 
 
 def nth_number(text: str, index: int) -> int:
-    """The number of a node: entry ``index`` of a list such as ``2(x3),1``.
-
-    Raises:
-        ValueError: it is no such list, or has fewer entries.
-    """
+    """The number of a node: entry ``index`` of a list such as ``2(x3),1``."""
     for part in text.split(","):
         match = _REPEATED.fullmatch(part.strip())
         if match is None:

@@ -68,11 +68,7 @@ class AskedProcess:
                 self.answer()  # raises what the process had to say
 
     def answer(self) -> dict[str, Any]:
-        """The answer to the question before.
-
-        Raises:
-            UserError: the process met one, of the same class where it is one of ours, or died.
-        """
+        """The answer to the question before."""
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
             raise died(self.what, self._process.wait(), self.log, self.instead)

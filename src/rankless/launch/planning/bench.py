@@ -127,9 +127,6 @@ def bench(recipe: Recipe, devices: int | None, seconds: float, say: Callable[[st
         devices: how many share a step; None is what a training would take.
         seconds: to measure for, beside what starting takes; each has a step in every round at least.
         say: takes a line before everything that takes a while.
-
-    Raises:
-        UserError: the recipe cannot be trained here.
     """
     recipe, _ = checked(recipe, None, [])
     busy = os.getloadavg()[0] > usable_cores() / 2  # before anything is started here

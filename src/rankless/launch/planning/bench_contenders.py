@@ -136,11 +136,7 @@ class Bare(_Processes):
         self._usual: dict[Mode, float] = {}
 
     def largest(self, images: int) -> int:
-        """Find how many images it can take at a time: all, or as often halved as memory demands.
-
-        Raises:
-            UserError: not even one micro-batch.
-        """
+        """Find how many images it can take at a time: all, or as often halved as memory demands."""
         while True:
             try:
                 self._start()

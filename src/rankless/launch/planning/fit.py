@@ -134,9 +134,6 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
         recipe: any.
         devices: how many are to share a step; None is what a training would take.
         say: takes a line before everything that takes a while.
-
-    Raises:
-        UserError: the recipe cannot be trained here, not even with micro-batches of the smallest size.
     """
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))

@@ -106,11 +106,7 @@ class Steps:
 
 @contextmanager
 def opened_steps(recipe: Recipe, processes: int) -> Iterator[Steps]:
-    """So many processes that can measure steps of a resolved recipe.
-
-    Raises:
-        UserError: the recipe cannot be trained here.
-    """
+    """So many processes that can measure steps of a resolved recipe."""
     with tempfile.TemporaryFile() as log, ExitStack() as stack:
         yield Steps(recipe, [stack.enter_context(StepProcess(recipe, log)) for _ in range(processes)])
 
@@ -128,11 +124,7 @@ def contended(alone: Workload, together: Workload) -> float:
 
 
 def loopback() -> dict[int, float]:
-    """Seconds of an exchange between two processes of this machine, over gloo, by the bytes of its sums.
-
-    Raises:
-        UserError: it could not be measured.
-    """
+    """Seconds of an exchange between two processes of this machine, over gloo, by the bytes of its sums."""
     variables = {**environment(), "RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="rankless-") as folder, tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", f"{PAGES}.network_process", str(Path(folder) / "store")]

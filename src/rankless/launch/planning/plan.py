@@ -91,9 +91,6 @@ def plan(recipe: Recipe, asked: Asked, say: Callable[[str], None]) -> Plan:
         recipe: any.
         asked: for what.
         say: takes a line before everything that takes a while.
-
-    Raises:
-        UserError: a recipe that cannot be trained here, or more processes to check than micro-batches.
     """
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))

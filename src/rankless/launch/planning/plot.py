@@ -16,11 +16,7 @@ _TREE, _RING, _GREY = "#3b6ea5", "#e08e45", "#8a8a8a"
 
 
 def plot(plan: Plan, title: str, out: Path, outputs: Outputs) -> None:
-    """Write the image.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write the image."""
     figure = Figure(figsize=(13, 4.4), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(title.replace("$", r"\$"), fontsize=14, fontweight="bold", x=0.01, ha="left")

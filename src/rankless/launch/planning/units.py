@@ -41,11 +41,7 @@ class Asked:
 
 
 def devices(text: str) -> tuple[int, int]:
-    """The machines and the devices of each in ``8x4``; a number alone is the devices of one machine.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """The machines and the devices of each in ``8x4``; a number alone is the devices of one machine."""
     found = re.fullmatch(r"\s*(?:([0-9]{1,9})\s*[xX×]\s*)?([0-9]{1,9})\s*", text, re.ASCII)
     machines, each = (int(number or 1) for number in found.groups()) if found else (0, 0)
     if not 1 <= machines * each <= MOST_DEVICES:
@@ -57,31 +53,19 @@ def devices(text: str) -> tuple[int, int]:
 
 
 def bandwidth(text: str) -> float:
-    """Bytes per second in ``25GB/s`` (bytes) or ``100Gbit/s`` (bits).
-
-    Raises:
-        UserError: no number, no unit, or not more than 0.
-    """
+    """Bytes per second in ``25GB/s`` (bytes) or ``100Gbit/s`` (bits)."""
     return _quantity(
         "--bandwidth", text, _RATES, "a bandwidth above 0 with its unit, as in 25GB/s or 100Gbit/s"
     )
 
 
 def latency(text: str) -> float:
-    """Seconds in ``20us``.
-
-    Raises:
-        UserError: no number, no unit, or not more than 0.
-    """
+    """Seconds in ``20us``."""
     return _quantity("--latency", text, _TIMES, "a time above 0 with its unit, as in 20us or 0.5ms")
 
 
 def milliseconds(text: str) -> float:
-    """Seconds in the number of milliseconds ``210`` or ``210ms``.
-
-    Raises:
-        UserError: no number, or not more than 0.
-    """
+    """Seconds in the number of milliseconds ``210`` or ``210ms``."""
     scales = {"": 1e-3, "ms": 1e-3}
     return _quantity("--step-ms", text, scales, "milliseconds above 0, as in 210")
 

@@ -127,11 +127,7 @@ def text(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def apply(text: str) -> str:
-    """Give manifests to kubectl; what it prints.
-
-    Raises:
-        UserError: there is no kubectl here, or the cluster refuses.
-    """
+    """Give manifests to kubectl; what it prints."""
     return pass_on(
         text,
         ("kubectl", "apply", "-f", "-"),

@@ -82,11 +82,7 @@ def described(request: Request, settings: Settings) -> str:
 
 
 def run(request: Request, settings: Settings) -> int:
-    """Train on the cluster, and wait for the end; the exit code.
-
-    Raises:
-        UserError: Ray is not installed, the cluster cannot be reached, or has too few devices.
-    """
+    """Train on the cluster, and wait for the end; the exit code."""
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     try:
         import ray
@@ -130,11 +126,7 @@ def run(request: Request, settings: Settings) -> int:
 
 
 def _resources(request: Request, settings: Settings, every: Mapping[str, float]) -> dict[str, float]:
-    """What a worker takes of the cluster.
-
-    Raises:
-        UserError: the cluster has not so much, and would have the workers wait without an end.
-    """
+    """What a worker takes of the cluster."""
     each: dict[str, float] = {"CPU": settings.cpus}
     if every.get("GPU"):
         each["GPU"] = 1
@@ -155,9 +147,6 @@ def be_a_rank(config: dict[str, Any]) -> int:
 
     Returns:
         The exit code, where the rank is not to be started again.
-
-    Raises:
-        RuntimeError: Ray is to start all ranks again.
     """
     import ray.train
     import ray.util

@@ -94,9 +94,6 @@ def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable
         command: the program and its arguments.
         instead: what to do where this machine does not have the program.
         remedy: given what it says, what is expected and what to do about it.
-
-    Raises:
-        UserError: there is no such program here, or it refuses.
     """
     name, *options = command
     program = shutil.which(name)

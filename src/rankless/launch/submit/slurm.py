@@ -130,11 +130,7 @@ def script(request: Request, settings: Settings) -> str:
 
 
 def submit(text: str) -> str:
-    """Give a script to sbatch; the job's number.
-
-    Raises:
-        UserError: there is no sbatch here, or it refuses.
-    """
+    """Give a script to sbatch; the job's number."""
     printed = pass_on(
         text,
         ("sbatch", "--parsable"),

@@ -57,11 +57,7 @@ class TrialOutput:
         self._path.unlink(missing_ok=True)
 
     def keep(self) -> None:
-        """Move what was printed so far to the end of the run's log.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Move what was printed so far to the end of the run's log."""
         self._flush()
         printed = os.pread(self._file, os.fstat(self._file).st_size, 0)
         if printed:

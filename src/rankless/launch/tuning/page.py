@@ -15,11 +15,7 @@ NAME = "report.html"
 
 
 def write(record: Record) -> None:
-    """Write the page of all trials so far.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the page of all trials so far."""
     with beside(record.folder / NAME, durable=False) as part:
         part.write_text(render(record), encoding="utf-8")
 

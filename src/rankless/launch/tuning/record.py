@@ -143,11 +143,7 @@ def _shown(value: object) -> str:
 
 
 def opened(folder: Path) -> Record:
-    """Read a search.
-
-    Raises:
-        UserError: there is none in the folder, or its file is damaged.
-    """
+    """Read a search."""
     path = folder / _FILE
     try:
         content = json.loads(read_text(path, 64 * MIB))

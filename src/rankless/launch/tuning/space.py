@@ -45,11 +45,7 @@ Space = Mapping[str, Range]
 
 
 def parsed(texts: Iterable[str]) -> dict[str, Range]:
-    """Parse ``key=low..high`` and ``key=a|b|c``.
-
-    Raises:
-        UserError: lists all that are neither.
-    """
+    """Parse ``key=low..high`` and ``key=a|b|c``."""
     found = {text: _range(text) for text in texts}
     if problems := [text for text, one in found.items() if one is None]:
         raise UserError(

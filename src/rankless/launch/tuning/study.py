@@ -25,9 +25,6 @@ def suggestion(search: Search, trials: Sequence[Trial], number: int) -> dict[str
         search: what is searched.
         trials: all before it.
         number: of the trial, from 1.
-
-    Raises:
-        UserError: Optuna is not installed.
     """
     optuna = needed("optuna", "tune", "rankless tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -41,9 +41,6 @@ def begin(
         words: the changes that were given with it.
         search: ``key=low..high`` or ``key=a|b``; empty is the usual space.
         keeps_all: keep the weights of all trials, not only those of the best.
-
-    Raises:
-        UserError: no such key, a value that it cannot have, or a folder that holds something.
     """
     needed("optuna", "tune", "rankless tune")
     space = spaces.parsed(search) or spaces.usual(recipe)
@@ -102,9 +99,6 @@ def go_on(
 
     Returns:
         The exit code: 0; what a run returned that was asked to stop.
-
-    Raises:
-        UserError: the recipe itself cannot be trained.
     """
     recipe, watcher = load.from_json(record.search.recipe), watcher or Watcher()
     run_it = train or (lambda one, run, resume: local.train(one, run, devices=devices, resume=resume))
@@ -159,11 +153,7 @@ def _drop_weights(record: Record) -> None:
 
 
 def _check(recipe: Recipe, space: spaces.Space) -> None:
-    """Try every choice and both ends of every range in the recipe.
-
-    Raises:
-        UserError: lists all that it cannot have.
-    """
+    """Try every choice and both ends of every range in the recipe."""
     problems: list[str] = []
     for key, one in space.items():
         ends = [int(end) if one.whole else end for end in (one.low, one.high) if end is not None]

@@ -60,12 +60,7 @@ class _Part:
 
 
 def read_weights(path: Path, network: Network) -> DarknetWeights:
-    """Read a file for a network, or for its first layers (``.conv.74`` and the like).
-
-    Raises:
-        UserError: no such file, or it ends inside a layer or continues after the last one: it is damaged or
-            belongs to another network.
-    """
+    """Read a file for a network, or for its first layers (``.conv.74`` and the like)."""
     numbers, seen = _numbers(path)
     layers = list(_layers(network))
     state: dict[str, Tensor] = {}
@@ -125,9 +120,6 @@ def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], see
         state: one tensor per name, as :meth:`torch.nn.Module.state_dict` returns; kernels have the shape
             (filters, channels / groups, size, size), all others (filters,).
         seen: number of images it was trained on.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     with path.open("wb") as file:
         file.write(struct.pack("<3iQ", *_VERSION, seen))

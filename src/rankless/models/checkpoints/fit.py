@@ -149,9 +149,6 @@ def fit(
         head_names: names, or prefixes of names, of the tensors whose shape depends on the number of
             classes: for the hint.
         source: of the tensors, for messages.
-
-    Raises:
-        UserError: something does not match, with a table; with ``partial``: nothing matches.
     """
     renamed, notes = align(model_state, theirs)
     counters = {
@@ -185,9 +182,6 @@ def by_order(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], source: s
 
     The shapes cannot prove that it is the same network: one that concatenates its maps in another order has
     equal shapes. Counters of batches are left out where only one of the two has them.
-
-    Raises:
-        UserError: unequal numbers of tensors.
     """
     names, others = list(ours), list(theirs)
     if len(names) != len(others):

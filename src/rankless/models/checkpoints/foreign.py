@@ -39,10 +39,6 @@ def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     Args:
         path: the file.
         key: the entry that holds the weights, such as ``model`` or ``ema.module``; chosen by default.
-
-    Raises:
-        UserError: no such file, or it is damaged, of another kind, readable only by unpickling, or without
-            weights.
     """
     path = Path(path)
     if reading.is_folder(path):

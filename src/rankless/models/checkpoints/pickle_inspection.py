@@ -51,10 +51,6 @@ class Inspection:
 
         Returns:
             Its value, with placeholders for tensors and storages.
-
-        Raises:
-            RefusedFileError: it is damaged, contains more than tensors and plain values, or claims tensors
-                larger than their storages.
         """
         machine = _Machine(self)
         try:

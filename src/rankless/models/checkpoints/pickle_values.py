@@ -91,22 +91,14 @@ class Options:
 
 
 def size_of(value: Any) -> int:
-    """Return ``value`` if it is a size or an offset.
-
-    Raises:
-        RefusedFileError: it is not.
-    """
+    """Return ``value`` if it is a size or an offset."""
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise RefusedFileError(f"is damaged: a size of {printable(repr(value))}")
     return value
 
 
 def key_of(value: Any) -> Any:
-    """Return ``value`` if it is a dict key or set member that is quick to hash and to compare.
-
-    Raises:
-        TypeError: it may not be; hashing a malicious key could take hours or overflow the stack.
-    """
+    """Return ``value`` if it is a dict key or set member that is quick to hash and to compare."""
     if isinstance(value, tuple) and len(value) > _LONGEST_KEY:
         raise TypeError("a long tuple as a key")
     for part in value if isinstance(value, tuple) else (value,):

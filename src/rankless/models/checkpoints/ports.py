@@ -55,11 +55,7 @@ class Port:
 
 
 def port_named(name: str) -> Port:
-    """Return the port called ``name``.
-
-    Raises:
-        UserError: there is none; lists all with their repositories.
-    """
+    """Return the port called ``name``."""
     if name not in PORTS:
         known = [f"  {port:20} {one.source}" for port, one in PORTS.items()]
         problem = f"--from is '{name}': expected {one_of(PORTS)}{nearest(name, PORTS)}"
@@ -89,9 +85,6 @@ def from_port(
 
     Returns:
         The tensors by the names here, and notes.
-
-    Raises:
-        UserError: other names than the port's, with a table.
     """
     names = dict(_names(port, network))  # ours to theirs
     if partial:

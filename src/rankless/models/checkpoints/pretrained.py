@@ -44,9 +44,6 @@ def start_from(
 
     Returns:
         Messages: the source of the weights, and the tensors that were not loaded.
-
-    Raises:
-        UserError: there is no such file, or its tensors do not fit; the model is unchanged then.
     """
     if not pretrained:
         return []
@@ -81,11 +78,7 @@ def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str
 
 
 def _refuse_another_network(pretrained: str, ours: Model, misfits: Misfits, tensors: int) -> None:
-    """Raise where it is known why the weights do not fit; a table of their tensors would say less.
-
-    Raises:
-        UserError: the file holds another network than the recipe's, or none of its tensors is known.
-    """
+    """Raise where it is known why the weights do not fit; a table of their tensors would say less."""
     what = f"model.pretrained is '{pretrained}'"
     tree = recipe_in(weights_of(Path(pretrained), warn=lambda _: None))
     if tree is None:

@@ -51,9 +51,6 @@ def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] |
 
     Returns:
         The SHA-256 of the file.
-
-    Raises:
-        OSError: the disk is full, or the data read back differs.
     """
     widest_first = sorted(state, key=lambda name: (-state[name].element_size(), name))
     header: dict[str, Any] = {}
@@ -94,12 +91,7 @@ def _write_all(file: IO[bytes], content: bytes | memoryview) -> None:
 
 
 def _read_back(path: Path, head: bytes, before: int, check: int) -> str:
-    """The SHA-256 of the file.
-
-    Raises:
-        OSError: it has another head, or its data, after what had the CRC-32 ``before``, another one than
-            ``check``.
-    """
+    """The SHA-256 of the file."""
     buffer = memoryview(bytearray(_CHUNK))
     with path.open("rb", buffering=0) as file:
         found = file.read(len(head))
@@ -121,9 +113,6 @@ def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[
     Args:
         path: the file.
         checked: the checksum has just been compared and is not compared again.
-
-    Raises:
-        UserError: no such file, it cannot be read, or its checksum is wrong.
     """
     try:
         content = reading.read_bytes(path)
@@ -154,11 +143,7 @@ def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[
 
 
 def metadata_of(path: Path) -> dict[str, str]:
-    """Read the metadata of a safetensors file, from its header only.
-
-    Raises:
-        UserError: the file is missing, or its header cannot be read.
-    """
+    """Read the metadata of a safetensors file, from its header only."""
     try:
         with reading.opened(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))

@@ -68,9 +68,6 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
         key: the entry that holds the weights, dotted if nested; None to choose: averaged weights before
             others.
         size: of the file in bytes, which limits the size of its tensors.
-
-    Raises:
-        RefusedFileError: no weights, several candidates, or tensors that are not plain.
     """
     if isinstance(content, Tensor) or not isinstance(content, Mapping):
         raise RefusedFileError(

@@ -63,9 +63,6 @@ def save(
 
     Returns:
         The SHA-256 of the file.
-
-    Raises:
-        OSError: as for :func:`write`.
     """
     taken = _RESERVED & set(extra or {})
     if taken:
@@ -85,9 +82,6 @@ def load(path: Path, *, checked: bool = False) -> Weights:
     Args:
         path: the file.
         checked: the checksum has just been compared and is not compared again.
-
-    Raises:
-        UserError: the file is missing, truncated, damaged, a pickle, or was not written by :func:`save`.
     """
     state, metadata = read(path, checked=checked)
     written = metadata.get("format")
@@ -114,11 +108,7 @@ def load(path: Path, *, checked: bool = False) -> Weights:
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Read the tensors of any safetensors file, and its class names, if Rankless wrote it.
-
-    Raises:
-        UserError: the file is missing, truncated, damaged or a pickle.
-    """
+    """Read the tensors of any safetensors file, and its class names, if Rankless wrote it."""
     state, metadata = read(path)
     if not metadata.get("format", "").startswith("rankless "):
         return state, ()
@@ -132,9 +122,6 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> Non
         model: the bare model.
         state: one tensor per parameter and buffer.
         source: of the state, for messages.
-
-    Raises:
-        UserError: names or shapes differ; the model is unchanged then.
     """
     if misfits := compare(model.state_dict(), state):
         raise mismatch(source, misfits)
@@ -173,11 +160,7 @@ def digest_file(path: Text) -> str:
 
 
 def recipe_in(path: Path) -> Recipe:
-    """Read the recipe in a weights file, from its header only.
-
-    Raises:
-        UserError: the file is missing, or its header has no recipe.
-    """
+    """Read the recipe in a weights file, from its header only."""
     return from_json(metadata_of(path).get("recipe", ""), f"{path}: the recipe inside")
 
 

@@ -77,11 +77,7 @@ def timm_knows(name: str) -> bool:
 
 
 def timm_facts(name: str) -> TimmFacts:
-    """Return timm's description of ``name`` (without ``timm/``).
-
-    Raises:
-        UserError: timm has no such model (lists the nearest), or it does not take color images.
-    """
+    """Return timm's description of ``name`` (without ``timm/``)."""
     import timm
 
     # Only registered models: timm would download 'hf-hub:…'.
@@ -118,9 +114,6 @@ def build_timm(
         classes: number of classes.
         dropout: timm's ``drop_rate``, before the last layer.
         size: (height, width) of the input in pixels, if it is not the published one.
-
-    Raises:
-        UserError: timm has no such model, or cannot build it with these options.
     """
     import timm
 
@@ -157,11 +150,7 @@ def _three(values: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def timm_weights(name: str) -> dict[str, Tensor]:
-    """Return the published weights of timm's model ``name`` by name; downloaded if needed.
-
-    Raises:
-        UserError: timm has none for it, or they cannot be downloaded.
-    """
+    """Return the published weights of timm's model ``name`` by name; downloaded if needed."""
     import timm
 
     timm_facts(name)

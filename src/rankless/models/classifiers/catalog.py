@@ -120,11 +120,7 @@ CLASSIFIERS: dict[str, Classifier] = {chosen.name: chosen for chosen in _ALL}
 
 
 def variant(model: model_kinds.Model) -> Classifier:
-    """Return the classifier of a recipe, with its options.
-
-    Raises:
-        UserError: no such classifier (lists the nearest), or the input is too small for it.
-    """
+    """Return the classifier of a recipe, with its options."""
     if cfg := getattr(model, "cfg", ""):
         where = "a cfg's text" if "\n" in cfg else f"'{cfg}'"
         raise UserError(
@@ -158,9 +154,6 @@ def build_classifier(model: model_kinds.Model, classes: int) -> nn.Module:
     Returns:
         The network, with ``variant`` (a :class:`Classifier`) and ``head_names`` (a tuple of prefixes such as
         ``"fc."``).
-
-    Raises:
-        UserError: no such model, an input too small for it, or fewer than two classes; lists all problems.
     """
     problems: list[str] = []
     chosen = None
@@ -213,11 +206,7 @@ def backbone_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def classifier_named(name: str) -> Classifier:
-    """Return the classifier called ``name``.
-
-    Raises:
-        UserError: there is none; lists all and the nearest.
-    """
+    """Return the classifier called ``name``."""
     if name in CLASSIFIERS:
         return CLASSIFIERS[name]
     if name.startswith(TIMM):

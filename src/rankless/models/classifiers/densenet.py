@@ -51,11 +51,7 @@ class Variant:
         return factor if self.stem == "small" else 4 * (factor - 1) + 1
 
     def with_options(self, options: model_kinds.Densenet) -> Variant:
-        """Return this variant with the recipe's options; ``auto`` leaves a value unchanged.
-
-        Raises:
-            UserError: a depth that no such network has.
-        """
+        """Return this variant with the recipe's options; ``auto`` leaves a value unchanged."""
         bottleneck = self.bottleneck if options.bottleneck == "auto" else options.bottleneck
         return replace(
             self,

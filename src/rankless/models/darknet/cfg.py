@@ -47,11 +47,7 @@ class Cfg:
 
 
 def read_cfg(source: str) -> Cfg:
-    """Read a cfg file, or the text of one (with line breaks and a ``[net]``).
-
-    Raises:
-        UserError: no such file, or all its problems, with names and lines.
-    """
+    """Read a cfg file, or the text of one (with line breaks and a ``[net]``)."""
     if "\n" in source and "[" in source:
         return _Reader("model.cfg", source).read()
     path = Path(source)

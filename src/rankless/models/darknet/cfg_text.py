@@ -32,9 +32,6 @@ def write_cfg(
         network: without anchor-free heads and PReLU.
         letterbox, nms: see :class:`rankless.models.darknet.cfg.Cfg`.
         foreign: Darknet and OpenCV have to read it, so there is no ``[involution]``.
-
-    Raises:
-        UserError: every layer that cannot be written.
     """
     height, width = network.size
     lines = [

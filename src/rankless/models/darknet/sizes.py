@@ -35,11 +35,7 @@ def outputs(network: Network, size: tuple[int, int]) -> list[int]:
 
 
 def refuse_giant(network: Network) -> None:
-    """Check that the weights fit into the machine's memory.
-
-    Raises:
-        UserError: they do not; says how much they need and how much is available.
-    """
+    """Check that the weights fit into the machine's memory."""
     count = parameters(network)
     memory.ensure(
         count * _FLOAT,

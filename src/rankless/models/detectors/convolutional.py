@@ -37,11 +37,7 @@ Criterion = Callable[[Any, Any, DetectionBatch], LossSum]
 
 
 def criterion_of(network: net.Network, options: loss_kinds.Loss) -> Criterion:
-    """Return the loss of the network's heads with the recipe's options.
-
-    Raises:
-        UserError: the loss does not have one of the options.
-    """
+    """Return the loss of the network's heads with the recipe's options."""
     if isinstance(options, loss_kinds.AutoLoss):
         options = loss_kinds.Loss(name=network.loss)
     if network.loss == "anchor-free":

@@ -95,11 +95,7 @@ class DarknetSpec:
 
 
 def spec(model: model_kinds.Model, loss: loss_kinds.Loss) -> DarknetSpec:
-    """Return the network and the loss of a recipe.
-
-    Raises:
-        UserError: see :func:`network`; the heads do not have one of the loss's options.
-    """
+    """Return the network and the loss of a recipe."""
     # Size, anchors and loss do not depend on the number of classes, which may not be known yet.
     made = network(model, classes=1)
     return DarknetSpec(model, criterion_of(made, loss), made.size, made.anchors)
@@ -111,9 +107,6 @@ def network(model: model_kinds.Model, classes: int) -> Network:
     Args:
         model: the recipe's section; its ``anchors`` are resolved: ``default`` or pairs.
         classes: number of classes.
-
-    Raises:
-        UserError: no such network, an invalid cfg, or options that do not go together.
     """
     cfg = model.cfg if isinstance(model, model_kinds.YoloModel) else ""
     named = MODELS.get(model.name)
@@ -136,11 +129,7 @@ def network(model: model_kinds.Model, classes: int) -> Network:
 
 
 def _with_anchors(made: Network, model: model_kinds.YoloModel) -> Network:
-    """Replace the anchors by the recipe's; ``kmeans`` that is not resolved yet gives as many of 1 × 1 pixel.
-
-    Raises:
-        UserError: another number of anchors than the heads take.
-    """
+    """Replace the anchors by the recipe's; ``kmeans`` that is not resolved yet gives as many of 1 × 1 pixel."""
     heads = len(made.predictors())
     per_head = None if model.num_anchors == "auto" else model.num_anchors
     wanted = per_head * heads if per_head else len(made.anchors)

@@ -105,9 +105,6 @@ def read(texts: Mapping[str, str], source: str) -> Facts:
     Args:
         texts: of the file.
         source: the file, for messages.
-
-    Raises:
-        UserError: another program wrote it, a later version did, or its entries are damaged.
     """
     written = texts.get("rankless")
     if written is None:

@@ -26,11 +26,7 @@ class ExportedModel(nn.Module):
         self.session, self.source = session, source
 
     def outputs(self, images: Tensor) -> list[list[Tensor]]:
-        """Compute images (B, 3, H, W), in parts as large as the file takes; the outputs of each part.
-
-        Raises:
-            UserError: the file takes images of another size.
-        """
+        """Compute images (B, 3, H, W), in parts as large as the file takes; the outputs of each part."""
         most, _, height, width = self.session.shape
         given = tuple(images.shape[-2:])
         wanted = (height or given[0], width or given[1])

@@ -40,11 +40,7 @@ class Exported(Weights):
 
 
 def is_exported(path: Path) -> bool:
-    """Return whether the file is read as an export, by its ending.
-
-    Raises:
-        UserError: its format holds code, which is not run.
-    """
+    """Return whether the file is read as an export, by its ending."""
     if path.suffix in _CODE:
         raise UserError(
             f"{path}: is {_CODE[path.suffix]}, which is code, and Rankless runs no code out of files; give "
@@ -58,10 +54,6 @@ def load(path: Path) -> Exported:
 
     Args:
         path: an ``.onnx``, or the ``.xml`` of OpenVINO.
-
-    Raises:
-        UserError: what computes it is not installed, it cannot be read, or ``rankless export`` did not write
-            it.
     """
     session = SESSIONS[path.suffix](path)
     facts = read(session.texts, str(path))

@@ -34,11 +34,7 @@ class Session(Protocol):
 
 
 class OnnxSession:
-    """An ONNX file in ONNX Runtime, see :class:`Session`; on the first GPU where its GPU build is installed.
-
-    Raises:
-        UserError: ONNX Runtime is not installed, or does not read the file.
-    """
+    """An ONNX file in ONNX Runtime, see :class:`Session`; on the first GPU where its GPU build is installed."""
 
     def __init__(self, path: Path) -> None:
         runtime = needed("onnxruntime", "onnx", str(path))
@@ -63,11 +59,7 @@ class OnnxSession:
 
 
 class OpenVinoSession:
-    """An OpenVINO model (``.xml`` beside its ``.bin``) on the CPU, in float32; see :class:`Session`.
-
-    Raises:
-        UserError: OpenVINO is not installed, or does not read the file.
-    """
+    """An OpenVINO model (``.xml`` beside its ``.bin``) on the CPU, in float32; see :class:`Session`."""
 
     def __init__(self, path: Path) -> None:
         openvino = needed("openvino", "openvino", str(path))

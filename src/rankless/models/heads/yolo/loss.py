@@ -207,11 +207,7 @@ def _first(*values: float | Literal["auto"] | None) -> float:
 
 
 def from_recipe(options: Options, published: Name) -> YoloLoss:
-    """Return the recipe's loss.
-
-    Raises:
-        UserError: ``anchor_iou`` for a cfg file whose loss is YOLOv3's.
-    """
+    """Return the recipe's loss."""
     of_yolov4 = isinstance(options, loss_kinds.CfgLoss) and options.anchor_iou not in ("auto", 1.0)
     if of_yolov4 and published == "yolov3":
         raise UserError(
