@@ -84,7 +84,7 @@ def opened(root: str, format: str) -> dict[str, float]:
     """Open the data, the libraries being imported already."""
     import torch  # noqa: F401
 
-    from rankless.data.datasets.opening import open_annotations
+    from rankless.data.datasets.open_split import open_annotations
 
     started = time.perf_counter()
     found = open_annotations(root, "train", format)
@@ -106,7 +106,7 @@ def workers(root: str, format: str) -> dict[str, list[Any]]:
     """Private memory of loader processes, epoch by epoch."""
     from rankless.data.datasets.annotated import BoxedImages
     from rankless.data.datasets.detection import DetectionExamples, collate
-    from rankless.data.datasets.opening import open_annotations
+    from rankless.data.datasets.open_split import open_annotations
     from rankless.data.loader import MicroBatches
 
     examples = DetectionExamples(BoxedImages(open_annotations(root, "train", format)), (64, 64), 0, None)

@@ -19,7 +19,7 @@ from cyclopts import MissingArgumentError
 
 import rankless
 from rankless import cli
-from rankless.cli.words import recipe_and_overrides
+from rankless.cli.options import recipe_and_overrides
 from rankless.recipe import load
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -13,7 +13,7 @@ from small_data import detection
 
 from rankless.curation import contact_sheet, statistics_plot
 from rankless.curation.data_set import open_data_set
-from rankless.curation.looking import select
+from rankless.curation.sampling import select
 from rankless.errors import UserError
 from rankless.files.outputs import CHARTS, SHEETS, drawing
 

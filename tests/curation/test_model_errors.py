@@ -234,7 +234,7 @@ def test_mistakes_and_files_of_others(planted, tmp_path, capsys):
 
 def test_data_that_the_run_names_and_that_is_gone(planted, capsys, monkeypatch):
     """A relative folder counts from where the command runs, which the user may not think of."""
-    monkeypatch.setattr("rankless.data.missing.missing_data", lambda root: [f"{root}: no such"])
+    monkeypatch.setattr("rankless.data.path_checks.missing_data", lambda root: [f"{root}: no such"])
     for command in ("errors", "evaluate"):
         assert cli.main([command, str(planted)]) == 2
         said = capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rankless import cli
-from rankless.cli.words import devices_here
+from rankless.cli.options import devices_here
 from rankless.errors import UserError
 from rankless.launch.devices import visible
 

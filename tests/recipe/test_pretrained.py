@@ -100,7 +100,7 @@ def test_no_file_decides_what_code_runs(tmp_path: Path) -> None:
 def test_without_a_recipe_weights_are_fine_tuned(
     detector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rankless.cli.words import loaded
+    from rankless.cli.options import loaded
 
     words = [f"model.pretrained={detector}", "data.root=mine"]
     assert loaded(None, words) == (load("fine-tune", words), "fine-tune")

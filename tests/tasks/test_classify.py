@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from rankless.data.datasets.classification import collate
-from rankless.data.datasets.opening import open_annotations
+from rankless.data.datasets.open_split import open_annotations
 from rankless.data.formats.packing import pack
 from rankless.engine import loop
 from rankless.engine.evaluate import evaluate, fingerprint

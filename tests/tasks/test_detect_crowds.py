@@ -9,7 +9,7 @@ from PIL import Image
 
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.detection import DetectionExamples
-from rankless.data.datasets.opening import examine
+from rankless.data.datasets.open_split import examine
 from rankless.recipe.schema import Model, Recipe
 from rankless.structures import Detections
 from rankless.tasks.detect import Detect

@@ -29,9 +29,9 @@ from rankless.cli import (
     tuning,
     watching,
 )
-from rankless.cli.elsewhere import refuse_foreign
-from rankless.cli.mistakes import in_our_words
-from rankless.cli.words import OPTIONS, part
+from rankless.cli.cli_errors import in_our_words
+from rankless.cli.foreign_cli import refuse_foreign
+from rankless.cli.options import OPTIONS, part
 from rankless.errors import OutputError, UserError, of_the_system
 from rankless.printing import discard_output
 

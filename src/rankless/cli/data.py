@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankless.cli import data_looking, data_making
-from rankless.cli.words import OPTIONS, part
+from rankless.cli.options import OPTIONS, part
 
 data = part(
     name="data",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import (
+from rankless.cli.options import (
     Classes,
     Force,
     Format,
@@ -187,7 +187,7 @@ def show(
         raise UserError(f"'{recipe[0]}' would change nothing: a recipe and its changes go with --augmented")
     recipe_for = _recipe_for(root, recipe)
     from rankless.curation import contact_sheet
-    from rankless.curation.looking import select
+    from rankless.curation.sampling import select
     from rankless.files.outputs import SHEETS, drawing
 
     outputs = drawing(out, "data show", SHEETS, force=force)  # before the data is read

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import (
+from rankless.cli.options import (
     Classes,
     Format,
     Json,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Hosts, Json, Python, Ssh, Sync, part, recipe_of
+from rankless.cli.options import Hosts, Json, Python, Ssh, Sync, part, recipe_of
 from rankless.errors import UserError
 from rankless.printing import print_json
 

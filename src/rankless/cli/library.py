@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Json, Target, flag, part, refuse_stray, whole_number
+from rankless.cli.options import Json, Target, flag, part, refuse_stray, whole_number
 from rankless.errors import UserError
 from rankless.printing import print_json, print_models, say
 
@@ -186,7 +186,7 @@ def export(
     """Write trained weights for other software, and check what it computes against PyTorch on real images."""
     images = None if batch is None else whole_number("--batch", batch)
     refuse_stray(overrides, "evaluate.iou=0.5")
-    from rankless.cli.missing import check_target
+    from rankless.cli.path_checks import check_target
 
     check_target(target)
     from rankless.interop.export import export as write
@@ -243,7 +243,7 @@ def benchmark(
         raise UserError(f"--seconds is {seconds:g}: expected a number above 0, at most 3600")
     refuse_stray(overrides, "data.root=mydata")
     names = [name.strip() for name in (formats or "").split(",") if name.strip()]
-    from rankless.cli.missing import check_target
+    from rankless.cli.path_checks import check_target
 
     check_target(target)
     from rankless.launch.benchmark import benchmark as measure

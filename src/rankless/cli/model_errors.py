@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Force, Json, Target, part, refuse_stray
+from rankless.cli.options import Force, Json, Target, part, refuse_stray
 from rankless.errors import UserError, counted
 from rankless.printing import print_json, say
 
@@ -52,7 +52,7 @@ def errors(
         raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
     if count < 1:
         raise UserError(f"--count is {count}: expected a whole number of at least 1")
-    from rankless.cli.missing import check_target
+    from rankless.cli.path_checks import check_target
 
     check_target(target)
     from rankless.curation import errors_sheet, model_errors

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 from cyclopts import Parameter
 
-from rankless.cli.words import (
+from rankless.cli.options import (
     Devices,
     Force,
     Json,
@@ -118,7 +118,7 @@ def fit(
     """Find the largest micro-batch that fits into this device's memory, by training."""
     count = device_count(devices)
     chosen, name = recipe_of(recipe)
-    from rankless.cli.missing import check_recipe
+    from rankless.cli.path_checks import check_recipe
 
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.fit import fit as find
@@ -156,7 +156,7 @@ def bench(
 
     environments.refuse("bench", "run it without the launcher, once")
     chosen, name = recipe_of(recipe)
-    from rankless.cli.missing import check_recipe
+    from rankless.cli.path_checks import check_recipe
 
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.bench import bench as measure
@@ -173,7 +173,7 @@ def bench(
 
 def _asked(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
-) -> units.Asked:
+) -> units.PlanOptions:
     """What the options ask for."""
     problems: list[str] = []
 
@@ -184,7 +184,7 @@ def _asked(
             problems.extend(error.problems)
             return None
 
-    asked = units.Asked(
+    asked = units.PlanOptions(
         read(units.devices, devices),
         read(units.bandwidth, bandwidth),
         read(units.latency, latency),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Json, PredictingTarget, Task, flag, is_override, part
+from rankless.cli.options import Json, PredictingTarget, Task, flag, is_override, part
 from rankless.errors import UserError, counted
 from rankless.files.reading import read_text
 from rankless.hardware.heap import hold_freed_memory
@@ -107,7 +107,7 @@ def predict(
     if batch is not None and batch < 1:
         raise UserError(f"--batch is {batch}: expected a whole number of at least 1")
     sources = _with_lists(sources)
-    from rankless.cli.missing import check_target
+    from rankless.cli.path_checks import check_target
 
     check_target(target, sources)
     _fix_instruction_set(target)

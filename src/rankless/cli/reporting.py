@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import flag, part
+from rankless.cli.options import flag, part
 from rankless.errors import UserError
 from rankless.printing import say
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import (
+from rankless.cli.options import (
     Devices,
     Json,
     PredictingTarget,
@@ -62,7 +62,7 @@ def evaluate(
     refuse_stray(overrides, "evaluate.iou=0.5")
     if classes_map is not None:
         overrides = (*overrides, f"evaluate.classes_map={json.dumps(class_pairs(classes_map))}")
-    from rankless.cli.missing import check_target
+    from rankless.cli.path_checks import check_target
 
     check_target(target)
     from rankless.launch import fork_server, local

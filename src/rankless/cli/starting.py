@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankless.cli.words import device_count, devices_here, loaded, recipe_and_overrides, whole_number
+from rankless.cli.options import device_count, devices_here, loaded, recipe_and_overrides, whole_number
 from rankless.errors import UserError
 from rankless.printing import say
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Given:
+class TrainOptions:
     """What was given to ``rankless train``, wherever it trains.
 
     Attributes:
@@ -59,7 +59,7 @@ class Given:
             raise UserError(problems)
 
 
-def here(given: Given) -> int:
+def here(given: TrainOptions) -> int:
     """Train on this machine."""
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.run_lock import refuse_nothing
@@ -81,7 +81,7 @@ def here(given: Given) -> int:
 
             for sentence in download(chosen.data):
                 say(sentence)
-        from rankless.cli.missing import check_recipe
+        from rankless.cli.path_checks import check_recipe
 
         check_recipe(chosen, begins=not resume)
     with given_or_numbered(run, Path("runs", Path(name or "run").stem), "--run") as run:
@@ -103,7 +103,7 @@ def here(given: Given) -> int:
 
 
 def on_hosts(
-    given: Given, hosts: str, min_hosts: str, ssh: str, python: str | None, *, sync: bool, detach: bool
+    given: TrainOptions, hosts: str, min_hosts: str, ssh: str, python: str | None, *, sync: bool, detach: bool
 ) -> int:
     """Train on several machines, or have the first of them do it."""
     given.refuse(
@@ -131,7 +131,7 @@ def on_hosts(
     return leave(wanted, run, parsed, way, ssh)
 
 
-def as_a_rank(given: Given, environment: Environment, hosts: str | None) -> int:
+def as_a_rank(given: TrainOptions, environment: Environment, hosts: str | None) -> int:
     """Train as the rank that a launcher has made of this process."""
     from rankless.launch import member
 
@@ -150,7 +150,7 @@ def as_a_rank(given: Given, environment: Environment, hosts: str | None) -> int:
     return member.train(environment, ask, given.run, resume=given.resume)
 
 
-def _asked(given: Given, *, is_first: bool) -> Asked:
+def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
     """Read what the rank of a cluster's launcher is to train, with its instruction set in use."""
     from rankless.launch.member import Asked
     from rankless.runs.directory import RunDirectory

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import OPTIONS, flag, part, recipe_of, whole_number
+from rankless.cli.options import OPTIONS, flag, part, recipe_of, whole_number
 from rankless.printing import say
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from rankless.cli import starting
-from rankless.cli.words import (
+from rankless.cli.options import (
     Devices,
     Hosts,
     Json,
@@ -96,7 +96,7 @@ def train(
     """Train a recipe; the weights are the same on any number of devices and machines."""
     from rankless.launch import environments
 
-    given = starting.Given(recipe, run, devices, resume, sink, inline, download, parallel)
+    given = starting.TrainOptions(recipe, run, devices, resume, sink, inline, download, parallel)
     if environment := environments.detect():
         return starting.as_a_rank(given, environment, hosts)
     if hosts is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.words import (
+from rankless.cli.options import (
     Devices,
     devices_here,
     flag,
@@ -100,7 +100,7 @@ def tune(
 
 
 def _begun(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool) -> Record:
-    from rankless.cli.missing import check_recipe
+    from rankless.cli.path_checks import check_recipe
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.tuning.tune import begin
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.words import Json, Python, Ssh, flag, part, whole_number
+from rankless.cli.options import Json, Python, Ssh, flag, part, whole_number
 from rankless.errors import UserError
 from rankless.printing import print_json, say, warn
 

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankless.curation.alike import Thumbnails, near_pairs, thumbnail
 from rankless.curation.data_set import DataSet, open_data_set
+from rankless.curation.near_duplicates import Thumbnails, near_pairs, thumbnail
 from rankless.curation.progress import each
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.class_matching import further_classes, match_classes
-from rankless.data.datasets.opening import examine
+from rankless.data.datasets.open_split import examine
 from rankless.data.images.image_file import UnreadableImage, read
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from PIL import Image, ImageDraw, ImageFont
 
 from rankless.curation.data_set import spare
-from rankless.curation.looking import Selection, Shown
+from rankless.curation.sampling import Selection, Shown
 from rankless.data.images.drawing import annotate
 from rankless.data.images.palette import color
 from rankless.errors import UserError, counted, escaped

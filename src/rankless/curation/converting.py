@@ -12,7 +12,7 @@ import numpy as np
 
 from rankless.curation.data_set import DataSet, known_format, must_be_outside, open_data_set
 from rankless.data.datasets.class_choice import Classes
-from rankless.data.datasets.opening import examine
+from rankless.data.datasets.open_split import examine
 from rankless.data.formats import packing
 from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles, fit_names

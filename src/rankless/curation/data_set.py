@@ -13,11 +13,11 @@ import numpy as np
 
 from rankless.data.datasets.builtin import DIGITS
 from rankless.data.datasets.class_choice import Classes
-from rankless.data.datasets.opening import examine, open_annotations
+from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.formats.registry import NAMES, format_named, recognize
 from rankless.data.index.annotations import Annotations, flat_paths, subset
 from rankless.data.index.file_states import saved_names
-from rankless.data.missing import missing_data
+from rankless.data.path_checks import missing_data
 from rankless.errors import UserError, listed, nearest, one_of
 from rankless.files.outputs import Outputs
 from rankless.files.remote import is_remote, location

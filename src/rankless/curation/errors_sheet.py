@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from rankless.curation import contact_sheet
-from rankless.curation.looking import Selection, Shown
 from rankless.curation.model_errors import Box, Mistake, ModelErrors, Opened, WrongImage
+from rankless.curation.sampling import Selection, Shown
 from rankless.data.images.drawing import Mark
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import counted

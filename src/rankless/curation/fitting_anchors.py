@@ -11,7 +11,7 @@ from rankless.data.anchors import SCENES, average_iou, box_sizes, kmeans_anchors
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages
 from rankless.data.datasets.builtin import DIGITS, DigitScenes
 from rankless.data.datasets.class_choice import Classes, refuse_classes
-from rankless.data.datasets.opening import open_annotations
+from rankless.data.datasets.open_split import open_annotations
 from rankless.errors import UserError
 from rankless.models import zoo
 from rankless.recipe.schema import Model

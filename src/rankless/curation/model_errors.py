@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from rankless.data.missing import refuse_gone
+from rankless.data.path_checks import refuse_gone
 from rankless.errors import UserError, printable
 from rankless.metrics.box_matching import IOU, ImageBoxes, image_boxes
 from rankless.recipe import load

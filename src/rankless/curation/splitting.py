@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankless.curation.alike import Joined, find_alike
 from rankless.curation.data_set import (
     DataSet,
     must_be_outside,
@@ -26,6 +25,7 @@ from rankless.curation.data_set import (
     pattern,
     together,
 )
+from rankless.curation.near_duplicates import Joined, find_alike
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles

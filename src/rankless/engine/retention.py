@@ -64,7 +64,7 @@ class Retention:
         return None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Save a state, which may no longer be the run's; on a full disk older checkpoints make room for it."""
+        """Save a state; on a full disk, remove older checkpoints to make room for it."""
         self.removed = []
         try:
             self._write(snapshot)

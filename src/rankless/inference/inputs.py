@@ -15,7 +15,7 @@ from torch import Tensor
 from rankless.data.images import image_file
 from rankless.data.images.image_file import Decoded, UnreadableImage
 from rankless.errors import UserError
-from rankless.inference.opening import Finder
+from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Source
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.sources import SCENES

@@ -17,7 +17,7 @@ import torch
 
 from rankless.data.images.image_file import Decoded, UnreadableImage
 from rankless.hardware.cores import usable_cores
-from rankless.inference.opening import Finder, Opened
+from rankless.inference.model_loading import Finder, Opened
 from rankless.inference.predict_custom import CustomFinder
 
 _MOST_THREADS = 8

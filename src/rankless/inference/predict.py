@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from rankless.arguments import Text, classes_of, several
 from rankless.errors import UserError
 from rankless.files.numbered import numbered_folder, removed_on_error
-from rankless.given import Text, classes_of, several
 from rankless.inference import saving, video
-from rankless.inference.opening import Asked, open_finders
+from rankless.inference.model_loading import PredictOptions, open_finders
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.recording import Recording
 from rankless.inference.report import ImageReport, PredictionReport
@@ -81,7 +81,7 @@ def predict(
         >>> report = rankless.predict("runs/digits", ["digits:val:1000-1003"], out="found")
         >>> [len(image.detections) for image in report.images]
     """
-    asked = Asked(confidence, classes_of(classes), device, tuple(several(overrides)), task, batch)
+    asked = PredictOptions(confidence, classes_of(classes), device, tuple(several(overrides)), task, batch)
     kinds, out = saving.kinds_named(several(save)), None if out is None else Path(out)
     if resume and out is None:
         raise UserError("--resume needs the folder of the stopped prediction; name it with --out")

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from rankless.arguments import classes_of, several
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError, counted, listed
-from rankless.given import classes_of, several
 from rankless.inference.inputs import ImageLike, source_of
-from rankless.inference.opening import Asked, Opened, open_finders
+from rankless.inference.model_loading import Opened, PredictOptions, open_finders
 from rankless.inference.pipeline import Source, answered, threads
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.results import Result, Results
@@ -47,7 +47,7 @@ def load(
         >>> (result,) = model.predict("digits:val:1000")
         >>> result.names, result.xyxy.shape, result.scores.min() > 0.25
     """
-    asked = Asked(confidence, classes_of(classes), device, tuple(several(overrides)), None, batch)
+    asked = PredictOptions(confidence, classes_of(classes), device, tuple(several(overrides)), None, batch)
     return Predictor(open_finders(Path(target), asked))
 
 

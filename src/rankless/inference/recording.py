@@ -17,7 +17,7 @@ from rankless.files.outputs import Outputs, refuse_filled, unusable
 from rankless.inference import saving, video
 from rankless.inference.inputs import file_source
 from rankless.inference.journal import Journal, refuse_nothing_to_resume, refuse_unfinished
-from rankless.inference.opening import Opened
+from rankless.inference.model_loading import Opened
 from rankless.inference.pipeline import Answered, Source, answered, ordered, reading, threads
 from rankless.inference.report import ImageReports, PredictionReport
 from rankless.inference.saving import Rendered

@@ -21,7 +21,7 @@ from rankless.inference import formats
 from rankless.inference.formats import Entry
 from rankless.inference.heatmaps import overlaid
 from rankless.inference.journal import Journal
-from rankless.inference.opening import Finder
+from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Answered
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder

@@ -117,7 +117,7 @@ def _no_image(source: str) -> str:
 
 
 def output_names(sources: Sequence[str], out: Path) -> list[str]:
-    """Name what is drawn of each: PNG except for JPEG, MP4 of videos; ``-2``, ``-3`` … where names are equal."""
+    """Return an output name for each: PNG except for JPEG, MP4 for videos; ``-2`` … where names repeat."""
     folder = Path(os.path.realpath(out))
     inside = [source for source in sources if folder in Path(os.path.realpath(source)).parents]
     if inside:

@@ -19,7 +19,7 @@ from PIL import Image
 from rankless.data.images.image_file import MOST_PIXELS, Decoded, Pixels, UnreadableImage
 from rankless.errors import UserError
 from rankless.inference.inputs import reduced
-from rankless.inference.opening import Finder
+from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Source
 from rankless.inference.sources import CAMERAS, is_live, public
 

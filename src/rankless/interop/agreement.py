@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from rankless.data.datasets.builtin import DIGITS
 from rankless.errors import UserError, counted
 from rankless.interop.plan import Plan
+from rankless.models.exported.loading import as_model
 from rankless.models.exported.modules import ExportedClassifier
-from rankless.models.exported.opening import as_model
 from rankless.models.exported.sessions import Session
 from rankless.structures import Detections, network_input
 from rankless.tasks import open_task

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from rankless.arguments import several
 from rankless.errors import UserError, nearest, one_of
 from rankless.files.outputs import Outputs
-from rankless.given import several
 from rankless.interop import onnx_file, openvino_file, torch_files
 from rankless.interop.agreement import LIMITS, Agreement, compare
-from rankless.interop.plan import Asked, Plan, planned
+from rankless.interop.plan import ExportOptions, Plan, planned
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import write_weights
 from rankless.models.darknet.cfg_text import write_cfg
@@ -129,7 +129,11 @@ def export(
     """
     if format not in FORMATS:
         raise UserError(f"--format is '{format}': expected {one_of(FORMATS)}{nearest(format, FORMATS)}")
-    asked, target, overrides = Asked(nms, confidence, batch, any_size, half), Path(target), several(overrides)
+    asked, target, overrides = (
+        ExportOptions(nms, confidence, batch, any_size, half),
+        Path(target),
+        several(overrides),
+    )
     stem = Path(out) if out else Path(Path(os.path.realpath(target)).name.removesuffix(".safetensors"))
     if stem.suffix in _endings(format):
         stem = stem.with_suffix("")
@@ -137,7 +141,7 @@ def export(
         raise UserError(f"--out {stem}: expected a path whose last part names the files, such as out/model")
     if format in PROGRAMS:
         return _program(planned(target, asked, overrides), format, stem, force)
-    if overrides or asked != Asked():
+    if overrides or asked != ExportOptions():
         raise UserError(
             f"--format {format}: writes weights alone; leave out --nms, --confidence, --batch, --any-size, "
             "--half and key=value"

@@ -34,7 +34,7 @@ CONFIDENCE = 0.25
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExportOptions:
     """How a model is exported.
 
     Attributes:
@@ -123,7 +123,7 @@ class Plan:
         )
 
 
-def planned(target: Path, asked: Asked, overrides: Sequence[str]) -> Plan:
+def planned(target: Path, asked: ExportOptions, overrides: Sequence[str]) -> Plan:
     """Load what is to be exported and decide how.
 
     Args:
@@ -179,7 +179,7 @@ def _changed(recipe: Recipe, overrides: Sequence[str], path: Path) -> Recipe:
     return load.changed(recipe, overrides) if overrides else recipe
 
 
-def _problems(recipe: Recipe, asked: Asked) -> list[str]:
+def _problems(recipe: Recipe, asked: ExportOptions) -> list[str]:
     """Find options that do not fit the recipe."""
     problems = []
     is_detector, is_torchvision = recipe.task == "detect", recipe.model.name in TORCHVISION

@@ -18,8 +18,8 @@ from rankless.engine.settings import computes_like
 from rankless.errors import UserError, counted, nearest, one_of
 from rankless.interop import speed
 from rankless.interop.export import PROGRAMS, made
-from rankless.interop.plan import Asked, Plan, planned
-from rankless.models.exported.opening import as_model
+from rankless.interop.plan import ExportOptions, Plan, planned
+from rankless.models.exported.loading import as_model
 from rankless.models.exported.sessions import Session
 from rankless.tasks import open_task, trained
 from rankless.world.process_group import World, join
@@ -139,7 +139,7 @@ def benchmark(
             f"--formats has '{name}': expected {one_of(PROGRAMS)}{nearest(name, PROGRAMS)}"
             for name in unknown
         )
-    plan = planned(target, Asked(batch=batch), overrides)
+    plan = planned(target, ExportOptions(batch=batch), overrides)
     notes: list[str] = []
     with _alone(plan) as world, tempfile.TemporaryDirectory(prefix="rankless-benchmark-") as folder:
         note("pytorch")

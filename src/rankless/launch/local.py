@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rankless.data.missing import refuse_gone
+from rankless.arguments import Text, several
+from rankless.data.path_checks import refuse_gone
 from rankless.errors import INTERRUPTED, UserError, counted, escaped, one_of, remedy
 from rankless.files.numbered import given_or_numbered
-from rankless.given import Text, several
 from rankless.launch import environments, fork_server
 from rankless.launch.agent import GRACE, Hooks, supervise
 from rankless.launch.devices import visible

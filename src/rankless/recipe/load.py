@@ -14,9 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from rankless.arguments import Overrides, several
 from rankless.errors import UserError, nearest
 from rankless.files import reading
-from rankless.given import Overrides, several
 from rankless.printing import warn
 from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe import schema as classes

@@ -64,7 +64,7 @@ def _resolved_data(data: Data) -> Data:
 def data_digest(recipe: Recipe) -> str | None:
     """Return the digest of the training data for checkpoints; None if it has none."""
     from rankless.data.datasets.builtin import DIGITS
-    from rankless.data.datasets.opening import open_annotations
+    from rankless.data.datasets.open_split import open_annotations
 
     if recipe.task not in BUILT_IN_TASKS:
         return capabilities(open_task(recipe).training_data()).digest
@@ -78,7 +78,7 @@ def data_digest(recipe: Recipe) -> str | None:
 def _read_data(recipe: Recipe) -> None:
     """Read new data here, where its progress is visible and can be interrupted; the ranks use the cache."""
     from rankless.data.datasets.builtin import DIGITS
-    from rankless.data.datasets.opening import open_annotations
+    from rankless.data.datasets.open_split import open_annotations
 
     data = recipe.data
     problems: list[str] = []

@@ -10,13 +10,13 @@ from torch import nn
 from rankless.errors import UserError
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.weights import Weights
-from rankless.models.exported import opening
-from rankless.models.exported.opening import Exported
+from rankless.models.exported import loading
+from rankless.models.exported.loading import Exported
 
 
 def load(path: Path) -> Weights:
     """Read a weights file or an exported file."""
-    return opening.load(path) if opening.is_exported(path) else weights.load(path)
+    return loading.load(path) if loading.is_exported(path) else weights.load(path)
 
 
 def model(task: Any, loaded: Weights, source: str) -> nn.Module:

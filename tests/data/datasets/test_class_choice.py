@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from rankless.curation.converting import convert
-from rankless.data.datasets.opening import examine, open_annotations
+from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.errors import UserError
 from rankless.recipe import load
 from rankless.recipe.schema import Data, Recipe

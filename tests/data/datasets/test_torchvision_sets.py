@@ -18,7 +18,7 @@ import torchvision
 from PIL import Image
 
 from rankless import cli
-from rankless.data.datasets.opening import examine
+from rankless.data.datasets.open_split import examine
 from rankless.data.datasets.torchvision_sets import download, located
 from rankless.data.images.sources import FileImages
 from rankless.errors import UserError

@@ -19,7 +19,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from rankless.data.datasets.annotated import BoxedImages
-from rankless.data.datasets.opening import examine
+from rankless.data.datasets.open_split import examine
 from rankless.data.formats import coco
 from rankless.data.formats.outlines import of_segmentation
 from rankless.data.formats.writing import ImageFiles

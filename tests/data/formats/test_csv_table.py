@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.datasets.opening import examine
+from rankless.data.datasets.open_split import examine
 from rankless.data.formats import csv_table
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import UserError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rankless.data.datasets.opening import open_annotations
+from rankless.data.datasets.open_split import open_annotations
 from rankless.data.formats.folders import ImageSearch
 from rankless.errors import UserError
 

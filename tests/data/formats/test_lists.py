@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from rankless.data.datasets.opening import examine
+from rankless.data.datasets.open_split import examine
 from rankless.data.formats.registry import format_named, recognize
 from rankless.errors import UserError
 from rankless.recipe.schema import Data, Recipe

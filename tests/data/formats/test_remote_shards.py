@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from rankless.curation.data_set import open_data_set
-from rankless.data.datasets.opening import open_annotations
+from rankless.data.datasets.open_split import open_annotations
 from rankless.data.formats.packing import pack
 from rankless.data.images import image_cache
 from rankless.data.images.image_file import Shown, UnreadableImage

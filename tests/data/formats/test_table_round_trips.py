@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.data.datasets.opening import examine
+from rankless.data.datasets.open_split import examine
 from rankless.data.formats import coco, csv_table, lines
 from rankless.data.formats.registry import format_named
 from rankless.data.formats.writing import ImageFiles

@@ -17,7 +17,7 @@ from PIL import Image
 
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.detection import DetectionExamples, open_images
-from rankless.data.datasets.opening import examine, open_annotations
+from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.formats.registry import recognize as recognized
 from rankless.data.formats.voc import read, recognize, splits
 from rankless.data.formats.voc_xml import parse

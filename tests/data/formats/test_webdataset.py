@@ -17,7 +17,7 @@ from PIL import Image
 
 from rankless.data.datasets.annotated import BoxedImages, ClassifiedImages
 from rankless.data.datasets.classification import open_images
-from rankless.data.datasets.opening import examine, open_annotations
+from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.formats import webdataset as page
 from rankless.data.images.image_file import UnreadableImage
 from rankless.data.index.annotations import Annotations

@@ -12,7 +12,7 @@ from rankless.launch.planning import plan as planning
 from rankless.launch.planning import report
 from rankless.launch.planning.plan import Checked
 from rankless.launch.planning.scaling import row, rows
-from rankless.launch.planning.units import Asked
+from rankless.launch.planning.units import PlanOptions
 from rankless.launch.planning.workload import Link, Machine
 
 SMALL = (
@@ -75,7 +75,7 @@ def test_steps_and_the_network_are_measured_here(capsys, monkeypatch):
     monkeypatch.setattr("rankless.launch.planning.measuring._SECONDS", 0.1)
     monkeypatch.setattr(planning, "_ROUNDS", 1)
     monkeypatch.setattr(planning, "_STEPS", 4)
-    asked = Asked(check=(2,))
+    asked = PlanOptions(check=(2,))
     from rankless.recipe.load import load
 
     found = planning.plan(load(SMALL[0], SMALL[1:]), asked, lambda line: None)
@@ -104,7 +104,7 @@ def test_what_is_measured_fits_the_recipe(monkeypatch, changes):
 
     monkeypatch.setattr("rankless.launch.planning.measuring._SECONDS", 0.1)
     recipe = load(SMALL[0], [*SMALL[1:], *changes])
-    found = planning.plan(recipe, Asked((1, 1), bandwidth=1e9), lambda line: None)
+    found = planning.plan(recipe, PlanOptions((1, 1), bandwidth=1e9), lambda line: None)
     assert found.work.micro_batches == recipe.batch.micro_batches
     assert found.work.gradients > 1000
     assert bool(found.work.norms) == (recipe.batch_norm == "sync")

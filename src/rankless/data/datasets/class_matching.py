@@ -58,7 +58,7 @@ class UnmatchedClassesError(UserError):
 
 @contextmanager
 def between_splits(root: str, training: str, other: str) -> Iterator[None]:
-    """Inside, the model has the classes of the split ``training``; a class it lacks is a fault of the data."""
+    """Give the model the classes of the split ``training``; a class it lacks is an error in the data."""
     try:
         yield
     except UnmatchedClassesError as error:

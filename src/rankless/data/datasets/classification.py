@@ -13,7 +13,7 @@ from rankless.data.datasets.builtin import DIGITS, DigitImages
 from rankless.data.datasets.class_choice import Classes, refuse_classes
 from rankless.data.datasets.class_matching import Pairs
 from rankless.data.datasets.classification_input import augment, place, shown_as
-from rankless.data.datasets.opening import open_annotations
+from rankless.data.datasets.open_split import open_annotations
 from rankless.data.images.image_file import UnreadableImage
 from rankless.data.images.sources import Cache, ImageExamples, ReadableImages
 from rankless.errors import UserError
@@ -134,7 +134,7 @@ def open_images(
         root: ``digits`` or a folder.
         split: the split's name.
         class_names: of the model; None takes the data's.
-        format, classes, max_bad: see :func:`rankless.data.datasets.opening.open_annotations`.
+        format, classes, max_bad: see :func:`rankless.data.datasets.open_split.open_annotations`.
         given: see :class:`ClassifiedImages`.
     """
     if root != DIGITS:

@@ -15,7 +15,7 @@ from rankless.data.augment.multi_scale import StepSizes, by_aspect, tight
 from rankless.data.datasets.annotated import BoxedImages, DetectionImages, GroundTruth
 from rankless.data.datasets.builtin import DIGITS, DigitScenes
 from rankless.data.datasets.class_choice import Classes, refuse_classes
-from rankless.data.datasets.opening import open_annotations
+from rankless.data.datasets.open_split import open_annotations
 from rankless.data.formats.registry import format_named
 from rankless.data.images.image_file import Shown, UnreadableImage
 from rankless.data.images.sources import Cache, ImageExamples, Readable, ReadableImages
@@ -191,7 +191,7 @@ def open_images(
         split: the split's name.
         images, seed, size: the number of scenes that the built-in data draws, their seed and their (H, W) in
             pixels; without effect on other data.
-        format, classes, max_bad: of :func:`rankless.data.datasets.opening.open_annotations`.
+        format, classes, max_bad: of :func:`rankless.data.datasets.open_split.open_annotations`.
     """
     if root == DIGITS:
         refuse_classes(classes)

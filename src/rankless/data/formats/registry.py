@@ -16,7 +16,7 @@ from rankless.data.formats.writing import ImageFiles
 from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw
-from rankless.data.missing import missing_data
+from rankless.data.path_checks import missing_data
 from rankless.errors import UserError
 from rankless.files import range_cache, reading
 from rankless.files.remote import Location, RemotePath, is_remote, refuse_secrets

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rankless.launch.planning.asked_process import answering, memory_taken
+from rankless.launch.planning.measurement_worker import answering, memory_taken
 from rankless.recipe.instruction_set import fix
 
 if TYPE_CHECKING:

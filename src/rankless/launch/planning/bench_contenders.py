@@ -13,8 +13,8 @@ from rankless.engine.workers import loader_processes
 from rankless.errors import ShortageError, UserError, counted
 from rankless.hardware import memory
 from rankless.launch.opening import begin, device
-from rankless.launch.planning.asked_process import AskedProcess
 from rankless.launch.planning.bench_advice import Shares
+from rankless.launch.planning.measurement_worker import AskedProcess
 from rankless.launch.planning.memory_guard import guarded
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe

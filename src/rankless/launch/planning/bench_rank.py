@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankless.engine.sinks.sink import Sink
 from rankless.hardware.heap import hold_freed_memory
-from rankless.launch.planning.asked_process import answering, memory_taken, waiting_for
+from rankless.launch.planning.measurement_worker import answering, memory_taken, waiting_for
 from rankless.recipe.instruction_set import fix
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from rankless.hardware.processes import die_with_parent, name_process
-from rankless.launch.planning.asked_process import quick
+from rankless.launch.planning.measurement_worker import quick
 
 SIZES = (1 << 10, 1 << 20, 8 << 20)
 """Bytes."""

@@ -10,12 +10,12 @@ from rankless.errors import counted
 from rankless.hardware.cores import usable_cores
 from rankless.launch import local
 from rankless.launch.opening import checked, device, devices_here, with_precision
-from rankless.launch.planning.asked_process import quick
 from rankless.launch.planning.literature import advice
+from rankless.launch.planning.measurement_worker import quick
 from rankless.launch.planning.measuring import Steps, fitted, loopback, opened_steps
 from rankless.launch.planning.scaling import Row, row, rows
 from rankless.launch.planning.simulation import Simulated, simulated
-from rankless.launch.planning.units import Asked, shown_bandwidth, shown_time
+from rankless.launch.planning.units import PlanOptions, shown_bandwidth, shown_time
 from rankless.launch.planning.workload import Link, Machine, Workload
 from rankless.launch.sharing import refuse_idle
 from rankless.recipe.schema import Recipe
@@ -84,7 +84,7 @@ class Plan:
         }
 
 
-def plan(recipe: Recipe, asked: Asked, say: Callable[[str], None]) -> Plan:
+def plan(recipe: Recipe, asked: PlanOptions, say: Callable[[str], None]) -> Plan:
     """Measure what is not given, and predict.
 
     Args:
@@ -143,7 +143,9 @@ class _Taken:
     steps: dict[int, list[float]]
 
 
-def _measure(recipe: Recipe, steps: Steps, busy: int, asked: Asked, say: Callable[[str], None]) -> _Taken:
+def _measure(
+    recipe: Recipe, steps: Steps, busy: int, asked: PlanOptions, say: Callable[[str], None]
+) -> _Taken:
     """Measure everything in turns, so that other work on the machine hits all of it."""
     taken = _Taken([], {count: [] for count in asked.check})
     alone = "one process" if busy == 1 else f"one process and of {busy} side by side"
@@ -175,7 +177,7 @@ def _of_measured(work: Workload, machine: Machine) -> list[str]:
     ]
 
 
-def _link(asked: Asked, work: Workload, exchanges: Sequence[Mapping[int, float]]) -> tuple[Link, str]:
+def _link(asked: PlanOptions, work: Workload, exchanges: Sequence[Mapping[int, float]]) -> tuple[Link, str]:
     if asked.bandwidth is not None:
         link = Link(asked.bandwidth, LATENCY if asked.latency is None else asked.latency)
         about = "given" if asked.latency is not None else "bandwidth given, latency assumed"

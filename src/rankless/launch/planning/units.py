@@ -23,7 +23,7 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanOptions:
     """What a plan is asked for.
 
     Attributes:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from rankless.arguments import Text
 from rankless.errors import UserError
-from rankless.given import Text
 from rankless.models.checkpoints.fit import compare, mismatch
 from rankless.models.checkpoints.tensor_file import CHECKSUM, OLD_CHECKSUM, metadata_of, raw, read, write
 from rankless.recipe.load import from_json, to_json

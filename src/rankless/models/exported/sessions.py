@@ -34,7 +34,7 @@ class Session(Protocol):
 
 
 class OnnxSession:
-    """An ONNX file in ONNX Runtime, see :class:`Session`; on the first GPU where its GPU build is installed."""
+    """An ONNX file in ONNX Runtime, on the first GPU where it has a GPU build; see :class:`Session`."""
 
     def __init__(self, path: Path) -> None:
         runtime = needed("onnxruntime", "onnx", str(path))

@@ -75,7 +75,7 @@ def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
 
 
 def _unknown_command(error: UnknownCommandError, see: str) -> str:
-    from rankless.cli.elsewhere import line_of_yolo
+    from rankless.cli.foreign_cli import line_of_yolo
 
     app: App | None = error.app
     names = [name for name in (app or ()) if not name.startswith("-")]

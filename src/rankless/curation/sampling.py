@@ -16,7 +16,7 @@ from torch import Tensor
 from rankless.curation.data_set import known_format
 from rankless.data.datasets.builtin import DIGITS, DigitScenes
 from rankless.data.datasets.class_choice import Classes, refuse_classes
-from rankless.data.datasets.opening import examine
+from rankless.data.datasets.open_split import examine
 from rankless.data.formats.registry import format_named, recognize
 from rankless.data.images.drawing import Mark
 from rankless.data.images.image_file import UnreadableImage

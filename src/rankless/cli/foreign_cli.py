@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-from rankless.cli.words import is_override
+from rankless.cli.options import is_override
 from rankless.errors import UserError, printable
 from rankless.recipe.familiar import COMMANDS, ELSEWHERE, WORDS, imported, key_of
 

@@ -34,7 +34,7 @@ MOST_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Asked:
+class PredictOptions:
     """How to predict; see :func:`rankless.predict`."""
 
     confidence: float | None = None
@@ -87,7 +87,7 @@ class Opened:
             yield
 
 
-def open_finders(target: Path, asked: Asked, *others: Callable[[], object]) -> Opened:
+def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], object]) -> Opened:
     """Load the weights and build a finder on every device.
 
     Args:
@@ -158,7 +158,7 @@ def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> 
     return path, loaded
 
 
-def _finder(loaded: weights.Weights, asked: Asked, device: torch.device, source: str) -> Finder:
+def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device, source: str) -> Finder:
     """Return the finder of the weights' task."""
     task = loaded.recipe.task
     if task == "detect":

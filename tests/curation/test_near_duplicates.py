@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankless.curation import alike
-from rankless.curation.alike import Joined, find_alike
+from rankless.curation import near_duplicates
 from rankless.curation.checking import check
 from rankless.curation.data_set import together
+from rankless.curation.near_duplicates import Joined, find_alike
 from rankless.curation.splitting import split
-from rankless.data.datasets.opening import examine
+from rankless.data.datasets.open_split import examine
 
 
 def scene(seed: int) -> Image.Image:
@@ -101,7 +101,7 @@ def test_the_search_misses_no_pair(seed, count, spread):
     near = base[rng.integers(0, 3, count)] + rng.integers(-spread, spread + 1, (count, 768))
     thumbnails = near.clip(0, 255).astype(np.uint8)
     found = Joined(count)
-    for one, other in alike.near_pairs(thumbnails):
+    for one, other in near_duplicates.near_pairs(thumbnails):
         found.join(one, other)
     limit = np.clip(0.1 * thumbnails.std(1), 1, 3)
     wanted = Joined(count)

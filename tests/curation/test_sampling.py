@@ -12,7 +12,7 @@ from PIL import Image, ImageFont
 from small_data import classes, detection, write_image
 
 from rankless.curation import contact_sheet
-from rankless.curation.looking import Selection, Shown, select
+from rankless.curation.sampling import Selection, Shown, select
 from rankless.data.images.drawing import Mark
 from rankless.data.images.palette import color
 from rankless.errors import UserError

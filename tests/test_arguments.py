@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rankless
-from rankless.given import classes_of, several
+from rankless.arguments import classes_of, several
 
 
 @pytest.mark.parametrize(

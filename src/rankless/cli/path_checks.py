@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rankless.data.datasets.torchvision_sets import located
-from rankless.data.missing import missing_data
+from rankless.data.path_checks import missing_data
 from rankless.errors import UserError
 from rankless.recipe.familiar import PUBLISHED
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rankless.data.datasets import opening
+from rankless.data.datasets import open_split
 from rankless.data.datasets.annotated import BoxedImages
-from rankless.data.datasets.opening import examine, open_annotations
+from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.index.raw import Raw
 from rankless.data.index.scan import with_headers
 from rankless.errors import UserError
@@ -51,8 +51,8 @@ class OneBoxEach:
 def format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneBoxEach:
     monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
     made = OneBoxEach()
-    monkeypatch.setattr(opening, "recognize", lambda root, format: ("voc", "its files end so"))
-    monkeypatch.setattr(opening, "format_named", lambda name: made)
+    monkeypatch.setattr(open_split, "recognize", lambda root, format: ("voc", "its files end so"))
+    monkeypatch.setattr(open_split, "format_named", lambda name: made)
     (tmp_path / "data").mkdir()
     for number in range(3):
         Image.new("RGB", (20, 10 + number)).save(tmp_path / "data" / f"{number}.png")
@@ -81,7 +81,7 @@ def test_what_was_kept_is_reported_as_it_is_opened_now(
 ) -> None:
     """A command may have named the format, or the data by another path, when it was read."""
     open_annotations("data", "train")
-    monkeypatch.setattr(opening, "recognize", lambda root, format: ("voc", "data.format says so"))
+    monkeypatch.setattr(open_split, "recognize", lambda root, format: ("voc", "data.format says so"))
     again = open_annotations(f"{tmp_path}/data", "train")
     assert format.times == 1
     said = "read as one box each because data.format says so: 3 images of 'train'"
