@@ -55,7 +55,7 @@ ALLOWED = {
     # Names the operations of a pickle one by one; makes nothing of them.
     ("models/checkpoints/pickle_inspection.py", "pickletools"),
     # Follows the operations of CIFAR's files as far as plain values go; calls and imports nothing.
-    ("data/formats/cifar_pickle.py", "pickletools"),
+    ("data/formats/cifar.py", "pickletools"),
     # The file that this process has just written into a folder of its own, compared with PyTorch.
     ("interop/torch_files.py", "torch.jit.load"),
     ("interop/torch_files.py", "torch.export.load"),

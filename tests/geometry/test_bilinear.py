@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankless.geometry.bilinear import bilinear
+from rankless.geometry.letterbox import bilinear
 
 SOURCE = [[248, 207, 237, 211, 5], [60, 109, 82, 36, 222], [8, 15, 144, 24, 11], [104, 226, 159, 163, 41]]
 # cv2.resize of SOURCE, OpenCV 4.13: larger, smaller, and one way each.

@@ -212,7 +212,7 @@ def test_the_map_of_a_class_lies_where_it_is(crop, tmp_path):
     from torch import nn
 
     from rankless.data.datasets.classification_input import place, placement
-    from rankless.inference import class_maps, heatmaps
+    from rankless.inference import heatmaps, predict_classify
 
     class Net(nn.Module):
         def __init__(self):
@@ -231,7 +231,7 @@ def test_the_map_of_a_class_lies_where_it_is(crop, tmp_path):
     image[0, 60:90, 200:230] = 255
     placed = place(image, (64, 64), cropped=crop < 1)[None].float() / 255
     with torch.inference_mode():  # as predictions are made
-        maps = class_maps.class_maps(net, placed.clone(), "net")
+        maps = predict_classify.class_maps(net, placed.clone(), "net")
     # With this network the class activation map is the red of each cell, but for a factor.
     red = nn.functional.avg_pool2d(placed[:, 0], 8)
     assert maps == pytest.approx(red / red.max(), abs=1e-6)
@@ -252,7 +252,7 @@ def test_the_map_of_a_class_lies_where_it_is(crop, tmp_path):
             return self.linear(self.norm(self.patches(images).flatten(2).transpose(1, 2)).mean(1))
 
     with pytest.raises(UserError, match="the network in net ends in no feature map"):
-        class_maps.class_maps(Patches().eval(), placed, "net")
+        predict_classify.class_maps(Patches().eval(), placed, "net")
 
 
 def test_files_of_an_earlier_prediction_go_from_every_folder(saved, tmp_path):

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from rankless import cli
-from rankless.geometry.bilinear import bilinear
+from rankless.geometry.letterbox import bilinear
 from rankless.inference.predict import predict
 from rankless.interop.export import export
 from rankless.interop.importing import import_weights

@@ -19,9 +19,9 @@ import torch
 
 from rankless import cli
 from rankless.errors import UserError
-from rankless.launch.doctor import check, here, leftovers, machine, networking, report, storage
+from rankless.launch.doctor import check, here, machine, report
 from rankless.launch.doctor.check import Check, error, ok, warning
-from rankless.launch.doctor.leftovers import Process
+from rankless.launch.doctor.here import Process
 from rankless.launch.doctor.machine import Cards
 from rankless.recipe.schema import Recipe
 
@@ -75,38 +75,38 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
         "the memory of 1 GPU is in use (1)",
         "nvidia-smi",
     ),
-    ("ok", lambda: networking.own_name("a", ["10.0.0.1"], ["127.0.0.1", "10.0.0.1"]), "a → 10.0.0.1", ""),
+    ("ok", lambda: here.own_name("a", ["10.0.0.1"], ["127.0.0.1", "10.0.0.1"]), "a → 10.0.0.1", ""),
     (
         "warning",
-        lambda: networking.own_name("a", ["127.0.1.1"], ["127.0.0.1", "10.0.0.1"]),
+        lambda: here.own_name("a", ["127.0.1.1"], ["127.0.0.1", "10.0.0.1"]),
         "a → 127.0.1.1: ranks elsewhere cannot reach that",
         "in /etc/hosts: 10.0.0.1 a",
     ),
-    ("warning", lambda: networking.own_name("a", [], ["10.0.0.1"]), "cannot be resolved", "10.0.0.1 a"),
-    ("warning", lambda: networking.own_name("a", ["10.9.9.9"], ["10.0.0.1"]), "does not have", "10.0.0.1 a"),
+    ("warning", lambda: here.own_name("a", [], ["10.0.0.1"]), "cannot be resolved", "10.0.0.1 a"),
+    ("warning", lambda: here.own_name("a", ["10.9.9.9"], ["10.0.0.1"]), "does not have", "10.0.0.1 a"),
     (
         "warning",
-        lambda: networking.own_name("a", ["10.0.0.1", "fd00::9", "fe80::1%eth0"], ["10.0.0.1", "fe80::1"]),
+        lambda: here.own_name("a", ["10.0.0.1", "fd00::9", "fe80::1%eth0"], ["10.0.0.1", "fe80::1"]),
         "this machine does not have fd00::9",
         "10.0.0.1 a",
     ),
-    ("ok", lambda: networking.addresses(OWN), "eth0 10.0.0.1, fd00::1 (MTU", ""),
-    ("ok", lambda: networking.addresses({"eth0": ["10.0.0.1"]}), "; IPv4", ""),
-    ("warning", lambda: networking.addresses({"lo": ["127.0.0.1"]}), "none besides", "ip link set"),
-    ("ok", lambda: networking.chosen_interface({}, OWN), "leads to the others", ""),
-    ("ok", lambda: networking.chosen_interface({"NCCL_SOCKET_IFNAME": "eth"}, OWN), "=eth", ""),
-    ("ok", lambda: networking.chosen_interface({"NCCL_SOCKET_IFNAME": "^docker0"}, OWN), "docker0", ""),
+    ("ok", lambda: here.addresses(OWN), "eth0 10.0.0.1, fd00::1 (MTU", ""),
+    ("ok", lambda: here.addresses({"eth0": ["10.0.0.1"]}), "; IPv4", ""),
+    ("warning", lambda: here.addresses({"lo": ["127.0.0.1"]}), "none besides", "ip link set"),
+    ("ok", lambda: here.chosen_interface({}, OWN), "leads to the others", ""),
+    ("ok", lambda: here.chosen_interface({"NCCL_SOCKET_IFNAME": "eth"}, OWN), "=eth", ""),
+    ("ok", lambda: here.chosen_interface({"NCCL_SOCKET_IFNAME": "^docker0"}, OWN), "docker0", ""),
     (
         "error",
-        lambda: networking.chosen_interface({"NCCL_SOCKET_IFNAME": "=eth"}, OWN),
+        lambda: here.chosen_interface({"NCCL_SOCKET_IFNAME": "=eth"}, OWN),
         "NCCL_SOCKET_IFNAME==eth, which is not there",
         "unset NCCL_SOCKET_IFNAME, or name one of lo, eth0",
     ),
-    ("ok", lambda: storage.space(Path("/nowhere/run"), 50 * GB), "50.0 GB free in /", ""),
-    ("warning", lambda: storage.space(Path("/nowhere"), 5 * GB), "5.0 GB free", "--run"),
-    ("error", lambda: storage.space(Path("/nowhere"), GB // 2), "0.5 GB free", "make room"),
-    ("error", lambda: storage.writing(Path("/proc/run")), "/proc: no file can be made", "--run"),
-    ("ok", lambda: leftovers.leftovers([], 7), "none", ""),
+    ("ok", lambda: here.space(Path("/nowhere/run"), 50 * GB), "50.0 GB free in /", ""),
+    ("warning", lambda: here.space(Path("/nowhere"), 5 * GB), "5.0 GB free", "--run"),
+    ("error", lambda: here.space(Path("/nowhere"), GB // 2), "0.5 GB free", "make room"),
+    ("error", lambda: here.writing(Path("/proc/run")), "/proc: no file can be made", "--run"),
+    ("ok", lambda: here.leftovers([], 7), "none", ""),
     ("ok", lambda: here.of_data("digits", None, []), "digits", ""),
     ("error", lambda: here.of_data("d", None, ["d: no such folder"]), "no such", "rankless data check d"),
 ]
@@ -169,10 +169,10 @@ def test_small_file_systems_are_seen(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from rankless.launch.doctor import machine, storage; import sys;"
         "folder = Path(sys.argv[1]);"
-        "print(machine.shared_memory(folder)); print(storage.space(folder / 'run'));"
+        "print(machine.shared_memory(folder)); print(here.space(folder / 'run'));"
         "(folder / 'filled').write_bytes(bytes(900_000)); "
         "\ntry: (folder / 'more').write_bytes(bytes(900_000))\nexcept OSError: pass\n"
-        "print(storage.writing(folder / 'run')); print(sorted(p.name for p in folder.iterdir()))"
+        "print(here.writing(folder / 'run')); print(sorted(p.name for p in folder.iterdir()))"
     )
     script = 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "-m", "bash", "-c", script, "-", str(tmp_path), sys.executable, code]
@@ -188,13 +188,13 @@ def test_small_file_systems_are_seen(tmp_path: Path) -> None:
 
 
 def test_a_run_directory_that_works_is_left_as_it_was(tmp_path: Path) -> None:
-    assert storage.writing(tmp_path / "not" / "yet").level == "ok"
+    assert here.writing(tmp_path / "not" / "yet").level == "ok"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("step", ["fsync", "flock", "rename"])
 def test_a_disk_that_cannot_do_something_is_an_error(tmp_path: Path, step: str) -> None:
-    found = storage.writing(tmp_path, {**storage._STEPS, step: full})
+    found = here.writing(tmp_path, {**here._STEPS, step: full})
     assert found.value == f"{tmp_path}: cannot do {step} (No space left on device)"
     assert found.level == "error"
     assert list(tmp_path.iterdir()) == []
@@ -203,9 +203,9 @@ def test_a_disk_that_cannot_do_something_is_an_error(tmp_path: Path, step: str) 
 def test_a_taken_port_is_a_warning() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        found = networking.rendezvous_port(port)
+        found = here.rendezvous_port(port)
         assert (found.level, str(port) in found.fix) == ("warning", True)
-    assert networking.rendezvous_port(port).level == "ok"
+    assert here.rendezvous_port(port).level == "ok"
 
 
 INIT = Process(1, 0, "systemd", b"/sbin/init", 0)
@@ -225,10 +225,10 @@ INIT = Process(1, 0, "systemd", b"/sbin/init", 0)
 )
 def test_a_rank_without_a_launcher_is_left_over(parent: Process, is_left: bool) -> None:
     rank = Process(700, parent.id, "rank 3", b"python -m rankless train digits", 7)
-    found = leftovers.leftovers([INIT, parent, rank], 7)
+    found = here.leftovers([INIT, parent, rank], 7)
     assert (found.level == "error") == is_left
     assert not is_left or found.fix == "kill 700; kill -9 700 if they stay"
-    assert leftovers.leftovers([INIT, parent, rank], 8).level == "ok"  # somebody else's
+    assert here.leftovers([INIT, parent, rank], 8).level == "ok"  # somebody else's
 
 
 @pytest.mark.processes
@@ -239,7 +239,7 @@ def test_ranks_are_found_by_their_names() -> None:
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        found = [process for process in leftovers.processes() if process.id == child.pid]
+        found = [process for process in here.processes() if process.id == child.pid]
         child.send_signal(signal.SIGKILL)
     assert [(one.name, one.parent, one.user) for one in found] == [("rank 3", os.getpid(), os.getuid())]
     assert b"name_process" in found[0].command

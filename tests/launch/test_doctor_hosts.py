@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rankless.launch.doctor import between, connections, meaning, report
+from rankless.launch.doctor import connections, hosts, meaning, report
 from rankless.launch.hosts import process, reach
 from rankless.launch.hosts.gang import Gang, Member
 from rankless.launch.hosts.names import Host
@@ -45,7 +45,7 @@ WAY = Way(["ssh"], "/opt/python", "python3", {}, "/")
     ],
 )
 def test_why_a_host_cannot_be_used(said: str, name: str, fix: str) -> None:
-    found = between.lost(Member(Host("b"), 0, lost=said), WAY)
+    found = hosts.lost(Member(Host("b"), 0, lost=said), WAY)
     assert (found.name, found.level, found.value) == (name, "error", said)
     assert fix in found.fix
 
@@ -78,17 +78,17 @@ def member(name: str, **changes: Any) -> Member:
     ],
 )
 def test_hosts_that_are_not_alike(changes: dict[str, Any], level: str, value: str, fix: str) -> None:
-    (found,) = between.alike([member("a"), member("b", **changes)])
+    (found,) = hosts.alike([member("a"), member("b", **changes)])
     assert found.level == level
     assert value in found.value
     assert fix in found.fix
 
 
 def test_clocks_are_compared_with_what_the_round_trip_leaves_open() -> None:
-    assert between.clocks({"a": (0.1, 0.05), "b": (-0.2, 0.05)}).value == "at most 0.400 s apart"
-    apart = between.clocks({"a": (60.0, 0.05), "b": (0.0, 0.05), "c": (1.0, 0.1)})
+    assert hosts.clocks({"a": (0.1, 0.05), "b": (-0.2, 0.05)}).value == "at most 0.400 s apart"
+    apart = hosts.clocks({"a": (60.0, 0.05), "b": (0.0, 0.05), "c": (1.0, 0.1)})
     assert (apart.level, "a is 60.0 s ahead of b" in apart.value) == ("warning", True)
-    assert between.clocks({"a": (6.0, 2.0), "b": (0.0, 2.0)}).level == "ok"  # it may be 2 s
+    assert hosts.clocks({"a": (6.0, 2.0), "b": (0.0, 2.0)}).level == "ok"  # it may be 2 s
 
 
 def answer(**changes: Any) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def answers(there: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
 def test_connections_in_both_directions(
     there: dict[str, Any], back: dict[str, Any], level: str, value: str
 ) -> None:
-    (found,) = between.connections(answers(there, back))
+    (found,) = hosts.connections(answers(there, back))
     assert found.level == level
     assert value in found.value
     assert bool(found.fix) == (level != "ok")
@@ -135,11 +135,11 @@ def test_connections_in_both_directions(
 def test_an_address_that_does_not_answer_does_no_harm_beside_one_that_does() -> None:
     both = answers(answer(), answer())
     both["a"]["b"]["tried"] = {"172.17.0.1": {"failed": "timed out"}, **both["a"]["b"]["tried"]}
-    assert [check.level for check in between.connections(both)] == ["ok"]
+    assert [check.level for check in hosts.connections(both)] == ["ok"]
 
 
 def test_names_that_lead_elsewhere() -> None:
-    (found,) = between.resolving(answers(answer(), answer()), {"a": "node-a", "b": "node-b"})
+    (found,) = hosts.resolving(answers(answer(), answer()), {"a": "node-a", "b": "node-b"})
     assert found.value == "b: node-a does not lead to a"
     assert found.fix.startswith("in /etc/hosts there: 10.0.0.1 node-a")
 

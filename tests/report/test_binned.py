@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import savgol_filter
 
-from rankless.report.binned import Binned
 from rankless.report.charts import shown, smoothed, ticks
+from rankless.report.collected import Binned
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200), st.integers(2, 20), st.integers(1, 50))

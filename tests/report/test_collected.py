@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankless.engine.sinks.rows import Rows
+from rankless.engine.sinks.terminal import Rows
 from rankless.engine.waiting import Waiting
 from rankless.errors import UserError
 from rankless.report import overview

@@ -1,14 +1,20 @@
-"""The commands that train: train, attach, verify."""
+"""The commands that train: train, attach and verify.
+
+``train`` runs as a rank of a foreign launcher, on several hosts, or on this machine.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli import starting
 from rankless.cli.options import (
     Devices,
     Hosts,
@@ -17,13 +23,210 @@ from rankless.cli.options import (
     RecipeWords,
     Ssh,
     Sync,
+    device_count,
+    devices_here,
     flag,
+    loaded,
     part,
+    recipe_and_overrides,
     recipe_of,
     whole_number,
 )
 from rankless.errors import UserError
-from rankless.printing import print_json
+from rankless.printing import print_json, say
+
+if TYPE_CHECKING:
+    from rankless.launch.environments.environment import Environment
+    from rankless.launch.hosts.names import Host
+    from rankless.launch.member import Asked
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What was given to ``rankless train``, wherever it trains.
+
+    Attributes:
+        words: the recipe and changes to it.
+        run: the run directory.
+        devices: as it was written.
+        resume, sinks, inline, download, parallel: the options of these names.
+    """
+
+    words: Sequence[str]
+    run: Path | None
+    devices: str
+    resume: bool
+    sinks: tuple[str, ...]
+    inline: bool
+    download: bool
+    parallel: str
+
+    def recipe(self) -> tuple[str | None, Sequence[str]]:
+        """The name of a recipe, if there is one, and changes."""
+        found = recipe_and_overrides(self.words)
+        if self.resume and self.run is None:
+            run = next((word for word in self.words if Path(word).is_dir()), "runs/digits")
+            raise UserError(f"--resume needs the run to go on with: add --run, as in --resume --run {run}")
+        return found
+
+    def refuse(self, inline: str, download: str, parallel: str) -> None:
+        """Raise for options that cannot be had, given why not."""
+        in_threads = self.parallel != "processes"
+        options = (
+            ("--inline", self.inline, inline),
+            ("--download", self.download, download),
+            ("--parallel", in_threads, parallel),
+        )
+        if problems := [f"{option}: {why}" for option, is_given, why in options if is_given]:
+            raise UserError(problems)
+
+
+def here(given: TrainOptions) -> int:
+    """Train on this machine."""
+    from rankless.files.numbered import given_or_numbered
+    from rankless.launch.run_lock import refuse_nothing
+    from rankless.runs.directory import RunDirectory
+
+    name, overrides = given.recipe()
+    run, resume = given.run, given.resume
+    if given.inline or given.parallel == "threads":
+        _fix_instruction_set(name, overrides, run if resume else None)
+    devices = devices_here(given.devices)
+    chosen = None
+    if resume and run is not None and name is None:
+        refuse_nothing(RunDirectory(run))
+    else:
+        chosen, name = loaded(name, overrides)
+    if chosen is not None:
+        if given.download:
+            from rankless.data.datasets.torchvision_sets import download
+
+            for sentence in download(chosen.data):
+                say(sentence)
+        from rankless.cli.path_checks import check_recipe
+
+        check_recipe(chosen, begins=not resume)
+    with given_or_numbered(run, Path("runs", Path(name or "run").stem), "--run") as run:
+        from rankless.launch import fork_server, local
+        from rankless.launch.resume import recipe_of_run
+
+        chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
+        if not given.inline and given.parallel != "threads":
+            fork_server.start(chosen.task)
+        return local.train(
+            chosen,
+            run,
+            devices=devices,
+            resume=resume,
+            sinks=given.sinks,
+            inline=given.inline,
+            parallel=given.parallel,
+        )
+
+
+def on_hosts(
+    given: TrainOptions, hosts: str, min_hosts: str, ssh: str, python: str | None, *, sync: bool, detach: bool
+) -> int:
+    """Train on several machines, or have the first of them do it."""
+    given.refuse(
+        inline="trains in this process, but --hosts starts others; leave out either",
+        download="gets files for this machine alone; leave it out with --hosts",
+        parallel="makes ranks of one process, but --hosts starts processes; leave out either",
+    )
+    from rankless.launch.hosts.training import Wanted
+
+    name, overrides = given.recipe()
+    least, parsed = _hosts_of(hosts, min_hosts, given.devices)
+    count, resume = device_count(given.devices), given.resume
+    wanted = Wanted(None, overrides, given.run, "run", count, resume=resume, sinks=given.sinks, least=least)
+    if not (resume and name is None):  # otherwise the host that has the run brings the recipe
+        recipe, called = loaded(name, overrides)
+        wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
+    from rankless.launch.hosts.coordinator import train_on_hosts
+    from rankless.launch.hosts.detaching import detach as leave
+    from rankless.launch.hosts.way import way_over
+
+    way = way_over(ssh, python, sync=sync)
+    if not detach:
+        return train_on_hosts(wanted, parsed, way)
+    run = wanted.run or Path("runs") / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return leave(wanted, run, parsed, way, ssh)
+
+
+def as_a_rank(given: TrainOptions, environment: Environment, hosts: str | None) -> int:
+    """Train as the rank that a launcher has made of this process."""
+    from rankless.launch import member
+
+    def ask() -> Asked:
+        if hosts is not None:
+            raise UserError(
+                "--hosts: starts ranks by itself, but a launcher has started this one; leave out either"
+            )
+        given.refuse(
+            inline="a launcher has started this rank; leave out either",
+            download="several ranks would download at once; download before, with one",
+            parallel="a launcher has started this rank; leave out either",
+        )
+        return replace(_asked(given, is_first=environment.rank == 0), sinks=given.sinks)
+
+    return member.train(environment, ask, given.run, resume=given.resume)
+
+
+def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
+    """Read what the rank of a cluster's launcher is to train, with its instruction set in use."""
+    from rankless.launch.member import Asked
+    from rankless.runs.directory import RunDirectory
+
+    count, run = device_count(given.devices), given.run
+    name, overrides = given.recipe()
+    _fix_instruction_set(name, overrides, run if given.resume else None)
+    if not given.resume or run is None or name is not None:
+        chosen, name = loaded(name, overrides)
+        return Asked(chosen, Path(name).stem, count)
+    from rankless.launch.resume import recipe_of_run
+    from rankless.launch.run_lock import refuse_nothing
+
+    directory = RunDirectory(run)
+    try:
+        refuse_nothing(directory)
+        return Asked(recipe_of_run(directory, overrides), run.name, count)
+    except UserError:
+        if is_first and (directory.recipe.exists() or directory.steps()):
+            raise
+        return Asked(None, run.name, count)  # another machine has the run, and brings the recipe
+
+
+def _fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
+    """Limit this process to the recipe's instruction set, before anything imports PyTorch.
+
+    Args:
+        name, overrides: of the recipe; what is wrong with it is reported later.
+        run: that goes on, with its own recipe where none is named.
+    """
+    from rankless.recipe import load
+    from rankless.recipe.instruction_set import fix
+    from rankless.runs.directory import RunDirectory
+
+    with suppress(UserError):
+        if run is not None and name is None:
+            fix(load.load(RunDirectory(run).recipe).cpu_isa)
+        else:
+            fix(loaded(name, overrides, check_model=False)[0].cpu_isa)
+
+
+def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
+    """Read the hosts, before anything that takes long is imported."""
+    from rankless.launch.hosts.names import parse_hosts
+
+    least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)
+    if least > len(parsed):
+        raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
+    if devices != "auto" and all(host.devices for host in parsed):
+        raise UserError(
+            f"--devices is {devices}: it has no effect, as each of --hosts names its number; leave out either"
+        )
+    return least, parsed
+
 
 app = part()
 
@@ -96,17 +299,17 @@ def train(
     """Train a recipe; the weights are the same on any number of devices and machines."""
     from rankless.launch import environments
 
-    given = starting.TrainOptions(recipe, run, devices, resume, sink, inline, download, parallel)
+    given = TrainOptions(recipe, run, devices, resume, sink, inline, download, parallel)
     if environment := environments.detect():
-        return starting.as_a_rank(given, environment, hosts)
+        return as_a_rank(given, environment, hosts)
     if hosts is not None:
-        return starting.on_hosts(given, hosts, min_hosts, ssh, python, sync=sync, detach=detach)
+        return on_hosts(given, hosts, min_hosts, ssh, python, sync=sync, detach=detach)
     of_hosts = {"--detach": detach, "--sync": sync, "--python": python, "--min-hosts": min_hosts != "1"}
     if alone := [option for option, is_given in of_hosts.items() if is_given]:
         raise UserError(
             f"{option}: without --hosts it has no effect; add --hosts, or leave it out" for option in alone
         )
-    return starting.here(given)
+    return here(given)
 
 
 @app.command(

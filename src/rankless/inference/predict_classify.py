@@ -1,22 +1,74 @@
-"""Predictions of a trained classifier: the best five classes, the first drawn as a caption."""
+"""Predictions of a trained classifier: the five best classes, the first drawn as a caption."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankless.data.datasets.builtin import DigitImages
 from rankless.data.datasets.classification_input import placement, shown_as
 from rankless.data.images.image_file import Decoded, Pixels, UnreadableImage
+from rankless.errors import UserError
 from rankless.inference.results import BEST, ClassificationResult
 from rankless.models.checkpoints import weights
 from rankless.structures import Classification, ClassificationItem
 from rankless.tasks import trained
 from rankless.tasks.classify import Classify
 from rankless.tasks.memory_check import refuse_giant_image
+
+
+def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
+    """Return how much each place speaks for the likeliest class, (B, h, w), float32 on the CPU.
+
+    The highest place of an image is 1, unless no place speaks for the class.
+
+    Args:
+        model: in its evaluation mode.
+        images: as the network takes them, (B, 3, H, W); of any mode of inference.
+        source: of the weights, for messages.
+    """
+    torch.clear_autocast_cache()  # weights that were cast in the inference mode have no gradients either
+    with torch.inference_mode(False), torch.enable_grad():
+        copies = images.clone().requires_grad_()  # a tensor of the inference mode has no gradients
+        with _last_map(model, copies) as found:
+            best = model(copies).float().amax(1).sum()
+        if not found:
+            raise UserError(
+                f"--save has heatmaps, but the network in {source} ends in no feature map, which they are "
+                "made of; expected a convolutional classifier; leave heatmaps out"
+            )
+        (slope,) = torch.autograd.grad(best, found[0])
+    weights = slope.float().mean((2, 3), keepdim=True)
+    maps = (weights * found[0].detach().float()).sum(1).clamp(min=0)
+    highest = maps.amax((1, 2), keepdim=True)
+    return (maps / highest.where(highest > 0, 1.0)).cpu()
+
+
+@contextmanager
+def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
+    """Inside, the last output of a module that lies over the image is used; none if tokens follow it."""
+    found: list[Tensor] = []
+    height, width = images.shape[-2:]
+
+    def keep(_: nn.Module, __: object, output: object) -> None:
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        if output.dim() == 3:
+            found.clear()
+        if output.dim() == 4 and min(output.shape[-2:]) > 1:
+            # Of the input's shape: what has its channels last has not.
+            rows, columns = output.shape[-2:]
+            if abs(rows * width - columns * height) <= width + height:
+                found[:] = [output]
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_hook(keep).remove)
+        yield found
 
 
 class ClassAnswer(NamedTuple):
@@ -73,7 +125,7 @@ class ClassFinder:
         found = self.task.predict(self.model, padded)[: len(items)]
         if not self.heat:
             return [ClassAnswer(one) for one in found]
-        from rankless.inference.class_maps import class_maps
+        from rankless.inference.predict_classify import class_maps
 
         maps = class_maps(self.model, self.task.network_input(padded.images), self.source)
         return [ClassAnswer(one, heat) for one, heat in zip(found, maps, strict=False)]

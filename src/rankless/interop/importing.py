@@ -1,21 +1,21 @@
-"""``rankless import``: converts other projects' weights to weights files."""
+"""``rankless import``: convert other projects' weights to weights files with recipe and class names."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rankless.errors import UserError, counted
+from rankless.errors import UserError, counted, nearest, one_of
+from rankless.files import checksums, reading
 from rankless.files.outputs import Outputs
-from rankless.interop.class_names import read_class_names
-from rankless.interop.imported_recipe import PRECISION, build_any, recipe_for
-from rankless.interop.published import checked_name
+from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.darknet_weights import classes_of, read_weights
 from rankless.models.checkpoints.fit import Fit, agrees_in_order, align, fit
@@ -23,14 +23,127 @@ from rankless.models.checkpoints.fit import by_order as in_order
 from rankless.models.checkpoints.foreign import read_checkpoint
 from rankless.models.checkpoints.ports import from_port, port_named
 from rankless.models.checkpoints.unwrapping import Checkpoint
+from rankless.models.classifiers.catalog import build_classifier, variant
 from rankless.models.darknet.architectures import COCO_CLASSES
 from rankless.models.darknet.cfg import read_cfg
 from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.darknet.network import Network, Yolo
 from rankless.models.darknet.reshape import with_classes
 from rankless.models.detectors import darknet
+from rankless.randomness import torch_seed
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
+
+_DIGITS = re.compile(r"-([0-9a-f]{8})\.pth")
+
+
+def checked_name(source: Path) -> list[str]:
+    """Compare a file's SHA-256 with the digits in its name, as in ``resnet18-f37072fd.pth``.
+
+    Returns:
+        A note about the result; nothing for other names. The digits may also be a date, so that a difference
+        is a warning.
+    """
+    said = _DIGITS.search(source.name)
+    if said is None:
+        return []
+    found = checksums.of_file(source)
+    if found.startswith(said[1]):
+        return [f"its SHA-256 begins with {said[1]}, as its name says"]
+    return [
+        f"warning: its SHA-256 begins with {found[:8]}, not with the {said[1]} of its name; if it is a "
+        "published file it is damaged: download it again"
+    ]
+
+
+PRECISION = "precision=fp32"  # the numbers that were published are those of single precision
+# ImageNet's classifiers are scored on the middle of the image; training crops the published part of it.
+_CROP = "data.augment.crop=0.08"
+_LEAST_CROPPED = 128  # pixels; CIFAR's classifiers see the whole image
+
+
+def build_any(recipe: Recipe, classes: int) -> nn.Module:
+    """Build the recipe's model on the CPU, initialized by the recipe's seed as in training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(recipe.seed, "model"))
+        if recipe.task == "classify":
+            return build_classifier(recipe.model, classes)
+        return zoo.build(recipe.model, classes)
+
+
+def _task_of(name: str) -> str:
+    """Return the task of the model called ``name``; other names than the detectors' are of classifiers."""
+    return "detect" if name in zoo.MODELS else "classify"
+
+
+def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe to write: the defaults, the model and the overrides."""
+    named = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "model.name"]
+    if model is not None and named:
+        raise UserError(f"--model is '{model}' and model.name is '{named[-1]}': give one of the two")
+    name = model or (named[-1] if named else None)
+    if name is None and any(word.startswith("model.cfg=") for word in overrides):
+        return load.default([PRECISION, *overrides])
+    if name is None:
+        raise UserError(
+            "of which model are the weights? give --model NAME, such as yolov4-tiny, resnet50 or "
+            "timm/convnext_tiny (rankless models lists them), model.cfg=FILE, or --cfg FILE for Darknet's"
+        )
+    stem = name.removesuffix(".cfg")
+    if (name.startswith("yolo") or stem != name) and name not in zoo.MODELS:
+        near = nearest(name, zoo.MODELS)
+        raise UserError(
+            f"'--model' is '{name}': no such model; expected {one_of(zoo.MODELS)}{near}; for another network "
+            f"of Darknet's give its cfg: --cfg {stem}.cfg"
+        )
+    task = [] if any(word.startswith("task=") for word in overrides) else [f"task={_task_of(name)}"]
+    options = [*task, f"model.name={json.dumps(name)}", PRECISION]
+    recipe = load.default([*options, *overrides])
+    if recipe.task == "classify" and variant(recipe.model).side >= _LEAST_CROPPED:
+        recipe = load.default([*options, _CROP, *overrides])
+    return recipe
+
+
+def read_class_names(path: Path | None, classes: int | None) -> tuple[str, ...] | None:
+    """Read the names in a file, a JSON list or one per line; None without a file.
+
+    Args:
+        path: of the file.
+        classes: how many there have to be; None: any number.
+    """
+    if path is None:
+        return None
+    try:
+        text = reading.read_text(path, reading.NAMES)
+    except OSError as error:
+        raise UserError(f"--names {path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"--names {path}: not UTF-8 text (byte {error.start}); expected a class name on every line"
+        ) from None
+    names = _listed(path, text) if text.lstrip().startswith("[") else text.strip().splitlines()
+    names = [name.strip() for name in names]
+    problems = [f"--names {path}:{n}: an empty name" for n, name in enumerate(names, 1) if not name]
+    if not names:
+        problems = [f"--names {path}: has no names; expected a class name on every line, or a JSON list"]
+    if classes is not None and classes != len(names):
+        problems.append(
+            f"--classes is {classes}, but {path} has {counted(len(names), 'name')}; leave --classes out"
+        )
+    if problems:
+        raise UserError(problems)
+    return tuple(names)
+
+
+def _listed(path: Path, text: str) -> list[str]:
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--names {path}: starts like a JSON list but is not valid: {error}") from None
+    if not all(isinstance(name, str) for name in names):
+        raise UserError(f"--names {path}: has entries that are not text; expected a list of class names")
+    return list(names)
+
 
 Head = Mapping[str, tuple[int, int]]
 _DARKNET_PLACING = ("data.resample=darknet", "data.pad=128")

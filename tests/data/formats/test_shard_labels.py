@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankless.data.formats.shard_labels import LabelError, class_of, rows_of
+from rankless.data.formats.webdataset import LabelError, class_of, rows_of
 
 
 @pytest.mark.parametrize(

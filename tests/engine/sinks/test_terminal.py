@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from rankless.engine.setup import _about_the_data
-from rankless.engine.sinks.rows import Rows
 from rankless.engine.sinks.sink import RunStart
-from rankless.engine.sinks.terminal import Terminal
+from rankless.engine.sinks.terminal import Rows, Terminal
 from rankless.printing import filled, print_best
 
 COCO = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")

@@ -16,9 +16,8 @@ from rankless.cli import main
 from rankless.errors import ShortageError
 from rankless.launch.planning import bench as benching
 from rankless.launch.planning.bare_process import BareLoop
-from rankless.launch.planning.bench import Bench, Speed, steady
+from rankless.launch.planning.bench import Bare, Bench, Speed, steady
 from rankless.launch.planning.bench_advice import Measured, Shares, advice
-from rankless.launch.planning.bench_contenders import Bare
 from rankless.recipe.load import load
 
 SMALL = [

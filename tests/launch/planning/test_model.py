@@ -13,9 +13,8 @@ from rankless.launch.planning.exchange_model import (
     ring_exposed,
     tree_exposed,
 )
-from rankless.launch.planning.literature import advice
-from rankless.launch.planning.measuring import contended, fitted
-from rankless.launch.planning.network_process import SIZES
+from rankless.launch.planning.measuring import SIZES, contended, fitted
+from rankless.launch.planning.plan import advice
 from rankless.launch.planning.scaling import row, rows
 from rankless.launch.planning.workload import Bucket, Gang, Link, Machine, gang
 

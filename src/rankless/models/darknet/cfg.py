@@ -2,23 +2,243 @@
 
 The network and its loss are read; how it was trained (the schedule and augmentation in ``[net]``) belongs to
 the recipe, and such keys are ignored. A section or a key that changes what the network computes and that is
-not supported is reported with its name and line.
+not supported is reported with its name and line. Defaults are those of Darknet's parser.c.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from rankless.errors import UserError, nearest, one_of
 from rankless.files import reading
+from rankless.geometry.boxes import SIMILARITIES
 from rankless.models.darknet import network as net
-from rankless.models.darknet.cfg_layers import MOST_CHANNELS, SECTIONS, LayerReader
-from rankless.models.darknet.cfg_sections import Section
+from rankless.models.darknet.cfg_sections import OptionReader, Section
+from rankless.models.heads.yolo.codec import BoxLoss, HeadLoss
+from rankless.models.layers import Activation
+
+MOST_CHANNELS = 65536
+_ACTIVATIONS = tuple(name for name in get_args(Activation) if name != "prelu")  # Darknet has no PReLU
+_BOX_LOSSES = ("mse", *SIMILARITIES)
+
+
+class LayerReader(OptionReader):
+    """Turns one section at a time into a layer.
+
+    Attributes:
+        layers: of the sections before.
+        shapes: of their outputs.
+        nms: how boxes are compared when duplicates are removed.
+        classes: of the heads so far; None without any.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.layers: list[net.Layer] = []
+        self.shapes: list[net.Shape] = []
+        self.nms: Literal["iou", "diou"] = "iou"
+        self.classes: int | None = None
+
+    def _activation(self, default: str) -> Activation:
+        name = self.word("activation", default)
+        if name not in _ACTIVATIONS:
+            self.report(
+                f"[{self.section.name}] activation={name[:40]} is not supported: "
+                f"expected {one_of(_ACTIVATIONS)}",
+                self.line("activation"),
+            )
+            return "linear"
+        return cast(Activation, name)
+
+    def _layers(self, key: str) -> tuple[int, ...]:
+        """Read layer numbers; negative ones count back from this layer."""
+        number = len(self.layers)
+        sources = []
+        for value in self.numbers(key, "") or (0.5,):
+            source = int(value) + (number if value < 0 else 0)
+            if value != int(value) or not 0 <= source < number:
+                text = self.section.options.get(key, ("nothing", 0))[0]
+                self.report(
+                    f"[{self.section.name}] {key}={text[:40]}: expected numbers of earlier layers "
+                    f"(0 to {number - 1}, or -1 to -{number})",
+                    self.line(key),
+                )
+                return (0,) if number else (net.IMAGE,)
+            sources.append(source)
+        return tuple(sources)
+
+    def _convolutional(self) -> net.Conv:
+        filters = self.integer("filters", 1, 1, MOST_CHANNELS)
+        return self._kernel(filters, self.integer("groups", 1, 1, MOST_CHANNELS))
+
+    def _depthwise(self) -> net.Conv:
+        """Of forks that have MobileNets: a kernel for each channel that is read; weights lie as ever."""
+        channels = self.shapes[-1].channels if self.shapes else 3  # of the image
+        return self._kernel(channels, channels)
+
+    def _kernel(self, filters: int, groups: int) -> net.Conv:
+        size = self.integer("size", 1, 1, 255)
+        stride = self.integer("stride", 1, 1, 64)
+        for key in ("stride_x", "stride_y"):
+            if self.integer(key, stride, 1, 64) != stride:
+                self.report(f"[{self.section.name}] {key} differs from stride: expected one", self.line(key))
+        pad = self.integer("pad", 0, 0, 255)
+        padding = self.integer("padding", 0, 0, 255)
+        if pad:
+            padding = size // 2
+        return net.Conv(
+            filters=filters,
+            size=size,
+            stride=stride,
+            activation=self._activation("logistic"),
+            norm=bool(self.integer("batch_normalize", 0, 0, 1)),
+            groups=groups,
+            padding=None if padding == size // 2 else padding,
+            dilation=self.integer("dilation", 1, 1, 64),
+        )
+
+    def _maxpool(self) -> net.MaxPool:
+        stride = self.integer("stride", 1, 1, 64)
+        size = self.integer("size", stride, 1, 255)
+        return net.MaxPool(size, stride, self.integer("padding", size - 1, 0, 255))
+
+    def _avgpool(self) -> net.AveragePool:
+        return net.AveragePool()
+
+    def _upsample(self) -> net.Upsample:
+        return net.Upsample(self.integer("stride", 2, 1, 64), self.number("scale", 1.0, -1e6, 1e6))
+
+    def _route(self) -> net.Route:
+        groups = self.integer("groups", 1, 1, MOST_CHANNELS)
+        return net.Route(self._layers("layers"), groups, self.integer("group_id", 0, 0, groups - 1))
+
+    def _shortcut(self) -> net.Shortcut:
+        weights = self.word("weights_type", "none")
+        if weights != "none":
+            self.report(f"[shortcut] weights_type={weights} is not supported", self.line("weights_type"))
+        return net.Shortcut(self._layers("from"), self._activation("linear"))
+
+    def _scale_channels(self) -> net.Multiply:
+        if self.integer("scale_wh", 0, 0, 1):
+            self.report("[scale_channels] scale_wh=1 is not supported", self.line("scale_wh"))
+        return net.Multiply(self._one_layer(), self._activation("linear"))
+
+    def _sam(self) -> net.Multiply:
+        return net.Multiply(self._one_layer(), self._activation("linear"), per_channel=False)
+
+    def _one_layer(self) -> int:
+        sources = self._layers("from")
+        if len(sources) != 1:
+            self.report(f"[{self.section.name}] from: expected one layer", self.line("from"))
+        return sources[0]
+
+    def _dropout(self) -> net.Dropout:
+        if self.integer("dropblock", 0, 0, 1):
+            self.report("[dropout] dropblock=1 is not supported", self.line("dropblock"))
+        return net.Dropout(self.number("probability", 0.2, 0.0, 0.999))
+
+    def _involution(self) -> net.Involution:
+        size = self.integer("size", 7, 1, 255)
+        if size % 2 == 0:
+            self.report(f"[involution] size={size}: expected an odd number", self.line("size"))
+        return net.Involution(size)
+
+    def _yolo(self) -> net.Yolo:
+        classes = self.integer("classes", 20, 1, MOST_CHANNELS)
+        numbers = self.numbers("anchors", "")
+        anchors = tuple(zip(numbers[::2], numbers[1::2], strict=False))
+        if not anchors or len(numbers) % 2 or min(numbers) <= 0:
+            self.report("[yolo] anchors: expected pairs of width, height above 0", self.line("anchors"))
+        total = self.integer("num", len(anchors) or 1, 1, 4096)
+        mask = tuple(int(value) for value in self.numbers("mask", ",".join(map(str, range(total)))))
+        if any(not 0 <= number < len(anchors) for number in mask) or not mask:
+            self.report(
+                f"[yolo] mask={','.join(map(str, mask))}: expected numbers of the {len(anchors)} anchors",
+                self.line("mask"),
+            )
+        self._head_fits(len(mask) * (net.DETECTOR_CHANNELS + classes), classes)
+        new_coords = bool(self.integer("new_coords", 0, 0, 1))
+        before = self.layers[-1] if self.layers else None
+        if isinstance(before, net.Conv) and new_coords != (before.activation == "logistic"):
+            self.report(
+                f"[yolo] new_coords={int(new_coords)} after a convolution with activation="
+                f"{before.activation}: expected logistic with new_coords=1, and linear without",
+                self.line("new_coords"),
+            )
+        if self.word("nms_kind", "default") in ("greedynms", "diounms"):
+            self.nms = "diou"
+        return net.Yolo(
+            anchors=anchors,
+            mask=mask,
+            scale_xy=self.number("scale_x_y", 1.0, 1.0, 100.0),
+            new_coords=new_coords,
+            anchor_iou=self.number("iou_thresh", 1.0, 0.0, 1.0),
+            loss=self._loss(),
+        )
+
+    def _head_fits(self, channels: int, classes: int) -> None:
+        before = self.layers[-1] if self.layers else None
+        if not isinstance(before, net.Conv) or before.norm:
+            self.report("[yolo]: expected a [convolutional] without batch_normalize right before it")
+        elif before.filters != channels:
+            self.report(
+                f"[yolo] needs {channels} filters in the layer before, mask × (5 + classes), which has "
+                f"{before.filters}"
+            )
+        if self.classes not in (None, classes):
+            self.report(
+                f"[yolo] classes={classes}, but {self.classes} in the one before", self.line("classes")
+            )
+        self.classes = classes
+
+    def _loss(self) -> HeadLoss:
+        box_loss = self.word("iou_loss", "mse")
+        if box_loss not in _BOX_LOSSES:
+            self.report(
+                f"[yolo] iou_loss={box_loss[:40]}: expected {one_of(_BOX_LOSSES)}",
+                self.line("iou_loss"),
+            )
+            box_loss = "mse"
+        limit = self.number("max_delta", math.inf, 0.0, math.inf) if self.has("max_delta") else None
+        return HeadLoss(
+            box_loss=cast(BoxLoss, box_loss),
+            # pjreddie's Darknet has no such factor; AlexeyAB's default is 0.75.
+            box=self.number("iou_normalizer", 1.0 if box_loss == "mse" else 0.75),
+            objectness=self.number("obj_normalizer", 1.0),
+            classes=self.number("cls_normalizer", 1.0),
+            ignore=self.number("ignore_thresh", 0.5, 0.0, 1.0),
+            smoothing=self.number("label_smooth_eps", 0.0, 0.0, 1.0)
+            if self.has("label_smooth_eps")
+            else None,
+            largest_gradient=limit,
+            smooth_objectness=bool(self.integer("objectness_smooth", 0, 0, 1)),
+        )
+
+
+SECTIONS: dict[str, Callable[[LayerReader], net.Layer]] = {
+    "convolutional": LayerReader._convolutional,
+    "conv": LayerReader._convolutional,
+    "depthwise_convolutional": LayerReader._depthwise,
+    "maxpool": LayerReader._maxpool,
+    "max": LayerReader._maxpool,
+    "avgpool": LayerReader._avgpool,
+    "avg": LayerReader._avgpool,
+    "upsample": LayerReader._upsample,
+    "route": LayerReader._route,
+    "shortcut": LayerReader._shortcut,
+    "scale_channels": LayerReader._scale_channels,
+    "sam": LayerReader._sam,
+    "dropout": LayerReader._dropout,
+    "involution": LayerReader._involution,
+    "yolo": LayerReader._yolo,
+}
+
 
 MOST_LAYERS = 2000
 # Keys of [convolutional] and others that change what is computed and are not supported.
