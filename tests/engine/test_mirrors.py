@@ -289,6 +289,20 @@ def test_a_damaged_copy_is_replaced_by_another_machines(
         assert any("is damaged (wrong checksum" in text for text in events(folder, "warning"))
 
 
+def test_the_best_checkpoint_is_copied_with_the_recipe_it_was_trained_with(
+    ranks: Any, two: list[Path]
+) -> None:
+    """That run had fewer epochs, and the machine that lacks its best gets the bytes of the other."""
+    ranks(2, train, both(two, 1, 1), {"change": ["epochs=3"]})
+    ranks(2, train, both(two, 1, 1), {"change": ["epochs=4"]})
+    best = RunDirectory(two[0]).step_directory(BEST)
+    before = {path.name: path.read_bytes() for path in best.iterdir()}
+    shutil.rmtree(RunDirectory(two[1]).step_directory(BEST))
+    ranks(2, train, both(two, 1, 1), {"change": ["epochs=5"]})
+    copy = RunDirectory(two[1]).step_directory(BEST)
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+
+
 def test_a_journal_of_long_lines_is_taken_from_the_machine_that_has_it(ranks: Any, two: list[Path]) -> None:
     """The last line is an evaluation of many classes, and rank 0's machine is replaced by an empty one."""
     how = {"classes": 3000}

@@ -139,3 +139,19 @@ def test_the_example_is_a_plain_script_with_few_changes(
     )
     assert (done.returncode, done.stdout) == (0, alone), done.stderr
     assert digest(torch.load("corners.pt", weights_only=True)) == weights
+
+
+def test_outside_of_the_steps_batch_norms_are_as_the_user_has_made_them() -> None:
+    """A batch of the user's own enters the running statistics with the momentum of the norm."""
+    model = network()
+    norm: Any = model[1]
+    norm.momentum = 0.25
+    with join() as world:
+        steps = rankless.Steps(world, model, loss, data(), batch=12, micro=3)
+        for _ in (0, *steps.epochs(1)):  # before the first step, and after each of them
+            before, inputs = norm.running_mean.clone(), data().tensors[0][:8]
+            with torch.no_grad():
+                model(inputs)
+                mean = model[0](inputs).mean(0)
+            torch.testing.assert_close(norm.running_mean, 0.75 * before + 0.25 * mean)
+    assert norm.momentum == 0.25 and not norm._forward_pre_hooks

@@ -30,6 +30,7 @@ from rankless.world.process_group import World
         (16, 4, "cuda", [], 3),
         (4, 8, "cuda", [], 1),  # a GPU always has someone to load for it
         (1, 1, "cuda", ["data.root=digits"], 1),
+        (4, 1, "cpu", ["data.root=digits", "task=mine:Task"], 3),  # whose data is its own
         (64, 1, "cuda", ["workers=0"], 0),  # what the recipe says is what happens
         (1, 8, "cpu", ["workers=3"], 3),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_what_is_no_entry_is_left_out(tmp_path: Path) -> None:
 
 entries = st.dictionaries(
     st.text(min_size=1, max_size=5),
-    st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     max_size=3,
 )
 
@@ -171,3 +172,19 @@ def test_a_line_is_appended_in_place_of_a_torn_one_and_read_from_the_end_of_a_lo
     book = Journal(path, 2999)
     book.close()
     assert not book.left_out, "no line is damaged"
+
+
+def test_what_is_not_finite_is_json_for_every_reader(tmp_path: Path) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    path = tmp_path / "journal.jsonl"
+    book = Journal(path, 0)
+    book.write(step=1, loss=math.nan, gradient_norm=math.inf, parts={"box": -math.inf, "class": 0.5})
+    book.write(evaluation=1, scores={"AP": math.nan, "classes": [0.25, math.nan]})
+    book.close()
+    step, scored = (json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines())
+    assert step == {"step": 1, "loss": None, "gradient_norm": None, "parts": {"box": None, "class": 0.5}}
+    assert scored["scores"] == {"AP": None, "classes": [0.25, None]}
+    entry = next(journal.read(path))  # numbers for whoever formats or compares them
+    assert [entry["loss"], entry["gradient_norm"], entry["parts"]["box"]] == [math.inf] * 3

@@ -97,6 +97,7 @@ class Steps:
         begin_alike(model, ranks)
         model.to(ranks.device)
         self.statistics = RunningStatistics(batch_norms(model), ranks.device)
+        self.statistics.give_back()  # outside of the steps the norms are as the user has made them
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         task: Any = _Loop(loss)  # of a task, nothing but the loss is asked
         self.accumulator = Accumulator(task, model, self.statistics, self.recipe, ranks)
@@ -116,7 +117,12 @@ class Steps:
         pinned = self.ranks.device.type == "cuda"
         with MicroBatches(self.data, self.collate, lines, workers=self.workers, pin_memory=pinned) as batches:
             for number in range(start, schedule.steps):
-                yield self._step(number, batches, schedule.epoch(number + 1))
+                self.statistics.take()
+                try:
+                    step = self._step(number, batches, schedule.epoch(number + 1))
+                finally:
+                    self.statistics.give_back()
+                yield step
         if problem := differing(schedule.steps, self.model.state_dict(), self.ranks):
             raise UserError(problem)
 

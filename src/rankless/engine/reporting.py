@@ -14,6 +14,7 @@ from typing import Any
 from rankless.engine.sinks.sink import Sinks
 from rankless.errors import UserError, printable
 from rankless.files.writing import beside
+from rankless.printing import finite
 from rankless.report import page
 from rankless.report.collected import Collected
 from rankless.runs.directory import RunDirectory
@@ -60,7 +61,7 @@ class Reporting:
             return
         with self._no_error():
             if is_best and callable(self._details):
-                details = {"step": step, **self._details(predictions)}
+                details = finite({"step": step, **self._details(predictions)})
                 with beside(self.run.evaluation, durable=False) as part:
                     part.write_text(json.dumps(details, separators=(",", ":")) + "\n", encoding="utf-8")
             if self._spent + self._cost <= SHARE * (time.monotonic() - self._began):

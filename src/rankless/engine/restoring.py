@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -93,9 +94,10 @@ def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Se
         )
     if not mirrors.several:
         return Restored(snapshot, warnings, [])
-    copies = _Copies(mirrors, run, from_json(reports[source].recipe), class_names)
+    copies = _Copies(mirrors, run, class_names)
     copies.put_best_right(snapshot)
-    copies.write(snapshot, [rank for rank in mirrors.writers if rank not in holders], source)
+    lacking = [rank for rank in mirrors.writers if rank not in holders]
+    copies.write(snapshot, from_json(reports[source].recipe), lacking, source)
     return Restored(snapshot, [*warnings, *problems, *mirrors.told(copies.warnings)], copies.copied)
 
 
@@ -110,11 +112,16 @@ def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
         step = checkpoint.newest(run, report.warnings.append)
         if step is not None:
             folder = run.step_directory(step)
-            report.recipe = to_json(weights.recipe_in(folder / "model.safetensors"))
+            report.recipe = _recipe_in(folder)
             report.step, report.sums = step, checksums.of_file(folder / checksums.NAME)
     except UserError as error:
         report.problems = list(error.problems)
     return report
+
+
+def _recipe_in(folder: Path) -> str:
+    """The recipe in a checkpoint, as JSON; with it a copy has the same bytes."""
+    return to_json(weights.recipe_in(folder / "model.safetensors"))
 
 
 def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe) -> list[str]:
@@ -155,17 +162,14 @@ class _Copies:
 
     Args:
         mirrors, run, class_names: as for :func:`restore`.
-        recipe: in the newest checkpoint; with it a copy has the same bytes.
 
     Attributes:
         warnings: what could not be written here.
         copied: what was sent, the same on every rank.
     """
 
-    def __init__(
-        self, mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Sequence[str]
-    ) -> None:
-        self.mirrors, self.run, self.recipe, self.class_names = mirrors, run, recipe, class_names
+    def __init__(self, mirrors: Mirrors, run: RunDirectory, class_names: Sequence[str]) -> None:
+        self.mirrors, self.run, self.class_names = mirrors, run, class_names
         self.warnings: list[str] = []
         self.copied: list[str] = []
 
@@ -180,14 +184,16 @@ class _Copies:
         if not lacking or len(lacking) == len(self.mirrors.writers):
             return
         source, world = is_whole.index(True), self.mirrors.world
-        mine = checkpoint.load(self.run, best["step"]) if world.rank == source else None
-        last = self.run.pointed("last")
-        self.write(_send(self.mirrors, mine, source), lacking, source)
+        is_source, last = world.rank == source, self.run.pointed("last")
+        mine = checkpoint.load(self.run, best["step"]) if is_source else None
+        # It may have been trained with another recipe, such as one of fewer epochs.
+        recipe = world.broadcast(_recipe_in(folder) if is_source else None, source)
+        self.write(_send(self.mirrors, mine, source), from_json(recipe), lacking, source)
         if world.rank in lacking and last is not None and self.run.pointed("last") != last:
             self.run.point("last", last)
 
-    def write(self, snapshot: Snapshot, lacking: Sequence[int], source: int) -> None:
-        """Write ``snapshot`` on the ranks that lack it."""
+    def write(self, snapshot: Snapshot, recipe: Recipe, lacking: Sequence[int], source: int) -> None:
+        """Write ``snapshot``, and the recipe it was trained with, on the ranks that lack it."""
         if not lacking:
             return
         hosts = ", ".join(self.mirrors.name(rank) for rank in lacking)
@@ -196,7 +202,7 @@ class _Copies:
         )
         if self.mirrors.world.rank in lacking:
             try:
-                checkpoint.save(self.run, snapshot, self.recipe, self.class_names)
+                checkpoint.save(self.run, snapshot, recipe, self.class_names)
             except OSError as error:
                 self.warnings.append(f"the checkpoint of step {snapshot.step} cannot be written ({error})")
 

@@ -49,11 +49,16 @@ class RunningStatistics:
             start += buffer.numel()
         for number, norm in enumerate(norms):
             norm.num_batches_tracked = self.counts[number]
-            norm.momentum = 1.0
         self.before, self.count_before = self.vector.clone(), self.counts.clone()
         self.number = {id(norm): number for number, norm in enumerate(norms)}
         self.calls = [0] * len(norms)
-        self.hooks = [norm.register_forward_pre_hook(self._called) for norm in norms]
+        self.take()
+
+    def take(self) -> None:
+        """Take the norms' momenta, so that their buffers hold one leaf, until :meth:`give_back`."""
+        for norm, _ in self.taken:
+            norm.momentum = 1.0
+        self.hooks = [norm.register_forward_pre_hook(self._called) for norm, _ in self.taken]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RunningStatistics:
         """Copies of the model (the average, replicas) carry the hooks, which leave their norms alone."""

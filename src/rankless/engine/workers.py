@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankless.hardware.cores import usable_cores
 from rankless.recipe.schema import Recipe
+from rankless.tasks.custom import BUILT_IN
 from rankless.world.process_group import World
 
 _MOST = 8  # of a rank: more seldom bring more, and each takes memory
@@ -32,6 +33,7 @@ def loader_processes(recipe: Recipe, ranks: int, kind: str) -> int:
     cores = usable_cores()
     if kind != "cpu":
         return min(max((cores - ranks) // ranks, 1), _MOST)
-    if recipe.data.root == _BUILT_IN and cores <= _SMALL:
+    # A task of the user's has data of its own; its recipe still names the built-in ones.
+    if recipe.task in BUILT_IN and recipe.data.root == _BUILT_IN and cores <= _SMALL:
         return 0
     return min(max((cores - ranks * recipe.threads) // ranks, 0), _MOST)

@@ -14,6 +14,7 @@ from torch import Tensor
 from rankless.data.datasets.builtin import DigitScenes
 from rankless.errors import UserError, printable
 from rankless.models.checkpoints import weights
+from rankless.printing import finite
 from rankless.tasks.checks import check_model
 from rankless.tasks.custom import open_custom
 from rankless.user_code import explained
@@ -60,7 +61,7 @@ class CustomFinder:
             prediction = self.task.predict_image(self.model, image)
             self._check(prediction)
             if not callable(getattr(self.task, "draw", None)):
-                return prediction, None
+                return finite(prediction), None
             drawn = self.task.draw(image, prediction)
         fits = isinstance(drawn, Tensor) and drawn.dtype == torch.uint8 and drawn.ndim == 3
         if not fits or drawn.shape[0] != 3:
@@ -70,7 +71,7 @@ class CustomFinder:
             raise UserError(
                 f"draw() of the task '{self.name}' returned {found}; expected an image, uint8 (3, H, W)"
             )
-        return prediction, Image.fromarray(drawn.cpu().permute(1, 2, 0).contiguous().numpy())
+        return finite(prediction), Image.fromarray(drawn.cpu().permute(1, 2, 0).contiguous().numpy())
 
     def _check(self, prediction: Any) -> None:
         if not isinstance(prediction, dict):

@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from rankless.errors import escaped
+from rankless.printing import finite
 
 _CARD = re.compile(r'<section class="card (two|all|)"')
 """How a panel begins; text from files is escaped and has no such beginning."""
@@ -102,5 +103,5 @@ def duration(seconds: float) -> str:
 
 def embedded(value: Any) -> str:
     """JSON inside a script element, which nothing in it can end."""
-    content = json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    content = json.dumps(finite(value), ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json">{content}</script>'

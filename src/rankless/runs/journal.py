@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import Any
 
 from rankless.files import reading
 from rankless.files.writing import keep_beside, write_atomically
+from rankless.printing import finite
 
 _TAIL = 1 << 16  # bytes
 _LONGEST = 1 << 30  # bytes of a line; the scores of a million classes have less
@@ -164,6 +166,10 @@ def _entry(text: str) -> dict[str, Any] | None:
         return None
     if "evaluation" in entry and not isinstance(entry.get("scores"), dict):
         return None
+    if "step" in entry:  # what is not finite, as fp16's gradients now and then, stands there as null
+        for numbers in (entry, entry.get("parts")):
+            if isinstance(numbers, dict):
+                numbers.update({key: math.inf for key, value in numbers.items() if value is None})
     return entry
 
 
@@ -234,4 +240,4 @@ def numbers(path: Path) -> list[dict[str, Any]]:
 
 def line(entry: dict[str, Any]) -> bytes:
     """An entry as it stands in the file."""
-    return (json.dumps(entry, separators=(",", ":")) + "\n").encode()
+    return (json.dumps(finite(entry), separators=(",", ":")) + "\n").encode()

@@ -22,7 +22,7 @@ def announced(run: RunDirectory) -> Iterator[None]:
     with suppress(OSError):
         path.unlink(missing_ok=True)  # a killed process's, or what must not be written through
         with path.open("x", encoding="ascii") as file:
-            file.write(str(os.getpid()))
+            file.write(f"{os.getpid()} {os.uname().nodename}")
     try:
         yield
     finally:
@@ -31,8 +31,12 @@ def announced(run: RunDirectory) -> Iterator[None]:
 
 
 def saving_process(run: RunDirectory) -> int | None:
-    """The id of the process that saves into ``run``, None without one; a killed one may still be named."""
+    """The id of the process of this machine that saves into ``run``, None without one.
+
+    A killed one may still be named. On a directory that machines share, another one's number means nothing.
+    """
     try:
-        return int(read_text(run.path / _NAME, POINTER, encoding="ascii"))
+        process, _, machine = read_text(run.path / _NAME, POINTER, errors="replace").partition(" ")
+        return int(process) if machine == os.uname().nodename else None
     except (OSError, ValueError):
         return None

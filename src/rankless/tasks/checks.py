@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
+from rankless.printing import finite
 from rankless.structures import LossSum, Scores
 from rankless.world.objects import SENDABLE, UnsendableError, check
 
@@ -176,7 +177,8 @@ def check_scores(task: Any, scores: Any) -> Scores:
         raise UserError(
             f"{who} returned something that JSON cannot represent ({error}); expected float(…) and the like"
         ) from None
-    return scores
+    checked: Scores = finite(scores)
+    return checked
 
 
 def _is_scalar(value: Any) -> bool:
