@@ -72,3 +72,22 @@ class Facts:
             time.sleep(60)
         ignored = all(signal.getsignal(s) == signal.SIG_IGN for s in (signal.SIGINT, signal.SIGTERM))
         return os.getpid(), torch.get_num_threads(), int(ignored), index
+
+
+class Threads:
+    """Items that tell how many threads operations compute with, and a ``collate`` that adds what it finds."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def item(self, index: int, epoch: int) -> int:
+        return torch.get_num_threads()
+
+
+class WholeThreads(Threads):
+    def items(self, line: Sequence[tuple[int, int]], step: int) -> list[int]:
+        return [torch.get_num_threads() for _ in line]
+
+
+def with_threads(items: Sequence[int]) -> list[int]:
+    return [*items, torch.get_num_threads()]

@@ -19,10 +19,11 @@ from rankless.data.images.image_file import UnreadableImage
 from rankless.data.loader import LoaderDiedError, MicroBatches
 from rankless.data.order import Line, micro_batch
 from rankless.errors import TaskError, UserError
+from rankless.hardware.threads import set_threads
 from rankless.recipe.schema import Augment, Batch
 
 sys.path.insert(0, str(Path(__file__).parent))  # loader processes must be able to import it by its name
-from examples_for_loader import Facts, Noise, Strict, WholeLines
+from examples_for_loader import Facts, Noise, Strict, Threads, WholeLines, WholeThreads, with_threads
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -97,6 +98,24 @@ def test_processes_have_one_thread_ignore_signals_and_end() -> None:
     batches.close()
     assert time.perf_counter() - started < 2
     assert not any(alive(pid) for pid in processes)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [Threads, WholeThreads])
+def test_items_and_collate_have_one_thread_wherever_they_run(kind: type[Threads], workers: int) -> None:
+    """Sums of more threads are rounded otherwise, and how many a rank has is no matter of data."""
+    before = torch.get_num_threads()
+    set_threads(3)
+    try:
+        with MicroBatches(kind(), with_threads, lines([(0, 0)]), workers=workers) as batches:
+            assert next(batches) == [1, 1]
+        assert torch.get_num_threads() == 3
+        with MicroBatches(Facts(), list, lines([(0, 2)]), workers=0) as batches, pytest.raises(TaskError):
+            next(batches)
+        assert torch.get_num_threads() == 3
+    finally:
+        set_threads(before)
 
 
 @pytest.mark.processes

@@ -29,6 +29,7 @@ from rankless.data.order import Line
 from rankless.errors import ShortageError, UserError
 from rankless.hardware.processes import die_with_parent
 from rankless.hardware.shortages import shared_memory_shortage, shortage
+from rankless.hardware.threads import one_thread
 from rankless.user_code import explained
 
 B = TypeVar("B")
@@ -137,6 +138,7 @@ class _Fetch(Dataset[Any]):
     def __init__(self, examples: Any) -> None:
         self.examples = examples
 
+    @one_thread()  # where a rank loads for itself, too: sums of more threads are rounded otherwise
     def __getitems__(self, line: Line) -> list[Any] | _Failure:
         try:
             draw = getattr(self.examples, "items", None)
@@ -158,6 +160,7 @@ class _Guarded:
     def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
         self.collate = collate
 
+    @one_thread()
     def __call__(self, items: list[Any] | _Failure) -> Any:
         if isinstance(items, _Failure):
             return items

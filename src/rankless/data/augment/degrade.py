@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from rankless.hardware.threads import one_thread
 from rankless.randomness import GENERATORS, generator, torch_seed
 from rankless.recipe.schema import Augment
 
@@ -36,20 +37,6 @@ def drawing(key: Key, part: str) -> Iterator[None]:
         # Not torch.manual_seed, which would seed the GPUs as well.
         torch.default_generator.manual_seed(torch_seed(*key, part))
         yield
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run on one thread, as a loader process does: some operations may add in an order that depends on it."""
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @one_thread()

@@ -14,11 +14,12 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as TF
 
-from rankless.data.augment.degrade import Key, degrade, drawing, one_thread
+from rankless.data.augment.degrade import Key, degrade, drawing
 from rankless.data.augment.resample import color_matrix, recolor
 from rankless.data.augment.warp import Matrix, drawn_warp, origins, sampled, shrunk
 from rankless.data.images.image_file import Shown
 from rankless.geometry.letterbox import GRAY
+from rankless.hardware.threads import one_thread
 from rankless.randomness import generator
 from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox
