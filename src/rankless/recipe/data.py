@@ -158,8 +158,8 @@ class Data:
             address of tar shards, ``https://…`` or ``s3://…``.
         folder: where the files of ``torchvision/NAME`` are, as torchvision's ``root``.
         format: of the data; ``auto`` detects it.
-        train: name of the split to train on.
-        val: name of the split to evaluate on.
+        train: name of the split to train on, or its annotation file, relative to ``root``.
+        val: the same of the split to evaluate on.
         classes: ``auto`` is all classes of the data; a list, or a file of names, selects some of them and
             orders them. Where the data has only numbers, it names the classes 0, 1, ….
         fit: how an image is resized to the input: ``letterbox`` preserves its aspect ratio, ``stretch`` fills

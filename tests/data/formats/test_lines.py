@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from rankless.curation.fitting_anchors import fitted_anchors
 from rankless.data.datasets.open_split import examine
 from rankless.data.formats import lines
 from rankless.data.index.annotations import Annotations
@@ -158,6 +159,23 @@ def test_other_lists_are_not_taken_for_lines(tmp_path, text):
     assert lines.recognize(tmp_path) == ""
     assert lines.recognize(tmp_path / "train.txt") == ""
     assert lines.recognize(tmp_path / "a.jpg") == ""
+
+
+def test_each_split_may_be_a_file_in_a_folder_of_its_own(tmp_path):
+    put(tmp_path / "june", "a.jpg 1,2,11,12,1", "b.jpg 1,2,3,4,0", file="2007_train_label.txt")
+    put(tmp_path / "july", "c.jpg 1,2,11,12,0", file="boxes.txt", images=("c.jpg",))
+    train = examine(str(tmp_path), "june/2007_train_label.txt")
+    assert names(train) == ["a.jpg", "b.jpg"]  # all of it: no fifth is set aside
+    assert names(examine(str(tmp_path), "july/boxes.txt")) == ["c.jpg"]
+    assert names(examine("elsewhere", str(tmp_path / "july" / "boxes.txt"))) == ["c.jpg"]
+    assert fitted_anchors(str(tmp_path), split="june/2007_train_label.txt", count=2).boxes == 2
+
+
+def test_labels_for_training_and_validation_are_a_pair(tmp_path):
+    put(tmp_path, "a.jpg 1,2,11,12,1", file="train_label.txt")
+    put(tmp_path, "b.jpg 1,2,11,12,1", file="val_label.txt")
+    assert lines.splits(tmp_path) == ["train", "val"]
+    assert names(opened(tmp_path, "val")) == ["b.jpg"]
 
 
 @settings(settings.get_profile("files"))

@@ -15,9 +15,11 @@ from rankless.data.index.annotations import Annotations
 from rankless.data.index.validation import validate
 from rankless.errors import UserError, counted
 from rankless.files.cache_folder import hold
-from rankless.files.remote import Location, RemotePath, location
+from rankless.files.remote import Location, RemotePath, is_remote, location
 
 _UNREADABLE = "unreadable image"
+_LISTS = (".txt", ".csv", ".json")
+"""Endings of files that a split may name."""
 
 
 def open_annotations(
@@ -33,7 +35,7 @@ def open_annotations(
 
     Args:
         root: a folder, or a file such as a ``data.yaml``.
-        split: its name.
+        split: its name, or an annotation file of its own, relative to ``root``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
         max_bad: the largest fraction of images that may be unreadable.
@@ -58,6 +60,7 @@ def examine(
 
     It is read once and then cached until its files change: see :mod:`rankless.data.index.annotation_cache`.
     """
+    root, split = _of_a_file(root, split)
     path = location(root)
     if isinstance(path, Path):
         path = path.absolute()
@@ -87,6 +90,14 @@ def examine(
     if annotations.folder is not None:
         hold(Path(annotations.folder), annotations)
     return annotations
+
+
+def _of_a_file(root: str, split: str) -> tuple[str, str]:
+    """Return the data that a split means, and its name there: one may be a file, relative to ``root``."""
+    file = Path(root).expanduser() / split
+    if is_remote(root) or file.suffix not in _LISTS or not file.is_file():
+        return root, split
+    return str(file), file.stem
 
 
 def _of_other_splits(

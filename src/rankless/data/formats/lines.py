@@ -50,7 +50,7 @@ _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
 _LINE = re.compile(rf"(?P<path>.*(?:{_ENDINGS}))(?:\s+(?P<boxes>.*))?", re.IGNORECASE)
 _COMMA = re.compile(r"\s*,\s*")
 _BOX = re.compile(r"[-+.\deE]+(?:,[-+.\deE]+){4}")
-_SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|lines)$", re.IGNORECASE)
+_SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|labels?|lines)$", re.IGNORECASE)
 
 
 def recognize(root: Path) -> str:

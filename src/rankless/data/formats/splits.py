@@ -76,7 +76,7 @@ def how_to_divide(root: Path, wanted: str) -> str:
 def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) -> str:
     """The name in ``existing`` that ``wanted`` means: itself, or another word for it (``val``, ``valid``).
 
-    A file that is the only one is what ``train`` means, whatever it is called.
+    A file that is the only one is what ``train`` and its own name mean, whatever it is called.
 
     Args:
         root: the data's folder or file.
@@ -87,7 +87,7 @@ def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) ->
     meant = known_as(wanted, existing)
     if meant in existing:
         return meant
-    if len(existing) == 1 and wanted == "train" and root.is_file():
+    if len(existing) == 1 and wanted in ("train", root.stem) and root.is_file():
         return next(iter(existing))
     if not existing:
         raise UserError(f"{root}: no split; expected {expected}")
