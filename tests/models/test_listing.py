@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rankless.interop.importing import layers_of
 from rankless.models.listing import Listed, listed
 from rankless.models.zoo import MODELS
 from rankless.printing import print_models
@@ -39,3 +40,24 @@ def test_the_list_fits_a_terminal_and_loses_nothing(
     assert texts[0].split() == texts[1].split() and len(texts[0].splitlines()) == len(every) + 2
     for row in every:
         assert f"\n{row.name} " in texts[1] and f" {row.parameters:,} " in texts[1] and row.source in texts[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "layer", "shape"),
+    [
+        ("resnet18", 11_689_512, "layer1.0.conv1", "64×56×56"),  # torchvision's documentation, He et al. 2016
+        ("yolov4-tiny", 6_056_606, "", "255×13×13"),  # of yolov4-tiny.cfg: 85 numbers of 3 anchors
+    ],
+)
+def test_the_layers_of_a_model_have_shapes(name, parameters, layer, shape):
+    rows, total = layers_of(name, [])
+    assert total == parameters == sum(row[3] for row in rows)
+    assert any(row[2] == shape and layer in row[0] for row in rows)
+
+
+def test_layers_that_compute_several_times_count_once():
+    rows, total = layers_of("torchvision/retinanet_resnet50_fpn_v2", [])
+    assert total == 38_198_935  # torchvision's documentation
+    assert sum(row[3] for row in rows) == total
+    tower = "head.classification_head.cls_logits"
+    assert [row[0] for row in rows].count(tower) == 5  # of five maps

@@ -410,7 +410,12 @@ def test_panels_fill_their_rows(widths: list[str], three: list[int], two: list[i
 
 def test_a_step_says_what_it_waited_for(trained: Path) -> None:
     timings = [entry["timing"] for entry in journal.read(trained / "journal.jsonl") if "step" in entry]
-    assert all(set(timing) == {"seconds", "time", "waited", "network"} for timing in timings)
+    always = {"seconds", "time", "waited", "network"}
+    assert all(always <= set(timing) <= {*always, "memory"} for timing in timings)
+    first, *_ = memory = [timing["memory"] for timing in timings if "memory" in timing]
+    assert all(len(ranks) == 2 for ranks in memory)
+    assert all(50 < held < 2**20 for held in first)  # MiB of a process with PyTorch: neither KiB nor bytes
+    assert "memory of a rank" in (trained / "report.html").read_text(encoding="utf-8")
     assert all(0 <= timing[name] <= 1 for timing in timings for name in ("waited", "network"))
     assert any(timing["network"] for timing in timings)  # two ranks wait for each other
     times = [timing["time"] for timing in timings]

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -57,11 +58,22 @@ def recipes(
 
 @app.command(
     sort_key=7,
-    usage="Usage: rankless models [OPTIONS]",
+    usage="Usage: rankless models [NAME --layers] [KEY=VALUE ...] [OPTIONS]",
     help_epilogue="Besides these, any classifier of timm by its name, as in model.name=timm/convnext_tiny.\n",
 )
-def models(*, as_json: Json = False) -> int:
-    """List the models with their size, their work and their origin."""
+def models(
+    name: Annotated[str | None, Parameter(name="NAME", help="The model whose layers are listed.")] = None,
+    /,
+    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to it, as in a recipe.")],
+    layers: Annotated[bool, Parameter(help="List the layers of NAME, with their shapes."), flag] = False,
+    as_json: Json = False,
+) -> int:
+    """List the models with their size, their work and their origin, or the layers of one."""
+    if layers != (name is not None):
+        raise UserError("rankless models lists all models; for the layers of one give NAME and --layers")
+    if name is not None:
+        refuse_stray(overrides, "model.width=0.5")
+        return _layers(name, overrides, as_json=as_json)
     from dataclasses import asdict
 
     from rankless.models.listing import listed
@@ -71,6 +83,21 @@ def models(*, as_json: Json = False) -> int:
         print_json([asdict(row) for row in rows])
         return 0
     print_models(rows)
+    return 0
+
+
+def _layers(name: str, overrides: Sequence[str], *, as_json: bool) -> int:
+    """Print the layers of a model, for one image."""
+    from rankless.interop.importing import layers_of
+
+    rows, parameters = layers_of(name, overrides)
+    if as_json:
+        print_json([dict(zip(("layer", "type", "output", "parameters"), row, strict=True)) for row in rows])
+        return 0
+    widths = [max(len(str(row[column])) for row in rows) for column in range(3)]
+    for layer, kind, shape, count in rows:
+        print(f"{layer:{widths[0]}}  {kind:{widths[1]}}  {shape:>{widths[2]}}  {count:>11,}")
+    print(f"{parameters:,} parameters")
     return 0
 
 

@@ -148,6 +148,8 @@ class _Loop:
                 self._check(done)
                 for text in self.stragglers.compare():
                     self.sinks.event("slow", done, text)
+            if step == start or is_evaluated or saving:
+                self.stragglers.gather_memory()
             scores = None
             if is_evaluated and not stopping:
                 with self.saver.saving_on_error(done):
@@ -200,6 +202,8 @@ class _Loop:
         timing |= {name: round(waited / seconds, 3) for name, waited in waits.items()}
         if ranks := self.stragglers.take_spread():
             timing["ranks"] = ranks
+        if memory := self.stragglers.take_memory():
+            timing["memory"] = memory
         self.sinks.step(
             {
                 "step": done,

@@ -7,6 +7,9 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
+import torch
+
+from rankless.hardware import memory
 from rankless.world.process_group import World
 
 SLOW = 1.2
@@ -33,6 +36,7 @@ class Stragglers:
         self._waited = self._waits.seconds
         self._named: set[int] = set()
         self._spread: list[float] = []
+        self._memory: list[int] = []
 
     def begin(self) -> None:
         """Begin a step."""
@@ -46,6 +50,17 @@ class Stragglers:
         """On rank 0, the milliseconds of each rank's micro-batch as last compared; once, and then nothing."""
         spread, self._spread = self._spread, []
         return spread
+
+    def take_memory(self) -> list[int]:
+        """On rank 0, the MiB of each rank as last gathered; once, and then nothing."""
+        taken, self._memory = self._memory, []
+        return taken
+
+    def gather_memory(self) -> None:
+        """Gather on rank 0 what each device has held at most; every rank must call it."""
+        device = self.world.device
+        held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else memory.peak()
+        self._memory = self.world.gather(round(held / 2**20)) or []
 
     def compare(self) -> list[str]:
         """On rank 0, sentences about ranks that are slow now and were not before; every rank must call it."""

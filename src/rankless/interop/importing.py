@@ -30,6 +30,7 @@ from rankless.models.darknet.cfg_text import write_cfg
 from rankless.models.darknet.network import Network, Yolo
 from rankless.models.darknet.reshape import with_classes
 from rankless.models.detectors import darknet
+from rankless.models.work import Layer, layers
 from rankless.randomness import torch_seed
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
@@ -69,6 +70,22 @@ def build_any(recipe: Recipe, classes: int) -> nn.Module:
         if recipe.task == "classify":
             return build_classifier(recipe.model, classes)
         return zoo.build(recipe.model, classes)
+
+
+def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
+    """List the layers of a model with the overrides of a recipe; see :func:`rankless.models.work.layers`.
+
+    Raises:
+        UserError: no such model, or it cannot be built with these options.
+    """
+    recipe = recipe_for(model, overrides)
+    if recipe.task == "classify":
+        known, size = variant(recipe.model), recipe.model.image_size
+        side = known.side if size == "auto" else size
+        shape = (side, side) if isinstance(side, int) else side
+        return layers(lambda: build_any(recipe, known.classes), shape)
+    classes = zoo.MODELS[recipe.model.name].classes
+    return layers(lambda: build_any(recipe, classes), zoo.spec(recipe.model).size)
 
 
 def _task_of(name: str) -> str:

@@ -56,5 +56,38 @@ def convolution_outputs(build: Callable[[], nn.Module], size: tuple[int, int]) -
     return counts
 
 
+Layer = tuple[str, str, str, int]
+"""Name, type, shape of the output for one image, and number of parameters, 0 where it computes once more."""
+
+
+def layers(build: Callable[[], nn.Module], size: tuple[int, int]) -> tuple[list[Layer], int]:
+    """List the layers of a network in the order in which they compute, without computing.
+
+    Args:
+        build: builds the network.
+        size: (height, width) of its input in pixels.
+
+    Returns:
+        The layers, and the number of parameters of the whole network.
+    """
+    with torch.device("meta"):
+        model = build().eval()
+    found: list[Layer] = []
+    seen = set[str]()
+    for name, module in model.named_modules():
+        if next(module.children(), None) is None:
+
+            def note(module: nn.Module, _: object, output: object, name: str = name) -> None:
+                shape = "×".join(map(str, output.shape[1:])) if isinstance(output, Tensor) else ""
+                own = 0 if name in seen else sum(p.numel() for p in module.parameters())
+                seen.add(name)
+                found.append((name, type(module).__name__, shape, own))
+
+            module.register_forward_hook(note)
+    with torch.no_grad():
+        model(torch.empty(1, 3, *size, device="meta"))
+    return found, sum(p.numel() for p in model.parameters())
+
+
 def _unchanged(x: Tensor) -> Tensor:
     return x

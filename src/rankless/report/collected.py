@@ -117,6 +117,7 @@ class Collected:
         events: the journal's, each with the ``step`` after which it happened, and ``when`` in seconds since
             1970, None where nobody wrote it down.
         spread: step, and milliseconds that a micro-batch takes each rank.
+        memory: MiB that each rank's device has held at most, as last gathered; empty if unknown.
         recipe: dotted key and value; empty where it cannot be read.
         recipe_text: ``recipe.yaml`` as it is.
         starts: entries of ``environment.json``.
@@ -140,6 +141,7 @@ class Collected:
         self.evaluations: list[tuple[int, dict[str, Any]]] = []
         self.events: list[dict[str, Any]] = []
         self.spread: list[tuple[int, list[float]]] = []
+        self.memory: list[int] = []
         self.times: tuple[float, float] | None = None
         self.pace = Pace()
 
@@ -191,6 +193,9 @@ class Collected:
         ranks = timing.get("ranks")
         if isinstance(ranks, list) and all(_number(one) is not None for one in ranks):
             self.spread.append((step, [float(one) for one in ranks]))
+        held = timing.get("memory")
+        if isinstance(held, list) and all(_number(one) is not None for one in held):
+            self.memory = held
 
     def _read_beside(self) -> None:
         self.starts, _ = starts.read(self.run.environment)

@@ -34,6 +34,9 @@ def claim(run: Collected, digest: str | None) -> str:
         tiles.append(tile("waited for images", f"{run.pace.waited:.0%}"))
     if run.ranks:
         tiles.append(tile("ranks", f"{run.ranks}"))
+    if run.memory:
+        sizes = dict.fromkeys(f"{one / 1024:.1f}" for one in (min(run.memory), max(run.memory)))
+        tiles.append(tile("memory of a rank", f"{'–'.join(sizes)} GiB"))
     steps = f"{run.step:,}"
     tiles.append(tile("steps", steps))
     sentence = f"{_what(run)}; {text(run.state)}, {steps} {'step' if run.step == 1 else 'steps'}"
