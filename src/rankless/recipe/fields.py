@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
@@ -56,6 +57,26 @@ ClassNames = Annotated[
 ]
 ClassPairs = Annotated[tuple[Annotated[tuple[Text, Text], Field(strict=False)], ...], Field(strict=False)]
 ClassWeights = Annotated[tuple[NotNegative, ...], Field(strict=False, min_length=1)]
+
+
+LINK_VALUES: Mapping[str, int | float] = {"epoch": 1, "step": 1, "loss": 1.0, "val_loss": 1.0, "lr": 1.0}
+"""What the name of a link to weights may hold, by an example of each."""
+_IN_LINKS = re.compile(
+    rf"(?:[^{{}}/\0-\x1f]|{{({'|'.join(LINK_VALUES)})(:0?\d{{0,2}}(\.\d{{1,2}})?[dfeg]?)?}}){{1,80}}"
+)
+
+
+def _link_name(pattern: str) -> str:
+    """Refuse a name that cannot be formatted, is the same for all epochs, or is no file's."""
+    with suppress(ValueError):
+        known = not pattern or (_IN_LINKS.fullmatch(pattern) and re.search("{(epoch|step)[:}]", pattern))
+        if known and len(pattern.format(**LINK_VALUES)) <= 200:
+            return pattern
+    expected = "expected a file name with {epoch} or {step}, as in 'ep{epoch:03d}-loss{loss:.3f}'"
+    raise PydanticCustomError("name", "{expected}", {"expected": expected})
+
+
+LinkName = Annotated[str, AfterValidator(_link_name), Field(description="a file name with {epoch} or {step}")]
 
 
 def _plain_steps(duration: int | str) -> int | str:

@@ -24,6 +24,7 @@ from rankless.recipe.fields import (
     Count,
     Duration,
     Fraction,
+    LinkName,
     Minutes,
     Name,
     Period,
@@ -135,10 +136,13 @@ class Checkpoint:
         every: the time between checkpoints: steps, or as in ``10 min``, ``1 epoch`` or ``10%`` (of the run);
             the last step is always saved.
         keep: number of newest checkpoints to retain; the best is retained too.
+        name: of a link in the run directory to the weights of each checkpoint that ends an epoch, as in
+            ``ep{epoch:03d}-loss{loss:.3f}-val{val_loss:.3f}``; also ``step`` and ``lr``. Empty: no link.
     """
 
     every: Minutes | Period = "10 min"
     keep: Count = 2
+    name: LinkName = ""
 
 
 @dataclass(frozen=True, config=config)

@@ -79,12 +79,16 @@ class RunDirectory:
         self.link(name)
 
     def link(self, name: str) -> None:
-        """Make ``NAME.safetensors`` a link to the weights of the checkpoint that ``last`` or ``best`` names.
+        """Make ``NAME.safetensors`` a link to the weights that ``last`` or ``best`` names."""
+        self.link_weights(f"{name}.safetensors", self.pointed(name))
+
+    def link_weights(self, name: str, step: int | None) -> None:
+        """Make ``name`` a link to the weights of the checkpoint of ``step``; None: remove it.
 
         Nothing here reads these links, so what keeps one from being made (a file system without links, a file
         of somebody else's with its name) is no error.
         """
-        path, step = self.path / f"{name}.safetensors", self.pointed(name)
+        path = self.path / name
         with suppress(OSError):
             there = str(path.readlink()) if path.is_symlink() else None
             if os.path.lexists(path) and not _OUR_LINK.fullmatch(there or ""):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from rankless.engine.sinks.epochs import EpochTable
 from rankless.engine.sinks.sink import RunStart
+from rankless.errors import UserError
+from rankless.recipe.load import default
 
 # Five steps in two epochs of 2.5 steps: the third step belongs to the second epoch, in which it ends.
 STEPS = [(1, 0.4, 8.0), (2, 0.8, 6.0), (3, 1.2, 5.0), (4, 1.6, 3.0), (5, 2.0, 1.0)]
@@ -56,3 +59,44 @@ def test_a_complete_epoch_is_written_before_the_run_ends(tmp_path: Path) -> None
     for one in STEPS[:3]:
         sink.step(entry(*one))
     assert [row["epoch"] for row in table(tmp_path)] == ["1"]
+
+
+def test_weights_are_linked_by_epoch_and_loss_while_their_checkpoint_is_there(tmp_path: Path) -> None:
+    sink = EpochTable()
+    name = "ep{epoch:03d}-loss{loss:.3f}-val{val_loss:.3f}"
+    sink.start(RunStart(tmp_path, {"checkpoint": {"name": name}}, 0, 5, 1))
+    for step in (2, 5):
+        folder = tmp_path / "checkpoints" / f"step-{step:09d}"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text(str(step))
+    for one in STEPS:
+        sink.step(entry(*one))
+        if one[0] in (2, 5):
+            sink.scores(one[0], {"loss": 7.5}, is_best=True)
+    sink.close()
+    first, second = (
+        tmp_path / "ep001-loss7.000-val7.500.safetensors",
+        tmp_path / "ep002-loss3.000-val7.500.safetensors",
+    )
+    assert (first.read_text(), second.read_text()) == ("2", "5")
+    shutil.rmtree(tmp_path / "checkpoints" / "step-000000002")
+    sink.close()
+    assert not first.is_symlink() and second.read_text() == "5"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ep",
+        "{epoch:03q}",
+        "a/{epoch}",
+        "{epoch.real}",
+        "{AP}-{epoch}",
+        "{epoch",
+        "{epoch:999999999}",
+        "{epoch:.2d}",
+    ],
+)
+def test_names_of_links_that_cannot_be_made_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"checkpoint\.name.*expected a file name with {epoch}"):
+        default([f"checkpoint.name={json.dumps(name)}"])

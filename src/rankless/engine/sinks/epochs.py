@@ -11,6 +11,7 @@ from typing import Any
 from rankless.engine.sinks.numbers import of_scores
 from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.files.writing import write_atomically
+from rankless.recipe.fields import LINK_VALUES
 from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import read, step_of
 from rankless.structures import Scores
@@ -26,6 +27,7 @@ class EpochTable(Sink):
     def start(self, run: RunStart) -> None:
         """Compute the rows of the steps that are done."""
         self._path = run.run / "epochs.csv"
+        self._name: str = run.recipe.get("checkpoint", {}).get("name", "")
         self._rows: dict[int, dict[str, Any]] = {}
         self._losses: list[float] = []
         journal = RunDirectory(run.run).journal
@@ -80,3 +82,17 @@ class EpochTable(Sink):
         for row in self._rows.values():
             writer.writerow({**row, "seconds": round(row["seconds"], 3)})
         write_atomically(self._path, text.getvalue())
+        if self._name:
+            self._link()
+
+    def _link(self) -> None:
+        """Link the weights of each checkpoint that ended an epoch; remove the links of those that went."""
+        run = RunDirectory(self._path.parent)
+        names: dict[str, int] = {}
+        for row in self._rows.values():
+            values = {"val_loss": math.nan, **row, "loss": row["train_loss"]}
+            name = self._name.format(**{key: values[key] for key in LINK_VALUES})
+            names[f"{name.removesuffix('.safetensors')}.safetensors"] = row["step"]
+        there = set(run.steps())
+        for name, step in names.items():
+            run.link_weights(name, step if step in there else None)
