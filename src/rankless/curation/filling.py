@@ -39,7 +39,9 @@ def fill(recipe: Recipe) -> list[Filled]:
     """
     recipe = replace(recipe, data=replace(recipe.data, cache="disk"))
     task = open_task(recipe)
-    parts: dict[str, Any] = {recipe.data.train: task.training_data(), recipe.data.val: task.evaluation_data()}
+    parts: dict[str, Any] = {recipe.data.train: task.training_data()}
+    if recipe.data.val != "none":
+        parts[recipe.data.val] = task.evaluation_data()
     return [_filled(split, examples) for split, examples in parts.items()]
 
 

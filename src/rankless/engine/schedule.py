@@ -86,6 +86,8 @@ class StepSchedule:
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the weights after ``step`` steps are to be scored."""
+        if self.recipe.data.val == "none":
+            return False
         return step == self.steps or self.length.ends(step, self.recipe.evaluate.every)
 
     def warnings(self) -> list[str]:

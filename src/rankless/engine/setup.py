@@ -137,10 +137,14 @@ def prepare(
     """Check and make everything that a run needs; arguments and errors as for ``train``."""
     check_attributes(task)
     # The evaluation data too, so that its errors show now and not after hours of training.
-    data, evaluated = task.training_data(), task.evaluation_data()
+    data = task.training_data()
     check_data(task, "training_data", data)
-    check_data(task, "evaluation_data", evaluated)
-    about = _about_the_data(capabilities(data).notes, capabilities(evaluated).notes)
+    of_evaluation: tuple[str, ...] = ()
+    if recipe.data.val != "none":
+        evaluated = task.evaluation_data()
+        check_data(task, "evaluation_data", evaluated)
+        of_evaluation = capabilities(evaluated).notes
+    about = _about_the_data(capabilities(data).notes, of_evaluation)
     messages = [("note", about)] if about else []
     digest = capabilities(data).digest
     environment, differences = compare_ranks(world, recipe, digest)

@@ -180,6 +180,10 @@ def evaluate(
         refuse_unused_in_scoring(overrides, loaded.recipe.task)
         recipe = load(text, [*overrides, *([f"data.val={split}"] if split else [])])
         refuse_unable(recipe.cpu_isa)
+        if recipe.data.val == "none":
+            raise UserError(
+                f"{path}: it was trained with data.val=none; give the split to score: --split NAME"
+            )
         if recipe.task in BUILT_IN:
             refuse_gone(recipe.data.root, loaded.recipe.data.root, path)
         recipe, ranks = with_precision(recipe), ranks_for(count, None)

@@ -20,7 +20,7 @@ from rankless.runs import journal, starts
 from rankless.runs.directory import RunDirectory
 from rankless.runs.following import is_alive
 from rankless.runs.pace import Pace
-from rankless.runs.scoring import is_better, name_of_best
+from rankless.runs.scoring import LOWER_IS_BETTER, is_better, name_of_best
 
 MOST = 1000
 """Bins; as many as a chart has pixels, so that a run of a million steps is read into a page of its size."""
@@ -216,6 +216,12 @@ class Collected:
         """The score by which the best weights are chosen; None without any."""
         given = str(self.recipe.get("evaluate.best", "auto"))
         return name_of_best(given, self.evaluations[-1][1]) if self.evaluations else None
+
+    @property
+    def drawn_score(self) -> str | None:
+        """The score that curves show beside the losses: ``score_name``, or the task's where that is a loss."""
+        name = self.score_name
+        return name_of_best("auto", self.evaluations[-1][1]) if name in LOWER_IS_BETTER else name
 
     @property
     def best(self) -> tuple[int, dict[str, Any]] | None:

@@ -58,12 +58,12 @@ def _draw(run: Collected, color: str, panels: tuple[Any, ...], *, alone: bool) -
     label, other = ("validation", _COLORS[1]) if alone else (f"{name}, validation", color)
     _line(loss, score_points(run, "loss"), other, label=label, ls="--", marker="o", ms=3)
     if alone:
-        shown = dict.fromkeys(name for name in (run.score_name, "AP50", "AP75", "top5") if name)
+        shown = dict.fromkeys(name for name in (run.drawn_score, "AP50", "AP75", "top5") if name)
         for number, score in enumerate(shown):
             _line(scores, score_points(run, score), _COLORS[number], label=score, marker="o", ms=3)
-    elif run.score_name:
-        label = f"{name}: {run.score_name}"
-        _line(scores, score_points(run, run.score_name), color, label=label, marker="o", ms=3)
+    elif run.drawn_score:
+        label = f"{name}: {run.drawn_score}"
+        _line(scores, score_points(run, run.drawn_score), color, label=label, marker="o", ms=3)
     _line(rate, list(run.steps.points("lr")), color, label=name)
     seconds = smoothed([(x, 1e3 * y) for x, y in run.steps.points("seconds")])
     _line(time, seconds, color, label=name)

@@ -167,7 +167,7 @@ def compared(runs: Sequence[Collected]) -> str:
     def of_steps(name: str) -> dict[int, list[Point]]:
         return {at: smoothed(list(run.steps.points(name))) for at, run in enumerate(runs)}
 
-    names = dict.fromkeys(name for run in runs if (name := run.score_name))
+    names = dict.fromkeys(name for run in runs if (name := run.drawn_score))
     others = ("AP50",) if "AP" in names else ()
     charts = [
         chart(name, {at: score_points(run, name) for at, run in enumerate(runs)}, "dots")

@@ -83,6 +83,8 @@ def _read_data(recipe: Recipe) -> None:
     data = recipe.data
     problems: list[str] = []
     for split in dict.fromkeys((data.train, data.val)) if data.root != DIGITS else ():
+        if split == "none":
+            continue
         try:
             annotations = open_annotations(
                 data.root, split, data.format, classes=data.classes, max_bad=data.max_bad

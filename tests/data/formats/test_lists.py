@@ -67,7 +67,7 @@ def test_a_lone_list_is_divided_and_says_so(tmp_path, as_file):
     assert sorted(names(train) + names(val)) == names(whole)
     assert train.labels.tolist() == [int(name[-6:-4]) % 2 for name in names(train)]
     said = "2007_train.txt is the only list: 4 of its 20 images are 'val', divided by a hash"
-    assert any(note.startswith(said) and "data.train=2007_train takes them all" in note for note in val.notes)
+    assert any(note.startswith(said) and "data.train=2007_train data.val=none" in note for note in val.notes)
     assert not any("only list" in note for note in whole.notes)
     # The order of the lines decides nothing, nor does where the folder lies.
     rows = (root / "2007_train.txt").read_text().splitlines()

@@ -2,7 +2,7 @@
 
 Either every split is a folder of class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the
 root holds the class folders themselves (``ROOT/CAT/1.jpg``) and a fifth of each class is set aside for
-validation. Which images these are is a function of the files' names alone.
+validation, or none where the split is ``all``. Which images these are is a function of the files' names alone.
 
 Names are compared and sorted in Unicode's composed form (NFC), so that a copy on another file system is the
 same data. Symbolic links are followed; a folder is entered once, however many links lead to it.
@@ -32,6 +32,7 @@ TITLE = "class folders"
 LAYOUT = "a folder per class, or a folder per split ('train', 'val') that holds a folder per class"
 
 _USUAL = ("train", "val")
+_ALL = "all"
 _SPLITS = (*_USUAL, "valid", "validation", "test")
 _OF_DETECTION = frozenset({"images", "labels", "annotations", "jpegimages", "imagesets"})
 _ENOUGH = 1000  # folders in which an image is looked for
@@ -72,16 +73,16 @@ def read(root: Path, split: str) -> Raw:
 
     Args:
         root: a folder that holds ``split``, or the class folders.
-        split: a folder in ``root``, or another word for it; ``train`` or ``val`` where the root holds the
-            class folders.
+        split: a folder in ``root``, or another word for it; ``train``, ``val`` or ``all`` where the root
+            holds the class folders.
     """
     if not root.is_dir():
         raise UserError(f"{root}: a file; expected {LAYOUT}")
     divided = not any(_holds_folders(root / name) for name in (*_USUAL, split))
-    if divided and split not in _USUAL:
+    if divided and split not in (*_USUAL, _ALL):
         raise UserError(
             f"{root}: no split '{split}': its folders are taken as classes and divided into 'train' "
-            f"and 'val'; expected one of these; give one{IN_RECIPE}, or make a folder "
+            f"and 'val'; expected one of these, or 'all'; give one{IN_RECIPE}, or make a folder "
             f"'{split}' that holds a folder per class"
         )
     if not divided:
@@ -90,12 +91,13 @@ def read(root: Path, split: str) -> Raw:
     contents = _class_folders(top)
     names = _class_names(contents, top)
     about = _left_out(contents)
-    if divided:
+    if divided and split != _ALL:
         part = {name: _part_of(files, split) for name, files in contents.classes.items()}
         count, total = (sum(map(len, each.values())) for each in (part, contents.classes))
         about.append(
             f"{root} has no folders 'train' and 'val': {count} of its {total} images are '{split}', "
-            "divided class by class by a hash of the file's name"
+            "divided class by class by a hash of the file's name; data.train=all data.val=none trains on all of "
+            "them, without evaluations"
         )
         contents.classes = part
     made = RawBuilder()

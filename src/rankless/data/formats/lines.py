@@ -209,7 +209,8 @@ def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
     raw.only([index for index, name in enumerate(names) if (name in aside) == (split == "val")])
     raw.about.append(
         f"{file.name} is the only list: {len(raw.paths)} of its {count} images are '{split}', divided by a "
-        f"hash of the image's path; data.train={_SUFFIX.sub('', file.stem)} takes them all"
+        f"hash of the image's path; data.train={_SUFFIX.sub('', file.stem)} data.val=none trains on all of "
+        "them, without evaluations"
     )
 
 
