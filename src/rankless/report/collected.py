@@ -219,7 +219,7 @@ class Collected:
 
     @property
     def drawn_score(self) -> str | None:
-        """The score that curves show beside the losses: ``score_name``, or the task's where that is a loss."""
+        """The score in curves beside the losses: ``score_name``, or the task's where that is a loss."""
         name = self.score_name
         return name_of_best("auto", self.evaluations[-1][1]) if name in LOWER_IS_BETTER else name
 

@@ -2,7 +2,7 @@
 
 Either every split is a folder of class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the
 root holds the class folders themselves (``ROOT/CAT/1.jpg``) and a fifth of each class is set aside for
-validation, or none where the split is ``all``. Which images these are is a function of the files' names alone.
+validation, none of the split ``all``. Which images these are is a function of the files' names alone.
 
 Names are compared and sorted in Unicode's composed form (NFC), so that a copy on another file system is the
 same data. Symbolic links are followed; a folder is entered once, however many links lead to it.
@@ -96,8 +96,8 @@ def read(root: Path, split: str) -> Raw:
         count, total = (sum(map(len, each.values())) for each in (part, contents.classes))
         about.append(
             f"{root} has no folders 'train' and 'val': {count} of its {total} images are '{split}', "
-            "divided class by class by a hash of the file's name; data.train=all data.val=none trains on all of "
-            "them, without evaluations"
+            "divided class by class by a hash of the file's name; data.train=all data.val=none trains on all "
+            "of them, without evaluations"
         )
         contents.classes = part
     made = RawBuilder()
