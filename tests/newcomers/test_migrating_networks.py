@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankless import cli
-from rankless.data.datasets.opening import open_annotations
+from rankless.data.datasets.open_split import open_annotations
 from rankless.models import zoo
 from rankless.recipe.load import default
 from rankless.report.collected import Collected
