@@ -11,8 +11,11 @@ from PIL import Image
 
 from rankless import cli
 from rankless.data.datasets.classification import open_images
+from rankless.data.datasets.open_split import examine
 from rankless.data.formats.registry import NAMES
 from rankless.errors import UserError
+from rankless.recipe.load import load
+from rankless.tasks import _read_data
 
 VERBS = ("check", "stats", "show", "anchors", "convert", "split", "pack")
 HEAVY = {"torch", "numpy", "PIL", "matplotlib"}
@@ -245,9 +248,11 @@ def test_check_one_split(cells, capsys):
 def test_check_says_that_a_training_finds_no_split_to_be_scored_on(cells, capsys):
     described = Path("cells/data.yaml")
     described.write_text("".join(x for x in described.read_text().splitlines(True) if "val" not in x))
-    said = run(capsys, "check", str(described))
+    said = run(capsys, "check", str(described), code=1)
     assert "no split 'val'" in said and "rankless data split" in said
-    assert "no split 'val'" in report(capsys, "check", str(described))["missing"]
+    assert said.endswith("wrong: 1 finding (✗); divide the images, or name the splits that there are\n")
+    (sentence,) = report(capsys, "check", str(described), code=1)["missing"]
+    assert "no split 'val'" in sentence
 
 
 def test_stats(cells, capsys):
@@ -408,3 +413,47 @@ def test_a_new_data_set_has_images_of_its_own_unless_links_are_asked_for(cells, 
     assert (old == new) is linked and (not linked) is old.keys().isdisjoint(new)
     assert cli.main(["data", *words]) == 2
     assert "--out new: it already exists, and nothing is replaced" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("splits", "fine"),
+    [
+        (("train", "val"), True),
+        (("train", "val", "test"), True),
+        (("train", "test"), True),
+        (("training", "testing"), True),
+        (("train",), False),
+        (("test",), False),
+        (("val", "test"), False),
+        (("train", "holdout"), False),
+    ],
+)
+@pytest.mark.parametrize("described", [True, False, None], ids=["data.yaml", "folders", "classes"])
+def test_a_training_takes_what_a_check_calls_fine(tmp_path, capsys, monkeypatch, splits, fine, described):
+    """One judgment for both, whatever the splits are called; tests are for validation where nothing else is."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(8 * len(splits)):
+        split, kind = splits[number % len(splits)], "ab"[number // len(splits) % 2]
+        folder = f"{split}/{kind}" if described is None else f"images/{split}"
+        image = Path("mine", folder, f"{number}.png")
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (number, 2 * number, 90)).save(image)
+        if described is not None:
+            label = Path(f"mine/labels/{split}/{number}.txt")
+            label.parent.mkdir(parents=True, exist_ok=True)
+            label.write_text("0 .5 .5 .4 .4\n")
+    if described:
+        Path("mine/data.yaml").write_text("".join(f"{x}: images/{x}\n" for x in splits) + "names: [a]\n")
+    elif described is False:
+        Path("mine/classes.txt").write_text("a\n")
+    found = report(capsys, "check", "mine", code=0 if fine else 1)
+    assert found["ok"] is fine and bool(found["missing"]) is not fine
+    recipe = load("resnet18" if described is None else "yolov4-tiny", ["data.root=mine"])
+    if not fine:
+        with pytest.raises(UserError, match="no split '(train|val)'"):
+            _read_data(recipe)
+        return
+    _read_data(recipe)
+    test = next((x for x in splits if x.startswith("test")), "")
+    said = " ".join(examine("mine", "val").about)
+    assert (f"so its '{test}' is taken as 'val'" in said) is ("val" not in splits)

@@ -36,8 +36,8 @@ def test_nothing_is_wrong_with_good_data(tmp_path):
 def test_a_image_cut_short_is_found_by_decoding_alone(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD})
     cut_short(root / "images/train-001.png")
-    assert check(str(root), quick=True).ok
-    found = check(str(root))
+    assert check(str(root), splits=["train"], quick=True).ok
+    found = check(str(root), splits=["train"])
     assert not found.ok
     assert counts(found) == {"train": {"unreadable image": 1}}
     assert found.findings["train"].first["unreadable image"][0].where == str(root / "images/train-001.png")
@@ -98,7 +98,7 @@ def test_as_many_bytes_are_no_leak(tmp_path):
 def test_a_image_twice_in_a_split_is_reported_and_does_not_fail(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD})
     shutil.copy(root / "images/train-000.png", root / "images/train-002.png")
-    found = check(str(root))
+    found = check(str(root), splits=["train"])
     assert found.ok
     assert counts(found) == {"train": {TWIN: 1}}
 
@@ -114,8 +114,8 @@ def test_a_image_twice_in_a_split_is_reported_and_does_not_fail(tmp_path):
     ],
 )
 def test_the_outcome_of_a_finding_decides(tmp_path, box, kind, ok):
-    found = check(str(detection(tmp_path / "d", {"train": [[box], *GOOD]})))
-    assert counts(found) == {"train": {kind: 1}}
+    found = check(str(detection(tmp_path / "d", {"train": [[box], *GOOD], "val": GOOD})))
+    assert counts(found) == {"train": {kind: 1}, "val": {}}
     assert found.ok is ok
     report = json.loads(json.dumps(found.as_json()))
     assert report["ok"] is ok
@@ -194,12 +194,13 @@ def test_the_advice_about_boxes_is_true(tmp_path, line, advice):
 
 
 def _darknet(root: Path) -> Path:
-    for number in range(3):
-        write_image(root / f"images/train/{number}.png", number)
-        label = root / f"labels/train/{number}.txt"
+    for number in range(4):
+        name = f"train/{number}" if number < 3 else f"val/{number}"
+        write_image(root / f"images/{name}.png", number)
+        label = root / f"labels/{name}.txt"
         label.parent.mkdir(parents=True, exist_ok=True)
         label.write_text("0 .5 .5 .2 .2\n")
-    (root / "data.yaml").write_text("train: images/train\nnames: [x, y]\n")
+    (root / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [x, y]\n")
     return root
 
 
@@ -230,7 +231,7 @@ def test_a_turned_image_is_readable(tmp_path):
     exif[0x0112] = 6
     with Image.open(root / "images/train-000.png") as image:
         image.save(root / "images/train-000.png", "JPEG", exif=exif)
-    assert check(str(root)).ok
+    assert check(str(root), splits=["train"]).ok
 
 
 def test_two_images_alone_of_their_size_are_compared(tmp_path):

@@ -122,3 +122,8 @@ def test_what_is_replaced_is_kept_beside_and_of_many_the_newest(tmp_path, monkey
     assert names(tmp_path) == [f"journal.jsonl.replaced-{n}" for n in (10, 11, 12)]
     os.mkfifo(pipe)
     assert keep_beside(pipe).is_fifo()
+
+
+def test_a_path_that_is_not_utf_8_is_written_as_its_bytes(tmp_path):
+    write_atomically(tmp_path / "table.csv", os.fsdecode(b"runs/\xff,1\n"))
+    assert (tmp_path / "table.csv").read_bytes() == b"runs/\xff,1\n"

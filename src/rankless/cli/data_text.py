@@ -44,10 +44,8 @@ def print_check(checked: Checked) -> None:
             say("  nothing found")
     if checked.between.counts or checked.classes or checked.missing:
         say("\nbetween the splits")
-        for sentence in checked.classes:
+        for sentence in (*checked.classes, *checked.missing):
             say(f"  ✗ {sentence} ({_THEN['stops']})")
-        if checked.missing:
-            say(f"  · {checked.missing}")
         _print_findings(checked.between)
     if checked.quick:
         say("\nheaders only: no image was decoded, none compared with another")

@@ -22,7 +22,7 @@ from rankless.curation.near_duplicates import Thumbnails, near_pairs, thumbnail
 from rankless.curation.progress import each
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.class_matching import further_classes, match_classes
-from rankless.data.datasets.open_split import examine
+from rankless.data.datasets.open_split import examine, without_boxes
 from rankless.data.images.image_file import UnreadableImage, read
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
@@ -45,7 +45,8 @@ class Checked:
         leaked: of each split, the numbers of the images that a later split has as well.
         quick: nothing was decoded or compared.
         classes: how the splits' classes disagree, as sentences; each of them stops a training.
-        missing: that no split is for validation, as a sentence; a training with the defaults stops.
+        missing: the splits that a training with the defaults does not find, or that have no box, as
+            sentences; each of them stops it.
     """
 
     data: DataSet
@@ -55,7 +56,7 @@ class Checked:
     leaked: dict[str, set[int]] = field(default_factory=dict)
     quick: bool = False
     classes: list[str] = field(default_factory=list)
-    missing: str = ""
+    missing: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -67,7 +68,7 @@ class Checked:
         """How many findings are wrong."""
         every = (*self.findings.values(), self.between)
         counted = sum(count for found in every for kind, count in found.counts.items() if fails(kind))
-        return counted + len(self.classes)
+        return counted + len(self.classes) + len(self.missing)
 
     def too_many_unreadable(self, split: str) -> bool:
         """Whether a training with the default ``data.max_bad`` stops for the split's unreadable images."""
@@ -129,16 +130,18 @@ def disagreements(data: DataSet) -> list[str]:
     return problems
 
 
-def _without_validation(data: DataSet, format: str) -> str:
-    """Return what a training says where it finds no split to be scored on; nothing if there is one."""
-    wanted = Data().val
-    if wanted in data.splits:
-        return ""
-    try:
-        examine(data.root, wanted, format)
-    except UserError as error:
-        return next((problem for problem in error.problems if f"no split '{wanted}'" in problem), "")
-    return ""
+def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
+    """Return what a training with the defaults says of the splits that it does not find, or finds empty."""
+    problems: list[str] = []
+    for split in (Data().train, Data().val):
+        try:
+            annotations = examine(data.root, split, format, classes=classes)
+        except UserError as error:
+            problems += error.problems
+        else:
+            problem = without_boxes(data.root, split, annotations)
+            problems += [problem] if problem else []
+    return list(dict.fromkeys(problems))
 
 
 def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
@@ -180,7 +183,7 @@ def check(
         findings[name].update(whole.findings)
         unreadable[name] = {int(n) for n in (whole.sizes.min(1, initial=1) <= 0).nonzero()[0]}
     made = Checked(data, findings, Findings(), unreadable, quick=quick, classes=disagreements(data))
-    made.missing = "" if splits else _without_validation(data, format)
+    made.missing = [] if splits else _missing(data, format, classes)
     if not quick:
         _decode_and_compare(made)
     return made

@@ -19,9 +19,12 @@ _KEPT = 3  # copies of a file that was replaced
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of ``path``: a reader sees the old text or the new, never a part."""
+    """Replace the content of ``path``: a reader sees the old text or the new, never a part.
+
+    A path in the text that is not UTF-8 gets its own bytes.
+    """
     with beside(path) as part:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def data_digest(recipe: Recipe) -> str | None:
 def _read_data(recipe: Recipe) -> None:
     """Read new data here, where its progress is visible and can be interrupted; the ranks use the cache."""
     from rankless.data.datasets.builtin import DIGITS
-    from rankless.data.datasets.open_split import open_annotations
+    from rankless.data.datasets.open_split import open_annotations, without_boxes
 
     data = recipe.data
     problems: list[str] = []
@@ -93,10 +93,7 @@ def _read_data(recipe: Recipe) -> None:
             # What both say, such as what to do, comes last and once.
             problems = [one for one in problems if one not in error.problems] + [*error.problems]
             continue
-        if recipe.task == "detect" and annotations.has_boxes and not len(annotations.boxes):
-            problems.append(
-                f"{data.root}: none of the {len(annotations)} images of the split '{split}' has a "
-                f"usable box; see what is wrong with: rankless data check {data.root}"
-            )
+        if recipe.task == "detect" and (problem := without_boxes(data.root, split, annotations)):
+            problems.append(problem)
     if problems:
         raise UserError(problems)

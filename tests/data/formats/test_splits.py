@@ -43,8 +43,12 @@ def test_other_words_for_a_split(wanted, found, meant):
 
 
 def test_no_such_split(tmp_path):
-    with pytest.raises(UserError, match="no split 'val'; expected one of 'train', 'test'"):
-        chosen(tmp_path, "val", {"test": 1, "train": 1}, "a file")
+    with pytest.raises(UserError, match="no split 'val'; expected one of 'train', 'trainval'"):
+        chosen(tmp_path, "val", {"trainval": 1, "train": 1}, "a file")
+    with pytest.raises(UserError, match="no split 'val'; expected 'test'"):  # it cannot be both
+        chosen(tmp_path, "val", {"test": 1}, "a file")
+    with pytest.raises(UserError, match="no split 'test'"):  # to train on one and be scored on the other
+        chosen(tmp_path, "test", {"train": 1, "val": 1}, "a file")
     with pytest.raises(UserError, match="no split; expected a file"):
         chosen(tmp_path, "val", {}, "a file")
     with pytest.raises(UserError, match="no split 'train'"):

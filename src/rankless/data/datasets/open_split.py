@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rankless.data.datasets.class_choice import Classes, class_list, with_classes
+from rankless.data.formats import shards
 from rankless.data.formats.registry import NUMBERED, also, format_named, recognize
-from rankless.data.formats.shards import fingerprint
+from rankless.data.formats.splits import is_for_tests, is_for_validation, known_as
 from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.validation import validate
@@ -73,13 +75,16 @@ def examine(
         made = validate(raw, name)
         if chosen:
             made = with_classes(made, chosen, root, _of_other_splits(name, path, split, made, chosen))
+        if is_for_validation(split) and (test := _tests_instead(split, page.splits(path))):
+            note = f"{root} has no split '{split}', so its '{test}' is taken as '{split}'"
+            made = replace(made, about=(*made.about, note))
         return made, raw.depends
 
     # What is read for a choice of classes is cached beside what is read for all of them.
     kind = json.dumps([name, *chosen]) if chosen else name
     if isinstance(path, RemotePath):
         try:
-            kind = json.dumps([kind, fingerprint(path)])
+            kind = json.dumps([kind, shards.fingerprint(path)])
         except OSError as error:
             raise UserError(f"{error.filename}: {error.strerror}") from error
     known = cached(str(path), split, kind, read, rescan=rescan)
@@ -98,6 +103,25 @@ def _of_a_file(root: str, split: str) -> tuple[str, str]:
     if is_remote(root) or file.suffix not in _LISTS or not file.is_file():
         return root, split
     return str(file), file.stem
+
+
+def _tests_instead(split: str, existing: Sequence[str]) -> str:
+    """The split for tests that was read where ``split`` is for validation; empty if it was another."""
+    for name in (known_as(split, existing), shards.known_as(split, list(existing))):
+        if is_for_tests(re.split("[-_.]", name)[-1]):
+            return name
+    return ""
+
+
+def without_boxes(root: str, split: str, annotations: Annotations) -> str:
+    """What a detector's training says of a split of which no image has a usable box; empty if one has."""
+    if not annotations.has_boxes or len(annotations.boxes):
+        return ""
+    images = counted(len(annotations), "image")
+    return (
+        f"{root}: the split '{split}' ({images}) has no usable box; see what is wrong with: "
+        f"rankless data check {root}"
+    )
 
 
 def _of_other_splits(

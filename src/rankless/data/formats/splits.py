@@ -35,16 +35,31 @@ def without_year(names: Iterable[str]) -> dict[str, str]:
 
 
 def known_as(wanted: str, existing: Collection[str]) -> str:
-    """The one name in ``existing`` that ``wanted`` means; ``wanted`` itself if none or several do."""
+    """The one name in ``existing`` that ``wanted`` means; ``wanted`` itself if none or several do.
+
+    Where no other split is for validation, one for tests beside others is.
+    """
     group = next((group for group in _ALIKE if wanted.casefold() in group), ())
     short = {name: _YEAR.sub("", name) for name in existing}
     alike = [name for name in existing if short[name].casefold() in group or short[name] == wanted]
+    if not alike and group == _ALIKE[1] and len(existing) > 1:
+        alike = [name for name in existing if is_for_tests(name)]
     return alike[0] if wanted not in existing and len(alike) == 1 else wanted
+
+
+def is_for_tests(name: str) -> bool:
+    """Whether a split of this name is for tests."""
+    return _YEAR.sub("", name).casefold() in _ALIKE[2]
 
 
 def is_for_training(name: str) -> bool:
     """Whether a split of this name may be trained on: it is not for validation or tests alone."""
     return not any(_YEAR.sub("", name).casefold() in group for group in _ALIKE[1:])
+
+
+def is_for_validation(name: str) -> bool:
+    """Whether ``name`` is a word for the split that a training is scored on."""
+    return name.casefold() in _ALIKE[1]
 
 
 def is_usual(name: str) -> bool:
