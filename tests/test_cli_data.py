@@ -430,7 +430,7 @@ def test_a_new_data_set_has_images_of_its_own_unless_links_are_asked_for(cells, 
 )
 @pytest.mark.parametrize("described", [True, False, None], ids=["data.yaml", "folders", "classes"])
 def test_a_training_takes_what_a_check_calls_fine(tmp_path, capsys, monkeypatch, splits, fine, described):
-    """One judgment for both, whatever the splits are called; tests are for validation where nothing else is."""
+    """One judgment for both; a split for tests is for validation where nothing else is."""
     monkeypatch.chdir(tmp_path)
     for number in range(8 * len(splits)):
         split, kind = splits[number % len(splits)], "ab"[number // len(splits) % 2]
@@ -450,7 +450,7 @@ def test_a_training_takes_what_a_check_calls_fine(tmp_path, capsys, monkeypatch,
     assert found["ok"] is fine and bool(found["missing"]) is not fine
     recipe = load("resnet18" if described is None else "yolov4-tiny", ["data.root=mine"])
     if not fine:
-        with pytest.raises(UserError, match="no split '(train|val)'"):
+        with pytest.raises(UserError, match=r"no split '(train|val)'"):
             _read_data(recipe)
         return
     _read_data(recipe)
