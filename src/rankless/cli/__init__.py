@@ -16,6 +16,7 @@ from cyclopts import CycloptsError
 
 from rankless import __version__
 from rankless.cli import (
+    benchmark,
     data,
     doctor,
     library,
@@ -60,6 +61,7 @@ for page in (
     planning.app,
     submit.app,
     library.app,
+    benchmark.app,
     data.app,
 ):
     app.update(page)

@@ -132,45 +132,6 @@ def fit(
     return 0
 
 
-@app.command(
-    sort_key=5.9,
-    usage="Usage: rankless bench [RECIPE] [KEY=VALUE ...] [OPTIONS]",
-    help_epilogue="""\
-Examples:
-  rankless bench digits
-  rankless bench my.yaml batch.micro=16 --devices 2 --seconds 60
-Exports of a trained model are measured by: rankless benchmark RUN
-""",
-)
-def bench(
-    *recipe: RecipeWords,
-    devices: Devices = "auto",
-    seconds: Annotated[float, Parameter(help="How long to measure; starting comes on top.")] = 30.0,
-    as_json: Json = False,
-) -> int:
-    """Measure training beside a plain PyTorch loop, and say what would make it faster."""
-    count = device_count(devices)
-    if not 0 < seconds <= 3600:
-        raise UserError(f"--seconds is {seconds:g}: expected a number above 0, at most 3600")
-    from rankless.launch import environments
-
-    environments.refuse("bench", "run it without the launcher, once")
-    chosen, name = recipe_of(recipe)
-    from rankless.cli.path_checks import check_recipe
-
-    check_recipe(chosen, begins=False)
-    from rankless.launch.planning.bench import bench as measure
-
-    found = measure(chosen, count, seconds, lambda line: say(line, file=sys.stderr))
-    if as_json:
-        print_json({"recipe": name, **found.as_json()})
-    else:
-        say(f"{name}: {found.what()}")
-        for line in found.lines():
-            say(line)
-    return 0
-
-
 def _asked(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.PlanOptions:

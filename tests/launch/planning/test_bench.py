@@ -1,4 +1,4 @@
-"""``rankless bench``: a training and a plain loop in turns, what a step consists of, and advice."""
+"""``rankless benchmark``: a training and a plain loop in turns, what a step consists of, and advice."""
 
 from __future__ import annotations
 
@@ -123,9 +123,28 @@ def test_the_table_fits_into_80_columns() -> None:
     ],
 )
 def test_a_mistake_is_a_sentence(words, problem, capsys) -> None:
-    assert main(["bench", *SMALL, *words]) == 2
+    assert main(["benchmark", *SMALL, *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"error: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["digits", "--formats", "onnx"], "--formats applies to a trained model, but a recipe"),
+        (["runs/none", "--devices", "2"], "--devices applies to a recipe, but a trained model"),
+        (["runs/none"], "runs/none: no such file or directory"),
+        (["digit"], "no recipe 'digit'"),
+    ],
+)
+def test_the_first_word_decides_between_training_and_prediction(words, problem, capsys) -> None:
+    assert main(["benchmark", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {problem}")
+
+
+def test_the_earlier_name_says_the_new_one(capsys) -> None:
+    assert main(["bench", *SMALL, "--seconds", "0"]) == 2
+    assert "'benchmark'" in capsys.readouterr().err
 
 
 @pytest.mark.processes
@@ -134,9 +153,8 @@ def test_it_trains_both_in_turns_and_leaves_nothing_behind(tmp_path: Path, monke
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(benching, "_ROUNDS", 1)
     monkeypatch.setattr(benching, "_threads", lambda recipe, ranks: 1)
-    assert (
-        main(["bench", *SMALL, "data.multi_scale=0.5", "--devices", "2", "--seconds", "0.1", "--json"]) == 0
-    )
+    words = [*SMALL, "data.multi_scale=0.5", "--devices", "2", "--seconds", "0.1", "--json"]
+    assert main(["benchmark", *words]) == 0
     found = json.loads(capfd.readouterr().out)
     ours, *plain = found["speeds"]
     assert (found["recipe"], found["devices"], found["workers"]) == ("digits", 2, 0)

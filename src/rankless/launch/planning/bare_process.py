@@ -1,4 +1,4 @@
-"""A process that trains a recipe with the loop that one writes in plain PyTorch, for ``rankless bench``.
+"""A process that trains a recipe with the loop that one writes in plain PyTorch, for ``rankless benchmark``.
 
 The same model, loss, memory layout, optimizer and average as Rankless, and nothing of its machinery: the
 images lie ready in memory, kernels need not be deterministic, nothing is recorded. It reads the recipe (JSON,

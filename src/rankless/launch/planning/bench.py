@@ -1,4 +1,4 @@
-"""``rankless bench``: time a recipe's training beside a plain PyTorch loop, and say what takes the time."""
+"""``rankless benchmark``: time a recipe's training beside a plain PyTorch loop, and say where time goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to change so that a recipe trains faster here, from what ``rankless bench`` has measured."""
+"""What to change so that a recipe trains faster here, from what ``rankless benchmark`` has measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank of the training that ``rankless bench`` measures: ``… .bench_rank RUN MEETING``.
+"""A rank of the training that ``rankless benchmark`` measures: ``… .bench_rank RUN MEETING``.
 
 It is :func:`rankless.engine.loop.train` as it is, that stands still after every turn. The process reads the
 recipe (JSON, resolved), then how many steps the next turn has; the answer is what each took.
