@@ -268,13 +268,7 @@ class ProgressBar:
             )
 
     def within(self, title: str, done: int, total: int) -> None:
-        """Show how far a part of the work is, in a separate row until all of it is done.
-
-        Args:
-            title: what is done.
-            done: of the part.
-            total: of the part.
-        """
+        """Show how far a part of the work is, in a separate row until all of it is done."""
         now, is_over = time.monotonic(), done >= total
         if self.is_live:
             self._bar.update(

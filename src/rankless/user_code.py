@@ -23,9 +23,6 @@ _LONG = 400  # characters of an error's own words
 def explained(error: BaseException) -> UserError | None:
     """The error in words where a restart would only meet it again; None where it may help.
 
-    Args:
-        error: as it was caught, with its traceback.
-
     Returns:
         That memory ran out, whoever asked for it, or what :func:`blamed` says.
     """
@@ -33,11 +30,7 @@ def explained(error: BaseException) -> UserError | None:
 
 
 def blamed(error: BaseException) -> TaskError | None:
-    """The error in words, where it came out of the user's own code; None where it did not.
-
-    Args:
-        error: as it was caught, with its traceback.
-    """
+    """The error in words, where it came out of the user's own code; None where it did not."""
     if type(error).__name__ == "AcceleratorError":
         return None  # a device that failed, wherever the program was: a restart may help
     frames = traceback.extract_tb(error.__traceback__)

@@ -59,10 +59,6 @@ def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
 
     What stops a training may say that the data was misread; without those boxes an image counts as one that
     shows nothing there.
-
-    Args:
-        checked: what a check found.
-        drop_invalid: whether the user wants that for boxes.
     """
     found = {
         f"{name}: {kind}: {count:,}" + (f"; the first: {first[0]}" if first else ""): kind

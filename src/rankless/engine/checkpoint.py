@@ -140,12 +140,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
-    """The newest step whose checkpoint is whole; None without any.
-
-    Args:
-        run: where to look.
-        warn: called about every damaged checkpoint that is skipped.
-    """
+    """The newest step whose checkpoint is whole; None without any."""
     recover(run)
     damaged: list[str] = []
     for step in reversed(run.steps()):
@@ -184,13 +179,7 @@ def load(run: RunDirectory, step: int) -> Snapshot:
 
 
 def tidy(run: RunDirectory, keep: int, best: int | None) -> None:
-    """Remove all but the ``keep`` newest checkpoints and the best, and what died half-written.
-
-    Args:
-        run: where.
-        keep: how many stay.
-        best: the step that stays too.
-    """
+    """Remove all but the ``keep`` newest checkpoints and the best, and what died half-written."""
     last = run.pointed("last")
     if last is None:  # nothing shows which ones are the newest
         return

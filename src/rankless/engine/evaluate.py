@@ -227,11 +227,7 @@ _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageE
 
 
 class Failures:
-    """Collects errors of the ranks and raises them on all ranks together, so that none waits for another.
-
-    Args:
-        world: the ranks.
-    """
+    """Collects errors of the ranks and raises them on all ranks together, so that none waits for another."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -250,11 +246,7 @@ class Failures:
                 raise
 
     def raise_first(self, stopped: bool = False) -> None:
-        """Raise the first rank's error on every rank, if there is one.
-
-        Args:
-            stopped: whether this rank left early.
-        """
+        """Raise the first rank's error on every rank, if there is one."""
         mine = [type(self.error).__name__, list(self.error.problems)] if self.error else None
         gathered = self.world.gather([mine, stopped])
         answer = None

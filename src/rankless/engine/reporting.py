@@ -50,12 +50,7 @@ class Reporting:
         self._predictions = predictions
 
     def evaluated(self, step: int, *, is_best: bool) -> None:
-        """Bring everything up to date after the evaluation of ``step`` steps.
-
-        Args:
-            step: its step.
-            is_best: whether its details are the ones to keep.
-        """
+        """Bring everything up to date after the evaluation of ``step`` steps."""
         predictions, self._predictions, self._step = self._predictions, (), step
         if not self.enabled:
             return

@@ -65,14 +65,7 @@ class _Report:
 
 
 def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Sequence[str]) -> Restored:
-    """Read the newest whole checkpoint of all; every rank must call it.
-
-    Args:
-        mirrors: who keeps a copy.
-        run: this rank's run directory.
-        recipe: to go on with.
-        class_names: written into the weights.
-    """
+    """Read the newest whole checkpoint of all; every rank must call it."""
     reports = dict(enumerate(mirrors.world.all_gather(_look(mirrors, run))))
     reports = {rank: reports[rank] for rank in mirrors.writers}
     warnings = [text for rank, one in reports.items() for text in _named(mirrors, rank, one.warnings)]

@@ -26,12 +26,6 @@ _NUMBERS = {1: "the next checkpoint", 2: "two checkpoints", 3: "three checkpoint
 class Retention:
     """Saves the state, and removes the checkpoints that are no longer wanted.
 
-    Args:
-        recipe: how many stay; written into the weights.
-        run: where.
-        state: what is saved.
-        class_names: written into the weights.
-
     Attributes:
         saved_best: the best score whose weights lie here, None without any.
         removed: the steps whose checkpoints had to go before their time for the last one.

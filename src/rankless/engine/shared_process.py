@@ -19,11 +19,7 @@ from rankless.world.uncompiled import PlainDispatchMode
 
 
 class OwnGenerator(PlainDispatchMode):
-    """Inside, this thread's operations on the CPU draw from a separate generator; a context manager.
-
-    Args:
-        seed: of the generator.
-    """
+    """Inside, this thread's operations on the CPU draw from a separate generator; a context manager."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

@@ -34,10 +34,6 @@ def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
 def begin_alike(model: nn.Module, world: World) -> list[str]:
     """Give every rank the initial weights of rank 0, which are those that one rank alone would have.
 
-    Args:
-        model: on the CPU, just made.
-        world: the ranks.
-
     Returns:
         A warning where they were not the same.
     """
@@ -66,11 +62,6 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
 
 def differing(step: int, tensors: Mapping[str, Tensor], world: World) -> str | None:
     """Compare the weights after ``step`` steps across ranks.
-
-    Args:
-        step: steps done.
-        tensors: of any shape, by name.
-        world: the ranks.
 
     Returns:
         On every rank, the error if they differ, else None.

@@ -23,10 +23,6 @@ class Stragglers:
 
     Own time is that of a step without waiting for other ranks, by the micro-batch: some ranks have more of
     them. On GPUs the host does not see what the device waits for, so that there is no difference to be seen.
-
-    Args:
-        world: the ranks.
-        micro_batches: how many of a step are this rank's.
     """
 
     def __init__(self, world: World, micro_batches: int) -> None:

@@ -50,11 +50,7 @@ class Totals:
         return self.scalars[1]
 
     def read(self, norm: Tensor) -> Numbers:
-        """Wait for the device, once, for everything that the host wants to know of the step.
-
-        Args:
-            norm: of the gradient, a scalar.
-        """
+        """Wait for the device, once, for everything that the host wants to know of the step."""
         read = torch.cat([self.scalars, norm.to(self.scalars).view(1)]).tolist()
         loss, count, stop, save, replaced, *values, length = read
         parts = dict(zip(self.names, values, strict=True))

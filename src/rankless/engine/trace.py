@@ -11,11 +11,7 @@ from rankless.structures import Scores
 
 
 class Trace:
-    """An observer that writes one line a step: ``{"step": …, "tensors": {name: digest}}``.
-
-    Args:
-        path: the file; overwritten.
-    """
+    """An observer that writes one line a step: ``{"step": …, "tensors": {name: digest}}``."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("w", encoding="utf-8")

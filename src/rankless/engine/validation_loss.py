@@ -25,11 +25,7 @@ def has_loss(task: Task) -> bool:
 
 
 class FirstOutput:
-    """Stands in for a model, and computes the same input once: ``predict`` and ``loss`` share a forward pass.
-
-    Args:
-        model: all that it has besides, this has too.
-    """
+    """Stands in for a model and computes each input once: ``predict`` and ``loss`` share a forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

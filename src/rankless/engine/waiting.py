@@ -15,11 +15,7 @@ MUCH = 0.2
 
 
 class Waiting:
-    """The time of this rank since the start, step by step.
-
-    Args:
-        images: of a step.
-    """
+    """The time of this rank since the start, step by step."""
 
     def __init__(self, images: int) -> None:
         self.images, self.steps, self.seconds = images, 0, 0.0

@@ -11,12 +11,7 @@ from rankless.errors import UserError
 
 
 def numbered_folder(wanted: Path, option: str) -> Path:
-    """Make ``wanted``, or ``wanted-2``, ``-3`` … where that is taken, by another process at once even.
-
-    Args:
-        wanted: the first name to try.
-        option: names another folder, for messages.
-    """
+    """Make ``wanted``, or ``wanted-2``, ``-3`` … where that is taken, by another process at once even."""
     number, path = 1, wanted
     while True:
         try:

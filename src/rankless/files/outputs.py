@@ -115,12 +115,7 @@ class Outputs:
 
     @contextmanager
     def writing(self, file: Path, *, durable: bool = True) -> Iterator[Path]:
-        """Yield a temporary file that replaces ``file`` at the end, and is removed on an error.
-
-        Args:
-            file: one of the outputs.
-            durable: wait until the content is on the disk.
-        """
+        """Yield a temporary file that replaces ``file`` at the end, and is removed on an error."""
         before, marks = self._before[file], self._lists[file.parent]
         try:
             marks.prepare(listed=self._verb is not None)
@@ -148,9 +143,6 @@ class Outputs:
 
         Files that were changed since, or that are not on the folder's list, remain.
 
-        Args:
-            folder: of outputs, all of which have been written.
-
         Returns:
             The removed files.
         """
@@ -166,9 +158,6 @@ class Outputs:
         The first file is the one that readers start from. It is moved away before the others are replaced and
         renamed last, so that a process that is killed in between never leaves old and new files that look
         like a complete set.
-
-        Args:
-            files: some of the outputs.
         """
         taken: dict[Path, Path] = {}
         try:
@@ -198,14 +187,7 @@ class Outputs:
 
 
 def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: bool = False) -> Outputs:
-    """Check the one file that a command draws, whose ending gives the format.
-
-    Args:
-        out: its name.
-        verb: the command, which replaces its earlier drawing.
-        endings: that it can write.
-        force: replace another file, too.
-    """
+    """Check the one file that a command draws, whose ending gives the format."""
     if out.suffix.lower() not in endings:
         raise UserError(f"--out {out}: expected a name that ends in {one_of(endings)}")
     return Outputs([out], verb=verb, force=force)

@@ -31,12 +31,7 @@ _KINDS = {
 
 
 def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
-    """Open a regular file to read its bytes, without a buffer; it never waits for a writer.
-
-    Args:
-        path: the file.
-        most: largest size in bytes; unlimited by default.
-    """
+    """Open a regular file to read its bytes, without a buffer; it never waits for a writer."""
     name = os.fspath(path)
     if "\0" in name:
         raise OSError(errno.EINVAL, "its name holds a NUL, which no file's can", name)

@@ -33,11 +33,6 @@ def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterato
 
     A link at ``path`` is replaced and never followed, and a file with other names is unchanged under those.
     :func:`sweep` removes what a killed process leaves.
-
-    Args:
-        path: the final path.
-        replace: whether it may exist.
-        durable: wait until the content is on the disk.
     """
     part, file = _part(path.parent)
     try:

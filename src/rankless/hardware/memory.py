@@ -20,11 +20,7 @@ def available() -> int:
 
 
 def peak(pid: int | None = None) -> int:
-    """Bytes that a process has had in memory at most; 0 where the system does not say (macOS) or it is gone.
-
-    Args:
-        pid: of the process; None is this one.
-    """
+    """Return the peak resident bytes of a process; 0 if the system does not say (macOS) or it is gone."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path(f"/proc/{pid or 'self'}/status").read_text("ascii", errors="replace").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024

@@ -24,9 +24,6 @@ _SHM = "/dev/shm"
 def shortage(error: BaseException) -> UserError | None:
     """The error as a sentence, where it means that memory ran out; None where it does not.
 
-    Args:
-        error: as it was caught.
-
     Returns:
         A :class:`ShortageError` where less would do, of what, the caller adds.
     """

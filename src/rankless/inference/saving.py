@@ -95,15 +95,7 @@ class Rendered:
 
 
 def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: str, stem: str) -> Rendered:
-    """Draw and encode what was found in one image; called in threads.
-
-    Args:
-        answered: the model's answer.
-        finder: that gave it.
-        kinds: what is to be written.
-        name: of the annotated image or video.
-        stem: of other files of this image or video.
-    """
+    """Draw and encode what was found in one image; called in threads."""
     source, image = answered.source, answered.image
     if image is None:
         return Rendered(answered)

@@ -175,12 +175,7 @@ def rate_of(name: str) -> Fraction:
 
 
 class Writer:
-    """Writes an annotated video: H.264 in MP4, each frame shown when it was in the source.
-
-    Args:
-        path: a new file, whatever its name ends in.
-        rate: frames per second, which players show.
-    """
+    """Writes an annotated video: H.264 in MP4, each frame shown when it was in the source."""
 
     def __init__(self, path: Path, rate: Fraction) -> None:
         import av

@@ -87,13 +87,7 @@ class Agreement:
 
 
 def compare(plan: Plan, session: Session, source: str) -> Agreement:
-    """Compare an export with PyTorch.
-
-    Args:
-        plan: what is exported.
-        session: computes the file.
-        source: the file, for messages.
-    """
+    """Compare an export with PyTorch."""
     batch, data = images(plan)
     facts = plan.facts
     classes, nms = len(facts.class_names), facts.nms is not None

@@ -77,12 +77,7 @@ _OF_ALL = "    by_class = Identity (of_a_class)"
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write an ONNX file.
-
-    Args:
-        plan: what is exported.
-        path: the file.
-    """
+    """Write an ONNX file."""
     onnx = needed("onnx", "onnx", "--format onnx")
     onnx.save_model(model(plan), str(path))
 

@@ -69,12 +69,7 @@ class ClassificationLoss:
 def from_recipe(
     options: loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss, counts: Sequence[int]
 ) -> ClassificationLoss:
-    """Return the recipe's loss.
-
-    Args:
-        options: the recipe's section.
-        counts: training images of each class, length C.
-    """
+    """Return the recipe's loss."""
     if problems := _misfits(options.class_weights, counts):
         raise UserError(problems)
     if options.class_weights == "balanced":

@@ -170,11 +170,6 @@ def confusion(images: Sequence[ImageBoxes], threshold: float, classes: int) -> I
 
     Pairs with an IoU above 0.5 are matched one to one: those of the same class first, then by falling IoU.
 
-    Args:
-        images: of the whole data set.
-        threshold: detections that score less are left out.
-        classes: C.
-
     Returns:
         (C + 1, C + 1): row = truth, column = detection; the last row holds detections of nothing, the last
         column objects that were not found.

@@ -119,14 +119,7 @@ def shown(value: float) -> str:
 
 
 def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note: str = "") -> str:
-    """A panel with lines; nothing where none has two points, which is no course yet.
-
-    Args:
-        title: of the panel.
-        lines: the first ones lie below.
-        axes: what the axes show.
-        note: HTML below.
-    """
+    """A panel with lines; nothing where none has two points, which is no course yet."""
     axes, drawn = axes or Axes(), [line for each in lines if (line := _drawable(each)).points]
     points = [point for line in drawn for point in line.points]
     if max((len(line.points) for line in drawn), default=0) < 2:

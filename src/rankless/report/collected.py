@@ -103,9 +103,6 @@ _DECISIVE = ("start", "resume", *_STATES)
 class Collected:
     """One run, as far as its files say.
 
-    Args:
-        path: the run directory.
-
     Attributes:
         run: the run directory.
         name: for people.

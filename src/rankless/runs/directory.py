@@ -35,11 +35,7 @@ _NEEDED = ("model.safetensors", "training.safetensors", "state.json")
 
 
 class RunDirectory:
-    """The paths in one run directory. Creates nothing by itself.
-
-    Args:
-        path: the run directory.
-    """
+    """The paths in one run directory. Creates nothing by itself."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)

@@ -81,12 +81,7 @@ def _has_open(process: str, lock: Path) -> bool:
 
 
 def is_alive(run: Path, last: str | None) -> bool:
-    """Whether a run goes on: a process here holds it, or another machine writes and its journal grows.
-
-    Args:
-        run: the run directory.
-        last: the last event in its journal.
-    """
+    """Whether a run goes on: a process here holds it, or another machine writes and its journal grows."""
     if is_held(run / ".lock"):
         return True
     if last in _OVER or _began_on(run) == os.uname().nodename:

@@ -82,11 +82,7 @@ def step_seconds(path: Path) -> list[float]:
 
 
 class Follower:
-    """Reads a journal while it grows: each call of :meth:`entries` gives the lines that are new.
-
-    Args:
-        path: the file.
-    """
+    """Reads a journal while it grows: each call of :meth:`entries` gives the lines that are new."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._offset, self._file = path, 0, 0

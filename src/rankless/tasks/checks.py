@@ -31,12 +31,7 @@ _ATTRIBUTES = {
 
 
 def check_members(task: Any, name: str) -> None:
-    """Check that a task has every method.
-
-    Args:
-        task: the class.
-        name: in the recipe.
-    """
+    """Check that a task has every method."""
     if not callable(task):
         raise UserError(f"task is '{name}': expected a class, found {type(task).__name__}")
     missing = [text for key, text in _METHODS.items() if not callable(getattr(task, key, None))]

@@ -41,13 +41,7 @@ def of_detections(
     predictions: Sequence[Detections],
     class_names: Sequence[str],
 ) -> dict[str, Any]:
-    """Collect the details of the detections of the whole evaluation data, JSON-ready.
-
-    Args:
-        data: what was evaluated.
-        predictions: one per image, in their order.
-        class_names: a name per class id.
-    """
+    """Collect the details of the detections of the whole evaluation data, JSON-ready."""
     readable = [one for one in predictions if not one.unreadable]
     truths = [data.ground_truth(one.index) for one in readable]
     images = [image_boxes(as_truth(truth), one) for truth, one in zip(truths, readable, strict=True)]

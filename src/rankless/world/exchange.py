@@ -29,11 +29,6 @@ def add_in_place(left: Tensor, right: Tensor) -> Tensor:
 class Exchange:
     """Adds what the ranks have, along the tree; knows which rank has which nodes.
 
-    Args:
-        micro_batches: leaves of the tree.
-        rank, size: this rank's number and how many there are.
-        transport: carries what is exchanged.
-
     Attributes:
         own: the micro-batches of this rank.
         nodes: per rank, the largest whole nodes over its micro-batches.

@@ -18,11 +18,7 @@ Note = dict[str, Any]
 
 
 class Notes:
-    """How the ranks of one start ended; made while the process group is up, of use after it too.
-
-    Args:
-        world: the ranks.
-    """
+    """How the ranks of one start ended; made while the process group is up, of use after it too."""
 
     def __init__(self, world: World) -> None:
         self.world, self.store = world, default_store()
@@ -48,11 +44,7 @@ class Notes:
 
 
 class Notices:
-    """One text per rank; a new one replaces the one before.
-
-    Args:
-        name: of this kind of notice.
-    """
+    """One text per rank; a new one replaces the one before."""
 
     def __init__(self, name: str) -> None:
         self._name = f"rankless/{name}"

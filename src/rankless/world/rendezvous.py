@@ -217,26 +217,14 @@ def on_interface(name: str | None) -> Iterator[None]:
 
 
 def launchers_store(address: str, port: int, timeout: timedelta) -> dist.Store | None:
-    """The store that the launcher keeps, which outlives the ranks (torchrun); None where it keeps none.
-
-    Args:
-        address, port: where the environment says that the ranks meet.
-        timeout: how long to try.
-    """
+    """The store that the launcher keeps, which outlives the ranks (torchrun); None where it keeps none."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return join_store(address, port, timeout)
 
 
 def ranks_store(address: str, port: int, rank: int, alone: bool, timeout: timedelta) -> dist.Store:
-    """The store that rank 0 opens for the ranks, listening at one address alone.
-
-    Args:
-        address, port: where the environment says that the ranks meet.
-        rank: this rank's number.
-        alone: whether all ranks are on this machine.
-        timeout: how long to try.
-    """
+    """The store that rank 0 opens for the ranks, listening at one address alone."""
     if alone:
         address = "127.0.0.1"
     if rank:

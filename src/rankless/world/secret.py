@@ -34,12 +34,7 @@ def sealed(store: dist.Store) -> dist.Store:
 
 
 class _Sealed(dist.Store):
-    """A store whose values are signed together with their keys; of its methods those that gloo and we use.
-
-    Args:
-        store: everybody may write to it.
-        secret: what signs.
-    """
+    """A store whose values are signed together with their keys; of its methods those that gloo and we use."""
 
     def __init__(self, store: dist.Store, secret: bytes) -> None:
         super().__init__()

@@ -15,10 +15,6 @@ class SharedStop:
 
     It is a flag in the ranks' store: reading it takes some microseconds, and ranks may see it at different
     moments, so they still have to agree when they meet. Once raised it stays as long as the process group.
-
-    Args:
-        world: the ranks.
-        own: whether this rank was asked.
     """
 
     def __init__(self, world: World, own: Callable[[], bool]) -> None:

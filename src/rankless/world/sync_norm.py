@@ -156,12 +156,7 @@ class SideBySide:
             self._compare(index, index)
 
     def _compare(self, expected: int, index: int) -> None:
-        """Raise on every rank, with the same message, unless all are where they are to be.
-
-        Args:
-            expected: what was to come.
-            index: what this rank has come to.
-        """
+        """Raise on every rank, with the same message, unless all are where they are to be."""
         reached = self.exchange.gather(index)
         known = self.is_agreed or len(set(reached)) == 1  # what was to come, by every rank
         if others := list(dict.fromkeys([expected, *reached] if known else reached))[1:]:

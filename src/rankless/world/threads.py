@@ -32,11 +32,7 @@ class _Round:
 
 
 class Meeting:
-    """Where the threads of one process leave tensors for each other.
-
-    Args:
-        size: how many ranks there are.
-    """
+    """Where the threads of one process leave tensors for each other."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -109,13 +105,7 @@ class _Exchanged:
 
 
 class ThreadTransport:
-    """See :class:`rankless.world.transport.Transport`.
-
-    Args:
-        meeting: of the ranks.
-        rank: this one's number.
-        group: of this rank alone.
-    """
+    """See :class:`rankless.world.transport.Transport`."""
 
     def __init__(self, meeting: Meeting, rank: int, group: dist.ProcessGroup | None = None) -> None:
         self.waits, self.in_process, self.group = PeerWaits(), True, group
@@ -169,12 +159,7 @@ class ThreadTransport:
 
 @contextmanager
 def join_threads(meeting: Meeting, devices: Sequence[torch.device]) -> Iterator[list[World]]:
-    """Make the ranks of a process, each to be run by a separate thread.
-
-    Args:
-        meeting: where they meet.
-        devices: of the ranks.
-    """
+    """Make the ranks of a process, each to be run by a separate thread."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
     try:
         # DDP's wrappers ask a group for its size; each has its own, so that no two threads use one.

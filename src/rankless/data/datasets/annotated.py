@@ -122,13 +122,7 @@ class BoxedImages(_Annotated, DetectionImages):
 
 
 class MatchedImages(DetectionImages):
-    """Images with the labels of the model in place of the data's.
-
-    Args:
-        images: the data's.
-        match: where its classes are among the model's.
-        class_names: of the model.
-    """
+    """Images with the labels of the model in place of the data's."""
 
     def __init__(self, images: DetectionImages, match: ClassMatch, class_names: Sequence[str]) -> None:
         self.images, self.class_names = images, tuple(class_names)

@@ -67,12 +67,6 @@ def with_classes(
 
     Boxes of other classes are left out, and the images stay. Where an image has one class, images of other
     classes are left out.
-
-    Args:
-        whole: a split; what is returned lies in memory.
-        names: of the classes to use.
-        where: the data, for messages.
-        elsewhere: further classes, which only other splits have.
     """
     known = {name: label for label, name in enumerate(whole.class_names)}
     _refuse_unknown(names, whole.class_names, elsewhere, where)

@@ -65,11 +65,6 @@ def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> I
 
     Links to folders are followed. A folder that several names lead to is entered once, by its real name if
     that lies under ``top``, so a loop of links ends.
-
-    Args:
-        top: a folder.
-        listed: every folder entered is added.
-        fail: called with a folder that cannot be listed.
     """
     real, links = [top], list[str]()
     entered: set[tuple[int, int]] = set()

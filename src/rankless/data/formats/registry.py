@@ -149,12 +149,7 @@ def _recognized_remote(root: str, format: str) -> str:
 
 
 def also(root: str, taken: str) -> Iterator[str]:
-    """Of what other formats of boxes a folder is, as sentences that say how to take them.
-
-    Args:
-        root: the data's folder or file.
-        taken: the format that it is read as.
-    """
+    """Of what other formats of boxes a folder is, as sentences that say how to take them."""
     path = Path(root).expanduser()
     for name in _WITH_BOXES if taken in _WITH_BOXES and path.is_dir() else ():
         page = format_named(name)

@@ -51,12 +51,7 @@ _TURNED = {5, 6, 7, 8}  # … and that, after this, make rows of columns
 
 
 class UnreadableImage(UserError):  # noqa: N818 - it is what the user sees
-    """An image file that cannot be read.
-
-    Args:
-        path: the file.
-        reason: what the decoder said.
-    """
+    """An image file that cannot be read."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
         self.path, self.reason = os.fspath(path), reason
@@ -119,10 +114,6 @@ def read(path: Source, *, name: str = "") -> Tensor:
 
     Gray becomes RGB, alpha is dropped, 16 bits become the upper 8, of an animation the first frame is read,
     color profiles are not applied.
-
-    Args:
-        path: a file, or an opened one.
-        name: of an opened file, for reports.
     """
     return read_for(path, None, name=name).image
 

@@ -135,12 +135,7 @@ def opened(path: str) -> Iterator[Ranged]:
 
 
 class Window(io.RawIOBase):
-    """A byte range of an opened file as a file: a decoder reads no more of it than it needs.
-
-    Args:
-        file: stays open.
-        offset, length: of the range in bytes.
-    """
+    """A byte range of an opened file as a file: a decoder reads no more of it than it needs."""
 
     def __init__(self, file: Ranged, offset: int, length: int) -> None:
         self._file, self._offset, self._length, self._at = file, offset, length, 0

@@ -74,12 +74,7 @@ def saved_names(folder: str) -> list[str]:
 
 
 def changed_file(folder: str, processes: int) -> str:
-    """Return the first file found that is not as :func:`save_states` saved; empty if all are.
-
-    Args:
-        folder: where the states lie.
-        processes: so many ask at most.
-    """
+    """Return the first file found that is not as :func:`save_states` saved; empty if all are."""
     count = len(_numbers(folder, _BLOCKS)) // 2
     helpers = min(processes, count) - 1
     command = [sys.executable, "-I", "-S", __file__, folder]

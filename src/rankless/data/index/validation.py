@@ -28,10 +28,6 @@ def validate(raw: Raw, format: str) -> Annotations:
     """Validate every box; those that can be trained on make the :class:`Annotations`.
 
     What stops a training is among the findings, too; the boxes it concerns are left out.
-
-    Args:
-        raw: the whole split.
-        format: the format's name.
     """
     findings = Findings()
     findings.update(raw.findings)

@@ -103,13 +103,7 @@ _CONTAINERS = ("docker", "br-", "virbr", "cni", "flannel", "veth", "podman")
 def own_name(
     name: str | None = None, found: Sequence[str] | None = None, own: Sequence[str] | None = None
 ) -> Check:
-    """What the machine's own name leads to.
-
-    Args:
-        name: of the machine.
-        found: the addresses that its name leads to here.
-        own: the addresses that it has.
-    """
+    """What the machine's own name leads to."""
     name = name or platform.node()
     found = addresses_of(name) if found is None else found
     own = [address for every in interfaces().values() for address in every] if own is None else own
@@ -126,11 +120,7 @@ def own_name(
 
 
 def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
-    """The interfaces with their addresses and MTUs.
-
-    Args:
-        found: addresses by interface.
-    """
+    """The interfaces with their addresses and MTUs."""
     found = interfaces() if found is None else found
     shown = []
     families = set()
@@ -230,12 +220,7 @@ def processes(root: Path = Path("/proc")) -> list[Process]:
 
 
 def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -> Check:
-    """Ranks of this user whose launcher is gone.
-
-    Args:
-        found: the machine's processes.
-        user: whose; this process's if not given.
-    """
+    """Ranks of this user whose launcher is gone."""
     user = os.getuid() if user is None else user
     every = {process.id: process for process in (processes() if found is None else found)}
     ranks = [one for one in every.values() if one.user == user and _RANK.fullmatch(one.name)]
@@ -262,12 +247,7 @@ DATA_LIMIT = 300.0
 
 
 def checks(directory: Path, threads: int = 1) -> list[Check]:
-    """Look at this machine.
-
-    Args:
-        directory: the run directory, which need not be there.
-        threads: that a rank uses.
-    """
+    """Look at this machine."""
     return run(
         {
             "software": machine.software,

@@ -27,12 +27,7 @@ _SKEW = 5.0  # seconds; torchrun's elastic rendezvous leaves out hosts from 15 o
 
 
 def lost(member: Member, way: Way) -> Check:
-    """Why a host cannot be used.
-
-    Args:
-        member: given up, with the reason.
-        way: how it was to be reached.
-    """
+    """Why a host cannot be used."""
     name, fix = remedy(member.lost, member.host.address, way.python)
     return error(name, member.lost, fix)
 

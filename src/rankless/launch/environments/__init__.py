@@ -29,13 +29,7 @@ def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
 
 
 def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -> None:
-    """Raise where this process is one of a launcher's ranks, for what starts ranks by itself.
-
-    Args:
-        what: starts them, at the beginning of the sentence.
-        instead: what to do, at its end.
-        variables: the environment.
-    """
+    """Raise where this process is one of a launcher's ranks, for what starts ranks by itself."""
     environment = detect(variables)
     if environment and environment.world_size > 1:
         text = (

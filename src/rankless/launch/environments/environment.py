@@ -16,9 +16,6 @@ LOOPBACK = "127.0.0.1"
 class Environment(ABC):
     """A process that a launcher has made one of its ranks.
 
-    Args:
-        variables: the environment.
-
     Attributes:
         name: of the launcher, for messages.
         rank: this process's number in 0..world_size-1.

@@ -48,12 +48,7 @@ def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
 
 
 class BareLoop:
-    """A plain training loop.
-
-    Args:
-        recipe: resolved.
-        device: where it computes.
-    """
+    """A plain training loop."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         import torch

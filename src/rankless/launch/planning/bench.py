@@ -50,11 +50,6 @@ class _Processes(ExitStack):
 class Ranks(_Processes):
     """The ranks of a training of Rankless.
 
-    Args:
-        recipe: resolved.
-        ranks: how many.
-        folder: an empty one, for the run.
-
     Attributes:
         seconds: of every step of a turn, turn by turn, on rank 0.
         memory: bytes of the rank that has taken most.
@@ -127,10 +122,6 @@ class Ranks(_Processes):
 
 class Bare(_Processes):
     """A plain loop in a process of its own.
-
-    Args:
-        recipe: resolved.
-        threads: of the CPU that it computes with.
 
     Attributes:
         rounds: seconds of every step of a turn, turn by turn, by mode.

@@ -45,13 +45,7 @@ def ring_all_reduce(gang: Gang, link: Link, add: float, size: int) -> float:
 
 
 def tree_exposed(work: Workload, gang: Gang, link: Link, backward: float) -> float:
-    """Seconds that the fixed tree's exchange adds to a step.
-
-    Args:
-        work: what is exchanged.
-        gang, link: among whom, over what.
-        backward: seconds of the last backward pass.
-    """
+    """Seconds that the fixed tree's exchange adds to a step."""
     if gang.world == 1:
         return 0.0
     if work.norms:  # nothing overlaps, and every norm meets twice on the way in and once on the way back

@@ -36,12 +36,7 @@ class StepProcess(AskedProcess):
 
 
 class Steps:
-    """What the steps of a recipe take here.
-
-    Args:
-        recipe: resolved.
-        processes: to measure with; all must have started.
-    """
+    """What the steps of a recipe take here."""
 
     def __init__(self, recipe: Recipe, processes: Sequence[StepProcess]) -> None:
         self._recipe, self._processes = recipe, processes

@@ -22,13 +22,7 @@ from rankless.tasks import resolve_recipe
 
 
 def advice(devices: int, micro_batches: int, micro: int) -> Iterator[str]:
-    """Sentences for ``devices`` that are more than the micro-batches of a step; none where they are not.
-
-    Args:
-        devices: how many.
-        micro_batches: of a step of the recipe.
-        micro: images of one.
-    """
+    """Sentences for ``devices`` that are more than the micro-batches of a step; none where they are not."""
     if devices <= micro_batches:
         return
     needed = devices * micro

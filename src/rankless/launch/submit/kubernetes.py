@@ -98,11 +98,7 @@ def check(problems: Problems, request: Request, settings: Settings) -> None:
 
 
 def manifests(request: Request, settings: Settings, *, plain: bool) -> list[dict[str, Any]]:
-    """What to apply, in this order.
-
-    Args:
-        plain: use only what every cluster has.
-    """
+    """What to apply, in this order."""
     found = []
     if settings.recipe_text is not None:
         found.append(

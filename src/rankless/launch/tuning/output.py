@@ -22,9 +22,6 @@ class TrialOutput:
     A process that forks ranks keeps the streams that it was started with, so there is one file for all
     trials, from which each trial's part is moved into its run. A context manager.
 
-    Args:
-        folder: of the search.
-
     Attributes:
         run: of the trial that prints.
         terminal: the standard output as it was.

@@ -9,12 +9,7 @@ from rankless.launch.tuning.tune import Watcher
 
 
 class TrialRows(Watcher):
-    """Prints rows under a header; on a terminal that of a running trial, too, which its result replaces.
-
-    Args:
-        record: of the search.
-        output: where trials print; it has the terminal.
-    """
+    """Prints rows under a header; on a terminal that of a running trial, too, which its result replaces."""
 
     def __init__(self, record: Record, output: TrialOutput) -> None:
         self._record, self._output = record, output

@@ -86,13 +86,7 @@ def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits
 
 
 def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
-    """Make the error about tensors that do not fit.
-
-    Args:
-        source: of the tensors.
-        misfits: the differences.
-        hint: a possible reason; guessed by default.
-    """
+    """Make the error about tensors that do not fit."""
     if not hint and (misfits.missing or misfits.unexpected):
         hint = "is it the weights of another model, or wrapped under another prefix?"
     hint = hint or "is it of another number of classes, or another model.width?"
@@ -105,10 +99,6 @@ def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dic
 
     Only prefixes of all names are removed. A model may have a part called ``module``, so of all possible
     removals the one that matches the model's names best is chosen.
-
-    Args:
-        ours: the model's tensors, of any shape.
-        theirs: the file's tensors, of any shape.
 
     Returns:
         The tensors by their new names, and a note about what was removed.

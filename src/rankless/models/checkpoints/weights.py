@@ -116,13 +116,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load ``state`` into ``model``.
-
-    Args:
-        model: the bare model.
-        state: one tensor per parameter and buffer.
-        source: of the state, for messages.
-    """
+    """Load ``state`` into ``model``."""
     if misfits := compare(model.state_dict(), state):
         raise mismatch(source, misfits)
     model.load_state_dict(dict(state), strict=True)

@@ -147,10 +147,6 @@ def build_classifier(model: model_kinds.Model, classes: int) -> nn.Module:
 
     Its forward takes normalized images, float (B, 3, H, W), and returns logits, (B, classes).
 
-    Args:
-        model: the recipe's section.
-        classes: number of classes.
-
     Returns:
         The network, with ``variant`` (a :class:`Classifier`) and ``head_names`` (a tuple of prefixes such as
         ``"fc."``).

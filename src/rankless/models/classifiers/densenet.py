@@ -127,14 +127,7 @@ class SeparableConv(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """Norm, activation, 1×1 convolution (the bottleneck); norm, activation, 3×3 convolution.
-
-    Args:
-        channels: of the input.
-        variant: growth, bottleneck and kind of convolution.
-        activation: after each norm.
-        dropout: fraction of the new features that is dropped.
-    """
+    """Norm, activation, 1×1 convolution (the bottleneck); norm, activation, 3×3 convolution."""
 
     def __init__(self, channels: int, variant: Variant, activation: Activation, dropout: float) -> None:
         super().__init__()

@@ -29,9 +29,6 @@ class Section:
 class OptionReader:
     """Reads the options of one section at a time; collects problems.
 
-    Args:
-        name: of the file, for messages.
-
     Attributes:
         problems: sentences with name and line.
         section: the current one.

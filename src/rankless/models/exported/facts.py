@@ -100,12 +100,7 @@ class Facts:
 
 
 def read(texts: Mapping[str, str], source: str) -> Facts:
-    """Read the entries of a file.
-
-    Args:
-        texts: of the file.
-        source: the file, for messages.
-    """
+    """Read the entries of a file."""
     written = texts.get("rankless")
     if written is None:
         raise UserError(

@@ -14,12 +14,7 @@ from rankless.models.exported.sessions import Session
 
 
 class ExportedModel(nn.Module):
-    """A file that computes.
-
-    Args:
-        session: computes it.
-        source: the file, for messages.
-    """
+    """A file that computes."""
 
     def __init__(self, session: Session, source: str) -> None:
         super().__init__()

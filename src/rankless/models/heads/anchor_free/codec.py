@@ -65,13 +65,7 @@ def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
 
 
 def points(shape: tuple[int, int], head: AnchorFreeHead, like: Tensor) -> Tensor:
-    """Return x and y of the cells' centers in pixels, (H, W, 2), with dtype and device of ``like``.
-
-    Args:
-        shape: height and width in cells.
-        head: gives the stride.
-        like: any tensor.
-    """
+    """Return x and y of the cells' centers in pixels, (H, W, 2), with dtype and device of ``like``."""
     rows, columns = (torch.arange(side, dtype=like.dtype, device=like.device) + 0.5 for side in shape)
     y, x = torch.meshgrid(rows, columns, indexing="ij")
     return torch.stack((x, y), -1) * head.stride
