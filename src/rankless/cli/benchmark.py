@@ -40,7 +40,7 @@ def benchmark(
         str,
         Parameter(
             name="RECIPE|TARGET KEY=VALUE",
-            help="A recipe (digits if not given), a run directory or a weights file; changes to the recipe.",
+            help="A recipe, run directory or weights file, and changes to the recipe. Default: digits.",
         ),
     ],
     devices: Annotated[

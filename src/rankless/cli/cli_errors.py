@@ -1,4 +1,4 @@
-"""The argument parser's errors in the words of all other errors."""
+"""Translate the argument parser's errors into Rankless' own form."""
 
 from __future__ import annotations
 

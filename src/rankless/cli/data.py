@@ -7,7 +7,7 @@ from rankless.cli.options import OPTIONS, part
 
 data = part(
     name="data",
-    help="Look at a data set, find what is wrong with it, and make others of it.",
+    help="Inspect, check, convert and split data sets.",
     help_epilogue="Start with:\n  rankless data check mydata\n  rankless data show mydata",
     usage="Usage: rankless data COMMAND ROOT [OPTIONS]",
     sort_key=10,

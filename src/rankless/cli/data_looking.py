@@ -52,22 +52,25 @@ def check(
     split: Splits = (),
     format: Format = "auto",
     classes: Classes = "auto",
-    quick: Annotated[bool, Parameter(help="Read only headers of images; compare none."), flag] = False,
-    fix: Annotated[bool, Parameter(help="Write a copy without what is wrong."), flag] = False,
+    quick: Annotated[
+        bool, Parameter(help="Read only the headers of images, and skip the search for duplicates."), flag
+    ] = False,
+    fix: Annotated[bool, Parameter(help="Write a copy without the entries that are wrong."), flag] = False,
     drop_invalid: Annotated[
         bool,
         Parameter(
-            help="With --fix: leave out boxes that stop a training, too; their objects become background."
+            help="With --fix: also leave out boxes that stop a training. Their objects become background."
         ),
         flag,
     ] = False,
     out: Annotated[
-        Path | None, Parameter(help="The copy's folder; if not given, ROOT-fixed.", metavar="FOLDER")
+        Path | None,
+        Parameter(help="With --fix: the folder of the copy. Default: ROOT-fixed.", metavar="FOLDER"),
     ] = None,
     link: Link = False,
     as_json: Json = False,
 ) -> int:
-    """Find everything that is wrong with a data set."""
+    """Check a data set for errors and likely mistakes."""
     if out is not None and not fix:
         raise UserError("--out says where --fix writes: add --fix, or leave --out out")
     if drop_invalid and not fix:
@@ -115,12 +118,13 @@ def stats(
     format: Format = "auto",
     classes: Classes = "auto",
     out: Annotated[
-        Path | None, Parameter(help="Draw it as well: a .png, .jpg, .webp, .svg or .pdf.", metavar="FILE")
+        Path | None,
+        Parameter(help="Also draw the statistics: a .png, .jpg, .webp, .svg or .pdf file.", metavar="FILE"),
     ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> int:
-    """Count images, classes and boxes, and say how large they are."""
+    """Print statistics of images, classes and boxes."""
     if force and out is None:
         raise UserError("--force says what --out may replace: add --out, or leave it out")
     from rankless.cli.data_text import print_statistics
@@ -160,26 +164,28 @@ def show(
     *recipe: Annotated[
         str,
         Parameter(
-            name="RECIPE KEY=VALUE", help="With --augmented: the recipe to train by, and changes to it."
+            name="RECIPE KEY=VALUE", help="With --augmented: the recipe of the training, and changes to it."
         ),
     ],
     split: Annotated[
-        str | None, Parameter(help="The split; if not given, the first.", metavar="NAME")
+        str | None, Parameter(help="The split to show. Default: the first.", metavar="NAME")
     ] = None,
     format: Format = "auto",
     classes: Classes = "auto",
-    count: Annotated[str, Parameter(help="How many images.", metavar="N")] = "16",
-    seed: Annotated[int, Parameter(help="Another number draws other images.", metavar="N")] = 0,
+    count: Annotated[str, Parameter(help="Number of images to show.", metavar="N")] = "16",
+    seed: Annotated[int, Parameter(help="Seed of the random choice of images.", metavar="N")] = 0,
     class_name: Annotated[
-        str | None, Parameter(name="--class", help="Only images with this class.", metavar="NAME")
+        str | None, Parameter(name="--class", help="Show only images with this class.", metavar="NAME")
     ] = None,
-    augmented: Annotated[bool, Parameter(help="As a training sees them, augmented."), flag] = False,
-    out: Annotated[Path, Parameter(help="A .png, .jpg or .html.", metavar="FILE")] = Path(
+    augmented: Annotated[
+        bool, Parameter(help="Show the images as a training sees them, augmented."), flag
+    ] = False,
+    out: Annotated[Path, Parameter(help="The file to write: .png, .jpg or .html.", metavar="FILE")] = Path(
         "contact-sheet.png"
     ),
     force: Force = False,
 ) -> int:
-    """Draw images with what is annotated on them."""
+    """Draw images with their annotations."""
     number = whole_number("--count", count)
     if seed < 0:
         raise UserError(f"--seed has '{seed}': expected a whole number of at least 0")
@@ -236,25 +242,27 @@ def anchors(
     root: Root,
     /,
     *,
-    split: Annotated[str, Parameter(help="The split.", metavar="NAME")] = "train",
+    split: Annotated[str, Parameter(help="The split to read.", metavar="NAME")] = "train",
     format: Format = "auto",
     classes: Classes = "auto",
-    model: Annotated[str, Parameter(help="A detector with anchors.", metavar="NAME")] = "yolov4",
+    model: Annotated[
+        str, Parameter(help="The detector that will use the anchors.", metavar="NAME")
+    ] = "yolov4",
     count: Annotated[
-        str | None, Parameter(help="How many; if not given, as the model has.", metavar="N")
+        str | None, Parameter(help="Number of anchors. Default: as many as the model has.", metavar="N")
     ] = None,
     image_size: Annotated[
         str | None,
         Parameter(
-            help="The input's side, or height,width; if not given, the model's.",
+            help="Side of the input in pixels, or HEIGHT,WIDTH. Default: the model's.",
             metavar="N",
             allow_leading_hyphen=True,
         ),
     ] = None,
-    seed: Annotated[int, Parameter(help="Of k-means.", metavar="N")] = 0,
+    seed: Annotated[int, Parameter(help="Seed of k-means.", metavar="N")] = 0,
     as_json: Json = False,
 ) -> int:
-    """Find the anchors that fit the boxes best."""
+    """Compute the anchors that fit the boxes best."""
     number = None if count is None else whole_number("--count", count)
     size = None if image_size is None else _size(image_size)
     from rankless.curation.fitting_anchors import fitted_anchors

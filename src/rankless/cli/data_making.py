@@ -1,4 +1,4 @@
-"""The commands that make another data set of one: convert, split, pack."""
+"""The commands data convert, split and pack."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankless.printing import print_json, say
 
 app = part()
 
-Out = Annotated[Path, Parameter(help="The new folder; nothing there is replaced.", metavar="FOLDER")]
+Out = Annotated[Path, Parameter(help="The new folder. Existing files are never replaced.", metavar="FOLDER")]
 
 
 @app.command(
@@ -42,14 +42,16 @@ def convert(
     root: Root,
     /,
     *,
-    to: Annotated[str, Parameter(help="The new format; yolo is darknet.", metavar="FORMAT")],
+    to: Annotated[
+        str, Parameter(help="The format to write; yolo is another name of darknet.", metavar="FORMAT")
+    ],
     out: Out,
     format: Format = "auto",
     classes: Classes = "auto",
     link: Link = False,
     as_json: Json = False,
 ) -> int:
-    """Write a data set in another format."""
+    """Convert a data set to another format."""
     from rankless.cli.data_text import print_conversion
     from rankless.curation.converting import convert as write
 
@@ -78,26 +80,30 @@ def split(
     /,
     *,
     out: Out,
-    val: Annotated[str, Parameter(help="Fraction for validation.", metavar="FRACTION")] = "0.2",
-    test: Annotated[str, Parameter(help="Fraction for a test split.", metavar="FRACTION")] = "0",
-    stratify: Annotated[bool, Parameter(help="Give each class equal shares in all splits."), flag] = False,
+    val: Annotated[str, Parameter(help="Fraction of the images for validation.", metavar="FRACTION")] = "0.2",
+    test: Annotated[
+        str, Parameter(help="Fraction of the images for a test split.", metavar="FRACTION")
+    ] = "0",
+    stratify: Annotated[
+        bool, Parameter(help="Stratify: give every split the same share of each class."), flag
+    ] = False,
     group: Annotated[
         str | None,
-        Parameter(help="Keep images together whose names have this in common.", metavar="REGEX"),
+        Parameter(help="Keep images in one split if this part of their names is equal.", metavar="REGEX"),
     ] = None,
     near: Annotated[
         bool,
         Parameter(
             negative="--no-near",
-            help="Keep images together that are nearly the same; identical ones always stay together.",
+            help="Keep near duplicates in one split. Identical images always stay together.",
         ),
     ] = True,
-    seed: Annotated[int, Parameter(help="Another number divides otherwise.", metavar="N")] = 0,
+    seed: Annotated[int, Parameter(help="Seed of the random division.", metavar="N")] = 0,
     source: Annotated[
         tuple[str, ...],
         Parameter(
             name="--split",
-            help="Divide only this split; repeatable.",
+            help="Divide only this split. Repeatable.",
             negative="",
             metavar="NAME",
             show_default=False,
@@ -108,7 +114,7 @@ def split(
     link: Link = False,
     as_json: Json = False,
 ) -> int:
-    """Divide the images of a data set into train, val and test, whatever splits it has."""
+    """Split a data set into train, val and test, whatever splits it has."""
     fractions = _fraction("--val", val), _fraction("--test", test)
     from rankless.cli.data_text import print_division
     from rankless.curation.splitting import split as divide
@@ -156,20 +162,22 @@ def pack(
     /,
     *recipe: Annotated[
         str,
-        Parameter(name="RECIPE KEY=VALUE", help="With --decoded: the recipe to train by, and changes to it."),
+        Parameter(
+            name="RECIPE KEY=VALUE", help="With --decoded: the recipe of the training, and changes to it."
+        ),
     ],
     out: Annotated[
-        Path | None, Parameter(help="The new folder; nothing there is replaced.", metavar="FOLDER")
+        Path | None, Parameter(help="The new folder. Existing files are never replaced.", metavar="FOLDER")
     ] = None,
-    shard_size: Annotated[str, Parameter(help="Of a shard, in MiB.", metavar="N")] = "512",
+    shard_size: Annotated[str, Parameter(help="Size of a shard in MiB.", metavar="N")] = "512",
     decoded: Annotated[
-        bool, Parameter(help="Fill the cache of data.cache=disk, so that no training need decode."), flag
+        bool, Parameter(help="Fill the cache of data.cache=disk, so that a training decodes no image."), flag
     ] = False,
     format: Format = "auto",
     classes: Classes = "auto",
     as_json: Json = False,
 ) -> int:
-    """Pack a data set into tar shards, or keep its images decoded."""
+    """Pack a data set into tar shards, or cache its decoded images."""
     if decoded and out is None:
         if classes != "auto":
             raise UserError("--classes goes with --out; with --decoded give data.classes=[…] instead")

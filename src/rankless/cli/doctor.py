@@ -1,4 +1,4 @@
-"""The command that looks for what would keep a training from starting or going on."""
+"""The command doctor."""
 
 from __future__ import annotations
 
@@ -33,20 +33,19 @@ def doctor(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A recipe whose data is looked for and, with --hosts, whose steps are measured; and changes "
-            "to it.",
+            help="A recipe, and changes to it. Its data is checked and, with --hosts, its step is measured.",
         ),
     ],
-    run: Annotated[Path, Parameter(name=("--run", "--out"), help="Where the run directory would be.")] = Path(
-        "runs"
-    ),
+    run: Annotated[
+        Path, Parameter(name=("--run", "--out"), help="The folder that would hold the run directory.")
+    ] = Path("runs"),
     hosts: Hosts = None,
     sync: Sync = False,
     ssh: Ssh = "ssh",
     python: Python = None,
     as_json: Json = False,
 ) -> int:
-    """Look for what keeps machines from training, alone and together, and say how to fix it."""
+    """Check whether machines can train, alone and together, and say how to fix problems."""
     chosen, checks = _recipe(recipe)
     from rankless.launch.doctor import here, meaning, report
     from rankless.launch.doctor.hosts import Examination, examine

@@ -1,4 +1,4 @@
-"""Command lines of other programs, answered with the line to write here."""
+"""Recognize command lines of other programs, and answer with the equivalent one of Rankless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands about what there is to train with: recipes, models, and weights of other software."""
+"""The commands recipes, models, import and export."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Examples:
 """,
 )
 def recipes(
-    name: Annotated[str | None, Parameter(name="NAME", help="Print this recipe.")] = None,
+    name: Annotated[str | None, Parameter(name="NAME", help="The recipe to print.")] = None,
     /,
     *,
     schema: Annotated[bool, Parameter(help="Print the JSON Schema of recipes, for editors."), flag] = False,
@@ -62,13 +62,13 @@ def recipes(
     help_epilogue="Besides these, any classifier of timm by its name, as in model.name=timm/convnext_tiny.\n",
 )
 def models(
-    name: Annotated[str | None, Parameter(name="NAME", help="The model whose layers are listed.")] = None,
+    name: Annotated[str | None, Parameter(name="NAME", help="The model whose layers to list.")] = None,
     /,
-    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to it, as in a recipe.")],
+    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the model, as in a recipe.")],
     layers: Annotated[bool, Parameter(help="List the layers of NAME, with their shapes."), flag] = False,
     as_json: Json = False,
 ) -> int:
-    """List the models with their size, their work and their origin, or the layers of one."""
+    """List the models with parameters, FLOPs and origin, or the layers of one model."""
     if layers != (name is not None):
         raise UserError("rankless models lists all models; for the layers of one give NAME and --layers")
     if name is not None:
@@ -108,31 +108,43 @@ def _layers(name: str, overrides: Sequence[str], *, as_json: bool) -> int:
     help_epilogue="Example:\n  rankless import their.pth --out ours.safetensors --model yolov4-tiny\n",
 )
 def import_(
-    source: Annotated[Path, Parameter(name="FILE", help="A checkpoint of another project.")],
+    source: Annotated[Path, Parameter(name="FILE", help="The checkpoint of another project.")],
     /,
-    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the recipe written with it.")],
+    *overrides: Annotated[
+        str, Parameter(name="KEY=VALUE", help="Changes to the recipe that is stored with the weights.")
+    ],
     out: Annotated[Path, Parameter(help="The weights file to write.", metavar="FILE")],
-    model: Annotated[str | None, Parameter(help="The model.", metavar="NAME")] = None,
-    cfg: Annotated[Path | None, Parameter(help="Darknet's cfg, in place of --model.", metavar="FILE")] = None,
-    names: Annotated[
-        Path | None, Parameter(help="Class names, one per line or JSON.", metavar="FILE")
+    model: Annotated[str | None, Parameter(help="Name of the model.", metavar="NAME")] = None,
+    cfg: Annotated[
+        Path | None, Parameter(help="Darknet's cfg file, instead of --model.", metavar="FILE")
     ] = None,
-    classes: Annotated[str | None, Parameter(help="How many, without --names.", metavar="N")] = None,
-    key: Annotated[str | None, Parameter(help="The entry that holds the weights.", metavar="NAME")] = None,
-    partial: Annotated[bool, Parameter(help="Take what fits."), flag] = False,
-    by_order: Annotated[bool, Parameter(help="Take tensors by order, not by name."), flag] = False,
+    names: Annotated[
+        Path | None, Parameter(help="File of class names: one per line, or JSON.", metavar="FILE")
+    ] = None,
+    classes: Annotated[
+        str | None, Parameter(help="Number of classes, if --names is not given.", metavar="N")
+    ] = None,
+    key: Annotated[
+        str | None, Parameter(help="Key of the checkpoint's entry that holds the weights.", metavar="NAME")
+    ] = None,
+    partial: Annotated[
+        bool, Parameter(help="Import the tensors that fit, and list the others."), flag
+    ] = False,
+    by_order: Annotated[
+        bool, Parameter(help="Match tensors by their order instead of their names."), flag
+    ] = False,
     port: Annotated[
         str | None,
         Parameter(
             name="--from",
-            help="The port of YOLOv3 or YOLOv4 that wrote it; a wrong name lists all.",
+            help="The port of YOLOv3 or YOLOv4 that wrote the checkpoint. A wrong name lists all.",
             metavar="NAME",
         ),
     ] = None,
-    force: Annotated[bool, Parameter(help="Replace an existing --out."), flag] = False,
+    force: Annotated[bool, Parameter(help="Replace an existing --out file."), flag] = False,
     as_json: Json = False,
 ) -> int:
-    """Make a weights file of another project's checkpoint."""
+    """Convert another project's checkpoint to a weights file."""
     count = None if classes is None else whole_number("--classes", classes)
     refuse_stray(overrides, "model.width=0.5")
     from rankless.interop.importing import import_weights
@@ -184,33 +196,35 @@ def export(
     format: Annotated[
         str,
         Parameter(
-            help="onnx; openvino; torchscript; pt2: torch.export's; pth: a state dict of PyTorch's; darknet: "
-            "a .cfg, .weights and .names."
+            help="onnx, openvino, torchscript, pt2 (torch.export), pth (a PyTorch state dict) or darknet "
+            "(.cfg, .weights and .names)."
         ),
     ],
     out: Annotated[
         Path | None,
-        Parameter(help="Path of the new files; endings are added. If not given, TARGET's name."),
+        Parameter(help="Path of the new files without their ending. Default: the name of TARGET."),
     ] = None,
     nms: Annotated[
-        bool, Parameter(help="NMS inside: the file returns what is found, not all candidates."), flag
+        bool,
+        Parameter(help="Include NMS: the file returns final detections instead of all candidates."),
+        flag,
     ] = False,
     confidence: Annotated[
-        float | None, Parameter(help="With --nms: leave out what scores lower; if not given, 0.25.")
+        float | None, Parameter(help="With --nms: the lowest score to keep. Default: 0.25.")
     ] = None,
     batch: Annotated[
-        str | None, Parameter(help="A fixed number of images at a time; if not given, any.", metavar="N")
+        str | None, Parameter(help="Fixed batch size. Default: any batch size.", metavar="N")
     ] = None,
     any_size: Annotated[
-        bool, Parameter(help="Take images of any height and width in multiples of 32."), flag
+        bool, Parameter(help="Accept images of any height and width that are multiples of 32."), flag
     ] = False,
     half: Annotated[
-        bool, Parameter(help="Compute in float16; inputs and outputs are float32."), flag
+        bool, Parameter(help="Compute in float16. Inputs and outputs stay float32."), flag
     ] = False,
     force: Annotated[bool, Parameter(help="Replace existing files."), flag] = False,
     as_json: Json = False,
 ) -> int:
-    """Write trained weights for other software, and check what it computes against PyTorch on real images."""
+    """Export trained weights to other formats, and compare the results with PyTorch on real images."""
     images = None if batch is None else whole_number("--batch", batch)
     refuse_stray(overrides, "evaluate.iou=0.5")
     from rankless.cli.path_checks import check_target

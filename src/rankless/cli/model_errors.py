@@ -34,19 +34,19 @@ def errors(
     /,
     *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")],
     split: Annotated[
-        str | None, Parameter(help="The split to look at; if not given, the recipe's data.val.")
+        str | None, Parameter(help="The split to examine. Default: the recipe's data.val.")
     ] = None,
     count: Annotated[
-        int, Parameter(help="Images to list and to draw, and as many likely wrong labels.", metavar="N")
+        int, Parameter(help="Number of images to list and draw, and of likely wrong labels.", metavar="N")
     ] = 24,
-    confidence: Annotated[float, Parameter(help="Detections that score less are no errors, 0 to 1.")] = 0.25,
-    out: Annotated[Path, Parameter(help="The contact sheet: an .html, .png or .jpg.", metavar="FILE")] = Path(
-        "errors.html"
-    ),
+    confidence: Annotated[float, Parameter(help="Ignore detections with a lower score, 0 to 1.")] = 0.25,
+    out: Annotated[
+        Path, Parameter(help="The contact sheet to write: .html, .png or .jpg.", metavar="FILE")
+    ] = Path("errors.html"),
     force: Force = False,
     as_json: Json = False,
 ) -> int:
-    """List and draw the images that a model gets most wrong, and labels that are likely wrong."""
+    """List and draw a model's worst errors, and labels that are likely wrong."""
     refuse_stray(overrides, "data.root=mydata")
     if not 0 <= confidence <= 1:
         raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")

@@ -33,8 +33,8 @@ PredictingTarget = Annotated[Path, Parameter(name="TARGET", help="A run director
 Task = Annotated[
     str | None,
     Parameter(
-        help="A task of your own, package.module:Class or file.py:Class, whose code is run; the one that "
-        "TARGET names is not.",
+        help="Your own task, package.module:Class or file.py:Class. Its code is run; a task that only "
+        "TARGET names is not run.",
         metavar="TASK",
     ),
 ]
@@ -44,48 +44,53 @@ RecipeWords = Annotated[
     str,
     Parameter(
         name="RECIPE KEY=VALUE",
-        help="A shipped recipe or a YAML file (digits if not given), and changes to it.",
+        help="A shipped recipe or a YAML file, and changes to it. Default: digits.",
     ),
 ]
-Root = Annotated[str, Parameter(name="ROOT", help="The data set: a folder, or a file such as a data.yaml.")]
-Force = Annotated[bool, Parameter(help="Replace files that this command did not write, too."), flag]
+Root = Annotated[str, Parameter(name="ROOT", help="The data set: a folder, or a file such as data.yaml.")]
+Force = Annotated[bool, Parameter(help="Also replace files that this command did not write."), flag]
 Link = Annotated[
-    bool, Parameter(help="Link images, not copy them: a change in one data set is one in both."), flag
+    bool,
+    Parameter(help="Link images instead of copying them. A change in one data set then changes both."),
+    flag,
 ]
-Format = Annotated[str, Parameter(help="Of the data; auto recognizes it.", metavar="NAME")]
+Format = Annotated[str, Parameter(help="Format of the data. auto detects it.", metavar="NAME")]
 Classes = Annotated[
     str,
     Parameter(
-        help="Only these, in this order: a file with a name a line, or names as in cat,dog.", metavar="NAMES"
+        help="Use only these classes, in this order: names as in cat,dog, or a file with one name per line.",
+        metavar="NAMES",
     ),
 ]
 Splits = Annotated[
     tuple[str, ...],
     Parameter(
-        help="Only this split; repeatable. All if not given.", negative="", metavar="NAME", show_default=False
+        help="Use only this split. Repeatable. Default: all.", negative="", metavar="NAME", show_default=False
     ),
 ]
 
 Hosts = Annotated[
     str | None,
     Parameter(
-        help="Machines, over SSH: a,b:4,c:4:/data (host, devices, path of the data there), or a file of "
-        "them, one on each line.",
+        help="Machines to use over SSH: a,b:4,c:4:/data (host, devices, path of the data there), or a file "
+        "with one per line.",
         metavar="HOSTS",
     ),
 ]
-Sync = Annotated[bool, Parameter(help="Copy this machine's rankless to --hosts and run that."), flag]
-Ssh = Annotated[str, Parameter(help="The command for SSH, with options.", metavar="COMMAND")]
+Sync = Annotated[bool, Parameter(help="Copy this machine's Rankless to the hosts and run that copy."), flag]
+Ssh = Annotated[str, Parameter(help="The SSH command, with its options.", metavar="COMMAND")]
 Python = Annotated[
     str | None,
-    Parameter(help="The interpreter on the other hosts; if not given, the path of this one.", metavar="PATH"),
+    Parameter(
+        help="The Python interpreter on the other hosts. Default: the path of this one.", metavar="PATH"
+    ),
 ]
 
 Devices = Annotated[
     str,
     Parameter(
-        help="GPUs to use, or processes where there is no GPU: a number, or auto. Several numbers, as in "
-        "0,2, name GPUs; one alone is named with a comma, as in 2,",
+        help="Number of GPUs, or of processes without a GPU; auto uses all. Several numbers, as in "
+        "0,2, choose GPUs; a trailing comma chooses one, as in 2,",
         metavar="N",
     ),
 ]

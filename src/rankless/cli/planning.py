@@ -41,34 +41,37 @@ def plan(
     *recipe: RecipeWords,
     devices: Annotated[
         str | None,
-        Parameter(help="Machines and devices of each, as in 8x4; if not given, this machine.", metavar="MxN"),
+        Parameter(
+            help="Number of machines and of devices in each, as in 8x4. Default: this machine.", metavar="MxN"
+        ),
     ] = None,
     bandwidth: Annotated[
         str | None,
         Parameter(
-            help="Of each machine's network, as in 25GB/s or 100Gbit/s; if not given, measured between two "
-            "processes here.",
+            help="Bandwidth of each machine's network, as in 25GB/s or 100Gbit/s. Default: measured between "
+            "two processes here.",
             metavar="RATE",
         ),
     ] = None,
     latency: Annotated[
         str | None,
-        Parameter(
-            help="Of a message, as in 20us, which is assumed where only --bandwidth is given.", metavar="TIME"
-        ),
+        Parameter(help="Latency of a message. Default with --bandwidth: 20us.", metavar="TIME"),
     ] = None,
     step_ms: Annotated[
         str | None,
         Parameter(
-            help="Of a step on one device of another machine; if not given, measured here.", metavar="MS"
+            help="Time of a step on one device of those machines. Default: measured here.", metavar="MS"
         ),
     ] = None,
     check: Annotated[
         str | None,
-        Parameter(help="Train with so many processes here, beside the prediction.", metavar="N,N"),
+        Parameter(
+            help="Also train with these numbers of processes here, and compare with the prediction.",
+            metavar="N,N",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, Parameter(help="Draw it: a .png, .jpg, .webp, .svg or .pdf.", metavar="FILE")
+        Path | None, Parameter(help="Draw the plan: a .png, .jpg, .webp, .svg or .pdf file.", metavar="FILE")
     ] = None,
     force: Force = False,
     as_json: Json = False,

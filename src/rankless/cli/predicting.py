@@ -47,52 +47,63 @@ def predict(
         Parameter(
             name="SOURCE KEY=VALUE",
             help="Images, videos, folders, patterns, webcam:0, rtsp://…, or built-in scenes as in "
-            "digits:val:0-7; @FILE or @- reads a list of them; and changes to the recipe of the weights.",
+            "digits:val:0-7; @FILE or @- reads a list of them. Also changes to the recipe of the weights.",
         ),
     ],
     task: Task = None,
     out: Annotated[
         Path | None,
-        Parameter(help="A new folder for the results; if not given, predictions, or predictions-2, -3 …"),
+        Parameter(help="The new folder for the results. Default: predictions, or predictions-2, -3 …"),
     ] = None,
     save: Annotated[
         str,
         Parameter(
-            help="Some of annotated, json, jsonl, coco, yolo, voc, csv, counts, crops, heatmaps.",
+            help="Results to write: annotated, json, jsonl, coco, yolo, voc, csv, counts, crops, heatmaps.",
             metavar="KINDS",
         ),
     ] = "annotated,json",
     confidence: Annotated[
         float | None,
-        Parameter(help="Leave out what scores lower, 0 to 1; if not given, 0.25 for detections."),
+        Parameter(help="The lowest score to keep, 0 to 1. Default: 0.25 for detections."),
     ] = None,
     classes: Annotated[
-        str | None, Parameter(help="Find only these: names or numbers, as in cat,dog.", metavar="NAMES")
+        str | None,
+        Parameter(help="Find only these classes: names or numbers, as in cat,dog.", metavar="NAMES"),
     ] = None,
     iou: Annotated[
-        float | None, Parameter(help="Of two boxes that overlap by more, drop the lower score.")
+        float | None,
+        Parameter(
+            help="NMS threshold: of two boxes that overlap more than this, drop the one with the lower score."
+        ),
     ] = None,
     most: Annotated[
-        int | None, Parameter(name="--max", help="Detections per image, at most.", metavar="N")
+        int | None, Parameter(name="--max", help="Maximum number of detections per image.", metavar="N")
     ] = None,
     tta: Annotated[
         Literal["none", "flip", "full"] | None,
-        Parameter(help="Predict on the mirrored image too, or in three sizes.", show_choices=True),
+        Parameter(
+            help="Test-time augmentation: predict on the flipped image too, or at three sizes.",
+            show_choices=True,
+        ),
     ] = None,
     device: Annotated[
         str | None,
-        Parameter(help="cpu, cuda:1, or cuda:0,cuda:1; if not given, all GPUs or the CPU.", metavar="NAMES"),
+        Parameter(
+            help="Devices: cpu, cuda:1, or cuda:0,cuda:1. Default: all GPUs, or the CPU.", metavar="NAMES"
+        ),
     ] = None,
     batch: Annotated[
-        int | None, Parameter(help="Images at once; if not given, 16 on a GPU, 1 on a CPU.", metavar="N")
+        int | None, Parameter(help="Batch size. Default: 16 on a GPU, 1 on a CPU.", metavar="N")
     ] = None,
-    resume: Annotated[bool, Parameter(help="Go on with the stopped prediction in --out."), flag] = False,
+    resume: Annotated[bool, Parameter(help="Continue the interrupted prediction in --out."), flag] = False,
     force: Annotated[
-        bool, Parameter(help="Take an --out that is not empty, and replace earlier results."), flag
+        bool,
+        Parameter(help="Write into an --out folder that is not empty, and replace earlier results."),
+        flag,
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Find things in images and videos, and draw them."""
+    """Predict on images and videos, and draw the results."""
     overrides = [word for word in sources if is_override(word)]
     sources = tuple(word for word in sources if word not in overrides)
     given: dict[str, float | int | str | None] = {"--iou": iou, "--max": most, "--tta": tta}

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 app = part()
 
 Runs = Annotated[
-    Path, Parameter(name="RUN", help="Run directories; several are shown side by side.", required=True)
+    Path, Parameter(name="RUN", help="The run directories. Several are shown side by side.", required=True)
 ]
-Replace = Annotated[bool, Parameter(help="Replace another file."), flag]
+Replace = Annotated[bool, Parameter(help="Replace a file that this command did not write."), flag]
 
 
 @app.command(
@@ -36,13 +36,13 @@ def report(
     out: Annotated[
         Path | None,
         Parameter(
-            help="The file to write; if not given, report.html in the run directory, or here for several.",
+            help="The file to write. Default: report.html in the run directory, or here for several runs.",
             metavar="FILE",
         ),
     ] = None,
     force: Replace = False,
 ) -> int:
-    """Write one page about runs: scores, curves, images, time; it needs nothing else to be read."""
+    """Write a self-contained HTML report of runs: scores, curves, images and times."""
     collected = _collected(runs)
     is_own = out is None and len(collected) == 1
     from rankless.files.outputs import Outputs

@@ -23,7 +23,7 @@ from rankless.printing import print_json, print_scores, say
 
 app = part()
 
-Others = Annotated[Path, Parameter(help="Further ones, a line each.")]
+Others = Annotated[Path, Parameter(help="More runs. Each gets a line.")]
 
 
 @app.command(
@@ -42,13 +42,13 @@ def evaluate(
     task: Task = None,
     devices: Devices = "auto",
     split: Annotated[
-        str | None, Parameter(help="The split to score on; if not given, the recipe's data.val.")
+        str | None, Parameter(help="The split to score on. Default: the recipe's data.val.")
     ] = None,
     classes_map: Annotated[
         str | None,
         Parameter(
-            help="Which class of the data is which of the model's, where the names do not say it: "
-            "'motorbike=motorcycle, cow=' (an empty one is left out), or a file with a pair on each line.",
+            help="Pairs of the data's class and the model's class, if their names differ: "
+            "'motorbike=motorcycle, cow=' (an empty one is ignored), or a file with one pair per line.",
             metavar="PAIRS",
         ),
     ] = None,

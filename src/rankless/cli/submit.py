@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 submit = part(
     name="submit",
-    help="Give a training to a cluster, which starts its ranks, and starts them again.",
+    help="Submit a training to a cluster, which starts and restarts its ranks.",
     help_epilogue="Start with:\n  rankless submit slurm digits --nodes 2 --devices 2 --dry-run",
     usage="Usage: rankless submit CLUSTER RECIPE [KEY=VALUE ...] [OPTIONS]",
     sort_key=5.5,
@@ -31,19 +31,19 @@ app.command(submit)
 Words = Annotated[
     str, Parameter(name="RECIPE KEY=VALUE", help="A shipped recipe or a YAML file, and changes to it.")
 ]
-Nodes = Annotated[str, Parameter(help="Machines.", metavar="N")]
-Devices = Annotated[str, Parameter(help="GPUs, or processes, of each machine.", metavar="N")]
+Nodes = Annotated[str, Parameter(help="Number of machines.", metavar="N")]
+Devices = Annotated[str, Parameter(help="Number of GPUs, or processes, per machine.", metavar="N")]
 Out = Annotated[
-    str | None, Parameter(name=("--out", "--run"), help="The run directory; if not given, runs/RECIPE-JOB.")
+    str | None, Parameter(name=("--out", "--run"), help="The run directory. Default: runs/RECIPE-JOB.")
 ]
-Name = Annotated[str | None, Parameter(help="The job's; if not given, the recipe's.")]
+Name = Annotated[str | None, Parameter(help="Name of the job. Default: the recipe's name.")]
 Sinks = Annotated[
     tuple[str, ...],
-    Parameter(help="As for train.", negative="", metavar="SINK", show_default=False),
+    Parameter(help="Observer of the numbers, as for train.", negative="", metavar="SINK", show_default=False),
 ]
-Cpus = Annotated[str | None, Parameter(help="CPU cores of each rank.", metavar="N")]
+Cpus = Annotated[str | None, Parameter(help="Number of CPU cores per rank.", metavar="N")]
 DryRun = Annotated[
-    bool, Parameter(help="Print what would be submitted, and nothing else.", show_default=False, negative="")
+    bool, Parameter(help="Print the job without submitting it.", show_default=False, negative="")
 ]
 
 
@@ -90,20 +90,22 @@ def slurm(
     devices: Devices = "1",
     out: Out = None,
     name: Name = None,
-    partition: Annotated[str | None, Parameter(help="As for sbatch.")] = None,
-    time: Annotated[str | None, Parameter(help="As for sbatch; the job goes on after it.")] = None,
-    account: Annotated[str | None, Parameter(help="As for sbatch.")] = None,
-    qos: Annotated[str | None, Parameter(help="As for sbatch.")] = None,
+    partition: Annotated[str | None, Parameter(help="sbatch's --partition.")] = None,
+    time: Annotated[
+        str | None, Parameter(help="sbatch's --time. A job that ends by it continues in the next one.")
+    ] = None,
+    account: Annotated[str | None, Parameter(help="sbatch's --account.")] = None,
+    qos: Annotated[str | None, Parameter(help="sbatch's --qos.")] = None,
     gres: Annotated[
-        str | None, Parameter(help="As for sbatch; if not given, gpu:DEVICES; none asks for no GPU.")
+        str | None, Parameter(help="sbatch's --gres. Default: gpu:DEVICES; none requests no GPU.")
     ] = None,
     cpus: Cpus = None,
-    memory: Annotated[str | None, Parameter(help="Of each machine, as sbatch's --mem.")] = None,
+    memory: Annotated[str | None, Parameter(help="Memory per machine: sbatch's --mem.")] = None,
     sink: Sinks = (),
     python: Annotated[
         str,
         Parameter(
-            help="The interpreter on the machines; if not given, this one.",
+            help="The Python interpreter on the machines. Default: this one.",
             metavar="PATH",
             show_default=False,
         ),
@@ -150,31 +152,34 @@ Examples:
 )
 def kubernetes(
     *recipe: Words,
-    image: Annotated[str, Parameter(help="The container image, with Rankless in it.")],
+    image: Annotated[str, Parameter(help="The container image, with Rankless installed.")],
     claim: Annotated[
         str,
         Parameter(
-            help="The PersistentVolumeClaim that is the working directory, with data and runs; for several "
-            "machines its access mode is ReadWriteMany."
+            help="The PersistentVolumeClaim with data and runs: the working directory. For several "
+            "machines its access mode must be ReadWriteMany."
         ),
     ],
     nodes: Nodes = "1",
     devices: Devices = "1",
     out: Out = None,
     name: Name = None,
-    namespace: Annotated[str | None, Parameter(help="If not given, kubectl's own.")] = None,
-    plain: Annotated[
-        bool, Parameter(help="Use an Indexed Job, where Kubeflow Trainer is not installed."), flag
-    ] = False,
+    namespace: Annotated[str | None, Parameter(help="The namespace. Default: kubectl's own.")] = None,
+    plain: Annotated[bool, Parameter(help="Use an Indexed Job instead of Kubeflow Trainer."), flag] = False,
     gpu: Annotated[
-        str, Parameter(help="The resource that a device is; none for processes on CPUs.", metavar="RESOURCE")
+        str,
+        Parameter(help="Kubernetes resource of a device; none for processes on CPUs.", metavar="RESOURCE"),
     ] = "nvidia.com/gpu",
     cpus: Cpus = None,
-    memory: Annotated[str | None, Parameter(help="Of each machine, such as 64Gi.")] = None,
-    runtime: Annotated[str, Parameter(help="Of Kubeflow Trainer.", metavar="NAME")] = "torch-distributed",
+    memory: Annotated[str | None, Parameter(help="Memory per machine, such as 64Gi.")] = None,
+    runtime: Annotated[
+        str, Parameter(help="Name of Kubeflow Trainer's runtime.", metavar="NAME")
+    ] = "torch-distributed",
     sink: Sinks = (),
-    python: Annotated[str, Parameter(help="The interpreter in the image.", metavar="PATH")] = "python",
-    apply: Annotated[bool, Parameter(help="Pass it on to kubectl, too."), flag] = False,
+    python: Annotated[str, Parameter(help="The Python interpreter in the image.", metavar="PATH")] = "python",
+    apply: Annotated[
+        bool, Parameter(help="Submit the job through kubectl instead of printing it."), flag
+    ] = False,
     dry_run: DryRun = False,
 ) -> int:
     """Print the manifests of a job for Kubernetes, and apply them if asked to."""
@@ -228,12 +233,16 @@ Examples:
 )
 def ray(
     *recipe: Words,
-    address: Annotated[str, Parameter(help="The cluster's: auto on one of its machines, or HOST:PORT.")],
-    devices: Annotated[str, Parameter(help="GPUs, or processes, of the whole cluster.", metavar="N")] = "1",
+    address: Annotated[
+        str, Parameter(help="Address of the cluster: auto on one of its machines, or HOST:PORT.")
+    ],
+    devices: Annotated[
+        str, Parameter(help="Number of GPUs, or processes, in the whole cluster.", metavar="N")
+    ] = "1",
     out: Out = None,
     name: Name = None,
     restarts: Annotated[
-        str, Parameter(help="Start the ranks again so often when one is lost.", metavar="N")
+        str, Parameter(help="How often to restart the ranks after one is lost.", metavar="N")
     ] = "10",
     cpus: Cpus = None,
     sink: Sinks = (),

@@ -249,24 +249,24 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file (if not given: a resumed run's; fine-tune with "
-            "model.pretrained; digits, or the defaults for other data), and changes: optim.lr=0.02.",
+            help="A shipped recipe or a YAML file, and changes: optim.lr=0.02. Default: a resumed run's; "
+            "fine-tune with model.pretrained; otherwise digits, or the defaults for other data.",
         ),
     ],
     run: Annotated[
         Path | None,
         Parameter(
             name=("--run", "--out"),
-            help="The run directory; if not given, runs/RECIPE, RECIPE-2 …",
+            help="The run directory. Default: runs/RECIPE, RECIPE-2 …",
         ),
     ] = None,
     devices: Devices = "auto",
-    resume: Annotated[bool, Parameter(help="Go on from the last checkpoint in --run."), flag] = False,
+    resume: Annotated[bool, Parameter(help="Resume from the last checkpoint in --run."), flag] = False,
     sink: Annotated[
         tuple[str, ...],
         Parameter(
-            help="Write the numbers to csv, tensorboard, mlflow or wandb, too, or to an observer of your "
-            "own, package.module:Class or file.py:Class, whose code is run. Repeatable; not remembered: "
+            help="Also write the numbers to csv, tensorboard, mlflow or wandb, or to your own observer, "
+            "package.module:Class or file.py:Class, whose code is run. Repeatable. Not remembered: "
             "give it again with --resume.",
             negative="",
             metavar="SINK",
@@ -275,23 +275,25 @@ def train(
     ] = (),
     inline: Annotated[
         bool,
-        Parameter(help="Train in this very process: for debuggers, profilers."),
+        Parameter(help="Train in this process, for debuggers and profilers."),
         flag,
     ] = False,
     parallel: Annotated[
         str,
-        Parameter(help="Ranks are processes, or threads.", metavar="KIND"),
+        Parameter(help="Run the ranks as processes or as threads.", metavar="KIND"),
     ] = "processes",
     download: Annotated[
         bool,
-        Parameter(help="Get data.root=torchvision/NAME first."),
+        Parameter(help="Download data.root=torchvision/NAME first."),
         flag,
     ] = False,
     hosts: Hosts = None,
-    min_hosts: Annotated[str, Parameter(help="Go on with so many when others are lost.", metavar="N")] = "1",
+    min_hosts: Annotated[
+        str, Parameter(help="Continue with at least this many hosts when others are lost.", metavar="N")
+    ] = "1",
     sync: Sync = False,
     detach: Annotated[
-        bool, Parameter(help="Leave it to the first of --hosts; see rankless attach RUN."), flag
+        bool, Parameter(help="Hand the training over to the first host; see rankless attach RUN."), flag
     ] = False,
     ssh: Ssh = "ssh",
     python: Python = None,
@@ -325,7 +327,7 @@ def attach(
     run: Annotated[Path, Parameter(name="RUN", help="The run directory of a detached training.")],
     /,
     *,
-    stop: Annotated[bool, Parameter(help="Have it save and end."), flag] = False,
+    stop: Annotated[bool, Parameter(help="Make the training save and stop."), flag] = False,
 ) -> int:
     """Show what a detached training prints; Ctrl-C leaves it running."""
     from rankless.launch.hosts.detaching import attach as follow
@@ -345,8 +347,8 @@ Examples:
 )
 def verify(
     *recipe: RecipeWords,
-    worlds: Annotated[str, Parameter(help="Numbers of processes to compare.", metavar="N,N")] = "1,2",
-    steps: Annotated[str, Parameter(help="Steps to train with each.", metavar="N")] = "20",
+    worlds: Annotated[str, Parameter(help="The numbers of processes to compare.", metavar="N,N")] = "1,2",
+    steps: Annotated[str, Parameter(help="Number of steps to train with each.", metavar="N")] = "20",
     hosts: Hosts = None,
     sync: Sync = False,
     ssh: Ssh = "ssh",

@@ -40,30 +40,30 @@ def tune(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file, and changes for all trials, such as epochs=5.",
+            help="A shipped recipe or a YAML file, and changes to all trials, such as epochs=5.",
         ),
     ],
-    trials: Annotated[str, Parameter(help="How many runs there are in the end.", metavar="N")] = "20",
+    trials: Annotated[str, Parameter(help="Total number of trials.", metavar="N")] = "20",
     search: Annotated[
         tuple[str, ...],
         Parameter(
-            help="What to search: KEY=LOW..HIGH or 'KEY=A|B|C'; repeatable. If not given: learning rate, "
-            "weight decay, strength of the augmentation, weights of the loss.",
+            help="A key to search: KEY=LOW..HIGH or 'KEY=A|B|C'. Repeatable. Default: learning rate, "
+            "weight decay, strength of the augmentation and weights of the loss.",
             negative="",
             metavar="RANGE",
             show_default=False,
         ),
     ] = (),
     out: Annotated[
-        Path | None, Parameter(help="The folder of the search; if not given, runs/tune-RECIPE, -2, -3 …")
+        Path | None, Parameter(help="The folder of the search. Default: runs/tune-RECIPE, -2, -3 …")
     ] = None,
     keep_all: Annotated[
-        bool, Parameter(help="Keep the weights of all trials; if not given, those of the best."), flag
+        bool, Parameter(help="Keep the weights of all trials instead of only the best."), flag
     ] = False,
-    resume: Annotated[bool, Parameter(help="Go on with the search in --out."), flag] = False,
+    resume: Annotated[bool, Parameter(help="Continue the search in --out."), flag] = False,
     devices: Devices = "auto",
 ) -> int:
-    """Search for a better learning rate and the like; each trial is a run."""
+    """Search better values for a recipe's keys, such as the learning rate. Each trial is a run."""
     from rankless.launch import environments
 
     environments.refuse("tune", "run it without the launcher, once; --devices says on how many")

@@ -34,7 +34,7 @@ Examples:
 """,
 )
 def runs(
-    folder: Annotated[Path, Parameter(name="DIR", help="A folder with runs in it, or a run.")] = Path("runs"),
+    folder: Annotated[Path, Parameter(name="DIR", help="A folder of runs, or a run.")] = Path("runs"),
     /,
     *,
     as_json: Json = False,
@@ -81,23 +81,27 @@ def watch(
         str,
         Parameter(
             name="RUN",
-            help="The run directory; HOST:DIRECTORY on another machine, from the home directory there where "
-            "it is not a whole path; one that was detached is found by itself.",
+            help="The run directory, or HOST:DIRECTORY on another machine, relative to the home directory "
+            "there. A detached run is found by itself.",
         ),
     ],
     /,
     *,
     web: Annotated[
-        bool, Parameter(help="Show its report in a browser of this machine, again every few seconds."), flag
+        bool,
+        Parameter(help="Serve the report to a browser on this machine, updated every few seconds."),
+        flag,
     ] = False,
     port: Annotated[
         str | None,
-        Parameter(help="With --web: of 127.0.0.1; if not given, 8765 or one after it.", metavar="N"),
+        Parameter(
+            help="With --web: the port on 127.0.0.1. Default: 8765, or the next free one.", metavar="N"
+        ),
     ] = None,
     ssh: Ssh = "ssh",
     python: Python = None,
 ) -> int:
-    """Follow a training in this terminal, from its first epoch on; Ctrl-C leaves it running."""
+    """Follow a training in this terminal, from its first epoch. Ctrl-C leaves it running."""
     if port is not None and not web:
         raise UserError("--port says where --web shows the report: add --web, or leave --port out")
     if web:
