@@ -88,7 +88,7 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
 
 
 def average_iou(sizes: ArrayLike, anchors: ArrayLike) -> float:
-    """How well anchors (A, 2) fit boxes (N, 2): the mean IoU of each box with its best anchor, both centered.
+    """Return the mean IoU of each of the boxes (N, 2) with its best anchor of (A, 2), both centered.
 
     NaN without boxes.
     """
@@ -160,7 +160,7 @@ def _lloyd(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> Sizes:
 
 
 def _median(boxes: Sizes, weights: NDArray[Any], before: Sizes) -> Sizes:
-    """The weighted median of each side of boxes (N, 2); of none, what it was ``before``."""
+    """Return the weighted median of each side of boxes (N, 2), or ``before`` if there are no boxes."""
     if not len(boxes):
         return before
     median = np.empty(2)

@@ -122,7 +122,7 @@ class MicroBatches(Generic[B]):
 
 
 class LoaderDiedError(RuntimeError):
-    """A loader process ended by itself; the sentence says how, and what it may mean."""
+    """A loader process died; the message says how and what that may mean."""
 
 
 class _Failure:
@@ -213,7 +213,7 @@ def _check_count(examples: Any, items: Any, images: int) -> None:
 
 
 def _failure(error: Exception) -> _Failure:
-    """Return what the user should read; raise any other error."""
+    """Return the message for the user; raise any other error."""
     known = error if isinstance(error, UserError) else explained(error)
     if known is None:
         raise error
@@ -223,7 +223,7 @@ def _failure(error: Exception) -> _Failure:
 
 
 def _death(processes: Iterable[BaseProcess]) -> Exception | None:
-    """How the first loader process ended that did so by itself; None where all live."""
+    """Return how the first dead loader process ended; None if all live."""
     code = next((p.exitcode for p in processes if p.exitcode), None)
     if code is None:
         return None
@@ -235,7 +235,7 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
 
 
 def _modules(examples: object, collate: object) -> set[str]:
-    """What examples and batches are made of, and this page."""
+    """The modules that define the examples and batches, and this one."""
     kinds = {__name__, type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
     return kinds.union(getattr(examples, "loader_imports", ()))
 

@@ -1,4 +1,4 @@
-"""Which images form which micro-batch: a function of the seed and the position alone.
+"""The images of each micro-batch: a function of the seed and the position alone.
 
 The images of one epoch are shuffled by a keyed bijection on 0..n-1, so any position of any epoch is
 answered in constant time and memory: no shuffled list, no sampler state, nothing to save for a resume.
@@ -23,7 +23,7 @@ _LARGEST = 2**62  # the sums below must stay inside 64 bits
 
 
 class Line(NamedTuple):
-    """One line of a schedule: what forms one micro-batch.
+    """One line of a schedule: the composition of one micro-batch.
 
     Attributes:
         step: the step it belongs to, from 0; 0 in an evaluation.
@@ -103,7 +103,7 @@ def _halves(n: int) -> tuple[int, int]:
 
 
 def _encrypt(x: NDArray[np.uint64], a: int, b: int, round_keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One pass through the network: a bijection on 0..a*b-1."""
+    """Apply the network once: a bijection on 0..a*b-1."""
     size_a, size_b = np.uint64(a), np.uint64(b)
     left, right = x % size_a, x // size_a
     for number, round_key in enumerate(round_keys):

@@ -1,4 +1,4 @@
-"""Whether there is anything where data is looked for."""
+"""Early checks that a data path exists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankless.files.remote import is_remote
 
 
 def refuse_gone(root: str, before: str, weights: Path) -> None:
-    """Check that data to score with is there where it is what the weights were trained on.
+    """Check that the data the weights were trained on still exists, if it is to score them.
 
     Args:
         root: of the data to score with.

@@ -129,7 +129,7 @@ class FromDataset:
 
     @cached_property
     def _generators(self) -> list[Any]:
-        """What the data set draws from besides the process's generators."""
+        """The data set's own random generators, besides those of the process."""
         return list(_found(self.dataset, _DEEPEST, set()))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two items hold the same; what cannot be compared counts as the same."""
+    """Whether two items have equal contents; contents that cannot be compared count as equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

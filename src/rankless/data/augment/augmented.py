@@ -1,4 +1,4 @@
-"""One training image of a detector, from everything in ``data.augment``: the order in which it is applied.
+"""The augmentation of one detector training image: the steps of ``data.augment`` in their order.
 
 An image gets objects of another (copy-paste) and is cropped; it, or a mosaic of four such images, is laid
 on the input, mirrored, recolored, zoomed, shifted and warped; the input is blurred, made noisy and
@@ -102,7 +102,7 @@ class Augmenter:
         return degrade(image, options, (self.key[0], "augment", self.key[1], index)), boxes, labels, where
 
     def _source(self, index: int) -> Sample:
-        """Return an image with what is pasted into it, cropped."""
+        """Return a cropped image with the pasted objects."""
         sample = self.images.read(index)
         if self.options.copy_paste and self._partners:
             rng = self._rng("copy-paste", index)

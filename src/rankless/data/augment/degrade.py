@@ -1,4 +1,4 @@
-"""What cameras and storage do to an image: blur, noise, the traces of JPEG. No box changes."""
+"""Degradations as by cameras and storage: blur, noise and JPEG artifacts. Boxes do not change."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def mosaic(
 
 
 def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[int]:
-    """Draw three images other than ``index`` and than each other, as far as there are so many."""
+    """Draw three images that differ from ``index`` and from each other, if the data has that many."""
     taken, others = [among.index(index)], []
     for draw in rng.random(3).tolist():
         if len(taken) == len(among):

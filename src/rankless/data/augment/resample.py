@@ -1,4 +1,4 @@
-"""How one training image is augmented: mirror, color, zoom, shift and warp, in one resampling.
+"""The augmentation of one training image: flip, color, zoom, shift and warp, in one resampling.
 
 Zoom and shift only move where the letterbox would put the image, so an image is resized once,
 and with everything switched off the result is the letterbox's, bit for bit. With a warp (rotate, shear,

@@ -81,7 +81,7 @@ def from_unit_square(corners: Matrix) -> Matrix:
 
 
 def origins(warp: Matrix, size: tuple[int, int]) -> Points:
-    """Where the middle of each pixel of the input comes from, (H, W) each; far away beyond the horizon."""
+    """Return the source position of each input pixel's center, (H, W) each; far away beyond the horizon."""
     back = np.linalg.inv(warp)
     x, y = np.arange(size[1]) + 0.5, np.arange(size[0])[:, None] + 0.5
     across, down, depth = (row[0] * x + row[1] * y + row[2] for row in back)
@@ -91,7 +91,7 @@ def origins(warp: Matrix, size: tuple[int, int]) -> Points:
 
 
 def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
-    """The smallest boxes around what a warp makes of boxes xyxy (N, 4). Not clipped.
+    """Return the smallest boxes around warped boxes xyxy (N, 4). They are not clipped.
 
     Of a box that reaches beyond the horizon the part before it counts; without any, the box lies outside.
     """

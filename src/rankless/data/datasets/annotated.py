@@ -45,12 +45,12 @@ class GroundTruth:
 
     @property
     def difficult(self) -> Tensor | None:
-        """What is marked difficult, bool (N,); None: nothing."""
+        """The flag "difficult" of each box, bool (N,); None if no box has it."""
         return None if self.flags is None else (self.flags.to(torch.uint8) & DIFFICULT) > 0
 
     @property
     def crowd(self) -> Tensor | None:
-        """What marks a crowd, bool (N,); None: nothing."""
+        """The flag "crowd" of each box, bool (N,); None if no box has it."""
         return None if self.flags is None else (self.flags.to(torch.uint8) & CROWD) > 0
 
 
@@ -69,7 +69,7 @@ class DetectionImages(ImageSource[Sample]):
 
 
 class _Annotated:
-    """What the two kinds of data sets from files share.
+    """The base of detection and classification data sets that are read from files.
 
     Args:
         annotations: of one split.

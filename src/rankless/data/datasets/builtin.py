@@ -41,7 +41,7 @@ _LARGEST_IOU = 0.05
 
 
 class _Digits:
-    """What the two kinds of built-in data share."""
+    """The base of the two kinds of built-in data."""
 
     class_names = tuple("0123456789")
 
@@ -104,7 +104,7 @@ class DigitScenes(_Digits, DetectionImages):
         return self._render(index)
 
     def _render(self, index: int, hidden: int | None = None) -> Sample:
-        """The scene; the ink of digit ``hidden`` is left out, so that a test can see what it drew."""
+        """Render a scene without the ink of digit ``hidden``, so that a test can see which pixels it drew."""
         if not 0 <= index < self._images:
             raise IndexError(f"digits: no scene {index}; the {self.split} split has 0 to {self._images - 1}")
         rng = Draws(generator(self.seed, "digits", self.split, index))
@@ -188,7 +188,7 @@ SIDE = 64
 
 
 class DigitImages(_Digits, ClassificationImages):
-    """The same digits, in the same splits, one to an image: 1,438 for training and 359 for validation.
+    """The same digits and splits, one digit per image: 1,438 for training and 359 for validation.
 
     Args:
         split: ``train`` or ``val``.
@@ -216,7 +216,7 @@ class DigitImages(_Digits, ClassificationImages):
 
 
 def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) -> bool:
-    """Whether two boxes overlap by more than the IoU or cover more of the smaller one than the fraction."""
+    """Whether two boxes exceed the IoU limit, or the covered fraction of the smaller box."""
     width = min(box[2], other[2]) - max(box[0], other[0])
     height = min(box[3], other[3]) - max(box[1], other[1])
     if width <= 0 or height <= 0:

@@ -1,4 +1,4 @@
-"""What surrounds the built-in digits: backgrounds, clutter, ink and sensor noise.
+"""The surroundings of the built-in digits: backgrounds, clutter, ink and sensor noise.
 
 Everything is drawn by integer arithmetic, tables and Pillow, never by a matrix product, so that the bits
 of a scene do not depend on the number of threads. Every color stays ``HEADROOM`` away from 0 and

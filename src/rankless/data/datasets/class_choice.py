@@ -1,4 +1,4 @@
-"""Which classes of the data are used, and in which order: ``data.classes``."""
+"""The choice and order of classes: ``data.classes``."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def refuse_classes(classes: object) -> None:
 def with_classes(
     whole: Annotations, names: Sequence[str], where: str, elsewhere: Iterable[str] = ()
 ) -> Annotations:
-    """Return the same images with the classes ``names``, in this order; ``about`` says what is left out.
+    """Return the same images with the classes ``names`` in this order; ``about`` counts the others.
 
     Boxes of other classes are left out, and the images stay. Where an image has one class, images of other
     classes are left out.
@@ -114,7 +114,7 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Itera
 
 
 def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) -> list[str]:
-    """What is left out, with counts, as a sentence."""
+    """Return a sentence with the counts of what is left out."""
     if not left_out:
         return []
     what = ("box", "boxes") if whole.has_boxes else ("image", "images")

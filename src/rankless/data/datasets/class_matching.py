@@ -32,7 +32,7 @@ _GROUPS = {name: group[0] for group in _SAME for name in group}
 
 @dataclass(frozen=True)
 class ClassMatch:
-    """Where each class of the data is among the model's.
+    """The index of each class of the data among the model's classes.
 
     Attributes:
         labels: for each class of the data its label in the model, or ``LEFT_OUT``.

@@ -1,4 +1,4 @@
-"""How an image fills a classifier's input: placed whole or cropped, and how training augments it.
+"""The input of a classifier: how images are placed or cropped, and augmented in training.
 
 Without a random crop the whole image is stretched onto the input. With one, evaluation and prediction take
 the middle, as published for ImageNet: a network that learned from crops has seen its subjects larger.

@@ -148,7 +148,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return self.images.ground_truth(index)
 
     def facts(self, step: int) -> dict[str, Any]:
-        """Return what the journal adds to a step: the input's ``size`` where it changes."""
+        """Return the step's journal fields: the input's ``size`` if it varies."""
         return {"size": list(self.step_sizes.of(step))} if self.step_sizes else {}
 
     def evaluation_order(self) -> NDArray[np.int64] | None:

@@ -114,7 +114,7 @@ def _tests_instead(split: str, existing: Sequence[str]) -> str:
 
 
 def without_boxes(root: str, split: str, annotations: Annotations) -> str:
-    """What a detector's training says of a split of which no image has a usable box; empty if one has."""
+    """Return an error for a split in which no image has a usable box; empty if one has."""
     if not annotations.has_boxes or len(annotations.boxes):
         return ""
     images = counted(len(annotations), "image")

@@ -18,7 +18,7 @@ PREFIX = "torchvision/"
 
 
 class _Known(NamedTuple):
-    """What is known of one: its format here, and what shows that its files are in the folder."""
+    """A known torchvision data set: its format here, and the files that show that it is present."""
 
     format: Format
     files: str

@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 
 class Named:
-    """What stands in place of something that a pickle would import, or make by calling it.
+    """A placeholder for an object that a pickle would import, or create by a call.
 
     Attributes:
         state: what it would be set to; an array's ends with its bytes.
@@ -83,7 +83,7 @@ def contents(file: Path) -> dict[str, Any]:
 
 
 def _followed(data: bytes) -> Any:
-    """What the pickle would leave, of plain values alone."""
+    """Return the value that the pickle describes, built of plain values only."""
     stack: list[Any] = []
     memory: dict[Any, Any] = {}
 
@@ -139,7 +139,7 @@ LAYOUT = "'cifar-10-batches-py' or 'cifar-100-python', as torchvision has them"
 
 
 class _Kind(NamedTuple):
-    """One of the two: its folder, its files by split, and the keys of labels and of their names."""
+    """CIFAR-10 or CIFAR-100: its folder, its files by split, and the keys of labels and names."""
 
     folder: str
     files: dict[str, tuple[str, ...]]

@@ -183,7 +183,7 @@ class _Reader(ListedImages):
 
 
 def _known(numbers: Mapping[Any, int], key: Any) -> int | None:
-    """What an id stands for, which nearly always is an integer."""
+    """Return the value of an id, which is nearly always an integer."""
     number = numbers.get(key) if type(key) is int else None
     return numbers.get(identity(key)) if number is None else number
 
@@ -234,7 +234,7 @@ def _candidates(root: Path) -> Iterator[Path]:
 
 
 def _is_coco(file: Path) -> bool:
-    """Whether a file looks like COCO's by its name, or by its beginning and end."""
+    """Whether a file looks like COCO JSON by its name, or by its beginning and end."""
     if not file.is_file():
         return False
     if re.match(r"instances_|_annotations\.coco\.json$", file.name):

@@ -25,7 +25,7 @@ _REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Image(msgspec.Struct, gc=False):
-    """An entry of ``images``; what its fields hold is not checked."""
+    """An entry of ``images``; its fields are not checked."""
 
     id: Any = None
     file_name: Any = None
@@ -111,7 +111,7 @@ def decoded(value: Any) -> Any:
 
 
 def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
-    """By the standard library, which says line and column of what is wrong."""
+    """Decode with the standard library, which reports line and column of an error."""
     try:
         whole = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:

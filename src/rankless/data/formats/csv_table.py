@@ -178,7 +178,7 @@ def _is_number(cell: str) -> bool:
 
 
 def is_text(name: str) -> bool:
-    """Whether a cell was written in UTF-8; bytes that were not are surrogates in it."""
+    """Whether a cell is valid UTF-8; other bytes are surrogates in it."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
@@ -265,7 +265,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _files(root: Path) -> Tables:
-    """Split to its file and what its columns mean; files of another kind are left out."""
+    """Map each split to its file and that file's columns; other files are left out."""
     if root.is_file():
         columns = columns_of(root) if root.suffix.lower() in {".csv", ".tsv"} else None
         return {_name(root): (root, columns)} if columns else {}

@@ -69,7 +69,7 @@ def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
 
 
 def _listings(folder: str, files: Split) -> list[FolderNames]:
-    """The listings of one folder's labels; reports those whose image is missing."""
+    """Return the listings of one folder's labels, and report those without an image."""
     listings = [FolderNames(each, {".txt"}) for each in label_folders(folder)]
     files.depends += [folder, *(each.folder for each in listings)]
     known = {composed(stem) for stem in FolderNames(folder, EXTENSIONS).files}
@@ -137,7 +137,7 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
 
 
 def _is_text(content: bytes) -> bool:
-    """Whether it is UTF-8; of anything else nobody knows which boxes it was to hold."""
+    """Whether the file is UTF-8. Nobody knows which boxes other bytes meant."""
     try:
         return b"\0" not in content and (content.isascii() or bool(content.decode()))
     except UnicodeDecodeError:
@@ -149,7 +149,7 @@ def _corners(x: float, y: float, width: float, height: float) -> tuple[float, fl
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write a ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``; return what is lost.
+    """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``; return sentences about lost information.
 
     What is marked difficult or a crowd is left out: as a plain label it would be trained on.
     """

@@ -23,7 +23,7 @@ _DATA_SPLITS = ("train", "valid", "val", "test")
 
 @dataclass(frozen=True)
 class Description:
-    """What such a file says.
+    """The content of a description file.
 
     Attributes:
         file: its path.

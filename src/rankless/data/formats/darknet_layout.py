@@ -1,4 +1,4 @@
-"""Where a Darknet/YOLO data set has the images of a split: its description, or its folders."""
+"""The layout of a Darknet/YOLO data set: the images of a split by its description or its folders."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Split(SplitFiles):
 
 
 def label_folders(folder: str) -> list[str]:
-    """Where labels of the images in ``folder`` may lie, the likeliest first.
+    """Return the possible label folders of the images in ``folder``, the most likely first.
 
     The last folder ``images`` becomes ``labels``, or else the last ``JPEGImages``, as Darknet itself does;
     without either they lie beside the images.

@@ -25,7 +25,7 @@ NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
 
 @dataclass
 class SplitFiles:
-    """The base of what a layout knows about the files of one split.
+    """The files of one split, as a layout finds them: the base class.
 
     Attributes:
         depends: folders that were listed and files that were read.
@@ -37,7 +37,7 @@ class SplitFiles:
     notes: list[str] = field(default_factory=list)
 
     def with_raw(self, raw: Raw) -> Raw:
-        """Return what was read of the files, behind what the layout knows."""
+        """Return the raw annotations, after the findings of the layout."""
         self.findings.update(raw.findings)
         raw.findings = self.findings
         raw.depends = [*dict.fromkeys(self.depends), *raw.depends]
@@ -89,7 +89,7 @@ def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> I
 
 
 def _raise_unless_absent(folder: str, error: OSError) -> None:
-    """Raise for a folder that is there: what it holds must not pass for missing."""
+    """Raise for a folder that exists but cannot be read: it must not pass for missing."""
     if error.errno not in _ABSENT:
         raise UserError(
             f"{folder}: cannot be listed ({error.strerror}); expected a folder that you may read; change its "
@@ -127,7 +127,7 @@ class FolderNames:
                     self.files.setdefault(stem, f"{stem}{ending}")
 
     def with_stem(self, stem: str) -> str:
-        """The path of the file whose name without its ending is ``stem``, in any Unicode form, or nothing."""
+        """Return the path of the file with this stem, in any Unicode form, or None."""
         name = self.files.get(stem)
         if name is None and not stem.isascii():
             if self._composed is None:
@@ -193,7 +193,7 @@ class ImageSearch:
         return ""
 
     def notes(self) -> list[str]:
-        """How names were found, as sentences."""
+        """Sentences about how file names were matched."""
         if not self.shortened:
             return []
         one, many = "image is not where its path says", "images are not where their path says"
@@ -257,7 +257,7 @@ def numbered_names(
 
 
 def read_text(file: Path, expected: str, most: int | None = None) -> str:
-    """Return the text of a file, which is to hold what is ``expected``, and ``most`` bytes of it."""
+    """Return the text of a file of at most ``most`` bytes; ``expected`` names its content in errors."""
     try:
         return reading.read_text(file, most)
     except (OSError, UnicodeDecodeError) as error:

@@ -67,7 +67,7 @@ def splits(root: Path) -> list[str]:
 
 
 def read(root: Path, split: str) -> Raw:
-    """One split, class by class, each class in the order of its files' names.
+    """Read one split class by class, each in the order of its file names.
 
     Its class names are those of the folders that hold images, sorted; another split may have others.
 
@@ -138,7 +138,7 @@ def _split_folders(root: Path) -> list[str]:
 
 @dataclass
 class _Contents:
-    """What lies in one folder of class folders.
+    """The contents of a folder of class folders.
 
     Attributes:
         classes: class to (name inside the class folder to path), both sorted.
@@ -223,7 +223,7 @@ def _part_of(files: dict[str, str], split: str) -> dict[str, str]:
 
 
 def _left_out(contents: _Contents) -> list[str]:
-    """What was left out, as sentences with counts."""
+    """Sentences with the counts of ignored files."""
     sentences = []
     if empty := [name for name, files in contents.classes.items() if not files]:
         holds = counted(len(empty), "folder holds no images and is", "folders hold no images and are")

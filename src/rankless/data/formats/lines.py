@@ -170,7 +170,7 @@ def lines_of(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def list_kind(file: Path) -> str:
-    """What a ``.txt`` file has in its first lines: ``boxes``, only ``images``, or nothing of these."""
+    """Return the kind of a ``.txt`` file by its first lines: ``boxes``, ``images``, or empty for neither."""
     if file.suffix.lower() != ".txt":
         return ""
     kind = ""

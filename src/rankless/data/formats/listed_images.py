@@ -1,4 +1,4 @@
-"""The base of readers whose annotation file lists images by name: COCO, CSV, annotation lines."""
+"""The base of readers of files that list images by name: COCO, CSV and annotation lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankless.errors import UserError, printable
 
 @dataclass
 class ListedImages:
-    """One annotation file while it is read.
+    """An annotation file while it is read.
 
     Attributes:
         file: the annotation file.

@@ -52,7 +52,7 @@ _LOOKED_AT = 10_000
 
 
 class Format(Protocol):
-    """What the page of a format offers; it is a module."""
+    """The interface of a format's module."""
 
     TITLE: str
     """As in "read as Pascal VOC"."""
@@ -68,7 +68,7 @@ class Format(Protocol):
         ...
 
     def read(self, root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
-        """One split.
+        """Read one split.
 
         Args:
             root: the data's folder or file; an address only where it is of shards.
@@ -104,7 +104,7 @@ def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageF
 
 
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:
-    """Which format the data at ``root`` is of, and why."""
+    """Return the format of the data at ``root``, and the reason."""
     path = Path(root).expanduser()
     if problems := missing_data(root):
         raise UserError(problems)
@@ -149,7 +149,7 @@ def _recognized_remote(root: str, format: str) -> str:
 
 
 def also(root: str, taken: str) -> Iterator[str]:
-    """Of what other formats of boxes a folder is, as sentences that say how to take them."""
+    """Sentences that name other formats the folder could be read as, and how to choose them."""
     path = Path(root).expanduser()
     for name in _WITH_BOXES if taken in _WITH_BOXES and path.is_dir() else ():
         page = format_named(name)

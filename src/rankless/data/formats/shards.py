@@ -71,7 +71,7 @@ class Sample:
 
 
 def samples(shard: str, findings: Findings) -> Iterator[Sample]:
-    """The samples of a shard in their order, as far as it can be read; what is wrong is added to findings."""
+    """Return a shard's samples in order as far as they can be read; errors are added to the findings."""
     try:
         with opened(shard) as ranges, io.BufferedReader(Window(ranges, 0, ranges.size)) as file:
             head = file.read(6)
@@ -168,7 +168,7 @@ def _grouped(members: Iterator[tuple[str, str, Member]], shard: str, findings: F
 
 
 def _is_new(sample: Sample, seen: dict[str, bool], shard: str, findings: Findings) -> bool:
-    """Whether a finished sample is a new one, and not a part of, or the same as, one before."""
+    """Whether a finished sample is new, and neither a part nor a repetition of an earlier one."""
     if not sample.members:
         return False
     has = sample.image is not None
@@ -213,7 +213,7 @@ def known_as(split: str, names: list[str]) -> str:
 
 
 def is_compressed(shard: Location) -> bool:
-    """Whether it is a compressed archive, by its name."""
+    """Whether the name is that of a compressed archive."""
     return shard.name.lower().endswith(_COMPRESSED)
 
 

@@ -48,7 +48,7 @@ def known_as(wanted: str, existing: Collection[str]) -> str:
 
 
 def is_for_tests(name: str) -> bool:
-    """Whether a split of this name is for tests."""
+    """Whether a split of this name is a test split."""
     return _YEAR.sub("", name).casefold() in _ALIKE[2]
 
 
@@ -58,12 +58,12 @@ def is_for_training(name: str) -> bool:
 
 
 def is_for_validation(name: str) -> bool:
-    """Whether ``name`` is a word for the split that a training is scored on."""
+    """Whether ``name`` is a usual name of the validation split."""
     return name.casefold() in _ALIKE[1]
 
 
 def is_usual(name: str) -> bool:
-    """Whether it is what a split is called, perhaps with a year: ``train``, ``2007_val``, ``trainval``."""
+    """Whether ``name`` is a usual split name, perhaps with a year: ``train``, ``2007_val``, ``trainval``."""
     return _YEAR.sub("", name).casefold() in ("trainval", *(one for group in _ALIKE for one in group))
 
 

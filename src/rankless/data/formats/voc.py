@@ -45,7 +45,7 @@ _FLAGS = {"-1", "0", "1"}  # the lists of one class say beside each image whethe
 
 @dataclass(frozen=True)
 class Part:
-    """One year, or one folder of images with their annotations beside them.
+    """One year, or one folder with images and their annotations.
 
     Attributes:
         name: of its folder.
@@ -187,7 +187,7 @@ def _plain_splits(parts: list[Part]) -> list[str]:
 
 
 def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
-    """Add one part's images of the split ``wanted``, and what its other lists name."""
+    """Add one part's images of the split ``wanted``, and the images that its other lists name."""
     annotated = FolderNames(os.fspath(part.annotations), {".xml"})
     images = FolderNames(os.fspath(part.images), EXTENSIONS)
     result.depends += dict.fromkeys(
@@ -307,7 +307,7 @@ def _raw(made: RawBuilder, labels: Mapping[str, int], items: Sequence[tuple[str,
 
 
 def _read(file: str, findings: Findings) -> Annotation:
-    """Parse a file; what is not an annotation at all is added to the findings, and has no objects."""
+    """Parse a file; one that is no annotation is added to the findings and has no objects."""
     try:
         parsed = parse(reading.read_bytes(file, reading.LABELS))
     except OSError as error:
@@ -320,7 +320,7 @@ def _read(file: str, findings: Findings) -> Annotation:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``; return what is lost.
+    """Write ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``; return sentences about lost information.
 
     An image that several splits have with the same boxes is written once.
     """
@@ -355,14 +355,14 @@ def _check(names: Sequence[str]) -> None:
 
 
 def _keys(annotations: Annotations) -> Iterator[tuple[object, ...]]:
-    """What makes images the same: file, bytes in it, boxes, classes and flags."""
+    """Return keys that are equal for equal images: file, its bytes, boxes, classes and flags."""
     for index, path in enumerate(annotations.paths()):
         objects = tuple((*box, label, flags) for box, label, flags, _ in annotations.objects(index))
         yield path, annotations.byte_ranges[index : index + 1].tobytes(), objects
 
 
 def _written(annotations: Annotations, index: int, name: str, names: Sequence[str]) -> bytes:
-    """One annotation."""
+    """Return one annotation as XML."""
     height, width = annotations.sizes[index].tolist()
     objects = (
         VocObject(names[label], (x1, y1, x2, y2), bool(flag & (DIFFICULT | CROWD)))

@@ -1,4 +1,4 @@
-"""One annotation of Pascal VOC: its objects, and whatever is wrong with them; and how it is written."""
+"""Pascal VOC annotation files: parse their objects, report errors in them, and write them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 
 
 class VocObject(NamedTuple):
-    """One object as the file has it.
+    """One object as the file states it.
 
     Attributes:
         name: of its class.
@@ -34,7 +34,7 @@ class VocObject(NamedTuple):
 
 
 class Annotation(NamedTuple):
-    """What a file says.
+    """The content of an annotation file.
 
     Attributes:
         objects: those that can be understood, in the order of the file.
@@ -102,7 +102,7 @@ def _add(parent: ElementTree.Element, tag: str, text: str) -> None:
 
 
 def unreadable(kind: str, problem: str) -> Annotation:
-    """Return what a file says that is not an annotation at all."""
+    """Return the problem of a file that is no annotation."""
     return Annotation([], (0, 0), [(kind, problem)], readable=False)
 
 

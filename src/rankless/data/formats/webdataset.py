@@ -34,7 +34,7 @@ from rankless.files.remote import Location, RemotePath, name_of, size_of
 
 
 class LabelError(ValueError):
-    """A label that is not of the format; its text says what was found and what was expected."""
+    """A label of the wrong form; the message says what was found and expected."""
 
 
 class Row(NamedTuple):
@@ -167,7 +167,7 @@ def _number_or_name(text: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a class is a number, and not a name."""
+    """Whether a class is given by its number instead of its name."""
     digits = text.removeprefix("-")
     return digits.isascii() and digits.isdigit() and len(digits) < 19
 
@@ -268,7 +268,7 @@ def _refuse(root: Location, split: str, chosen: list[Location]) -> None:
 
 
 def _kind(chosen: list[Location]) -> str:
-    """How the split is labeled: as the first sample with a label is."""
+    """Return the kind of labels in the split, which its first labeled sample decides."""
     findings = Findings()
     for shard in chosen:
         for sample in samples(name_of(shard), findings):
@@ -295,7 +295,7 @@ def _scanned(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
 
 
 def index(items: list[tuple[str, ...]]) -> Raw:
-    """Read the samples of some shards: the byte range of every image, its size, and what its label says.
+    """Index the samples of shards: byte range, size and label of every image.
 
     Args:
         items: (shard, kind of its labels, JSON of the class names or of None). Without names the result's

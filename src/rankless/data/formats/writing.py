@@ -1,4 +1,4 @@
-"""What the writers of all formats share: images, names, numbers, and what a format cannot hold."""
+"""Shared parts of all writers: images, names, numbers, and notes on what a format cannot hold."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def file_names(
 
 
 def _key(name: str) -> str:
-    """What must differ: some file systems know neither case nor the Unicode form of a name."""
+    """Return a key that must be unique: some file systems ignore case and Unicode form."""
     return unicodedata.normalize("NFC", PurePosixPath(name).stem).casefold()
 
 
@@ -103,12 +103,12 @@ def shortest(value: float) -> str:
 
 
 def lost_of(split: str, count: int, one: str, many: str, what: str) -> list[str]:
-    """A sentence on what is lost of so many, as in "train: 2 boxes marked difficult …"; none for 0."""
+    """Return a sentence about lost information, as in "train: 2 boxes marked difficult …"; none for 0."""
     return [f"{split}: {counted(count, one, many)} {what}"] if count else []
 
 
 def lost_flags(annotations: Annotations, split: str) -> list[str]:
-    """Sentences on what a format without flags and areas cannot hold of a split."""
+    """Sentences on the flags and areas of a split that a format without them loses."""
     flags: Any = annotations.flags
     sentences = []
     for flag, what in ((DIFFICULT, "difficult"), (CROWD, "a crowd")):

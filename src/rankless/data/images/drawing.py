@@ -21,7 +21,7 @@ _MOST_PLACES = 10_000
 
 
 class Mark(NamedTuple):
-    """One box to draw.
+    """A box to draw.
 
     Attributes:
         box: xyxy in pixels of the image.
@@ -125,7 +125,7 @@ def _pad(size: int) -> int:
 
 
 class _Text(NamedTuple):
-    """What stands on a label, and how wide and high the label is."""
+    """The text of a label with its width and height."""
 
     text: str
     font: Font

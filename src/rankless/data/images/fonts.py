@@ -56,7 +56,7 @@ def _has(path: str, letters: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _draws(path: str, letter: str) -> bool:
-    """Whether a font has a letter: whether it draws it otherwise than what it does not have."""
+    """Whether a font has a letter, which it then draws unlike a missing one."""
     try:
         font = _opened(path, _TRIED_AT)
         return bytes(font.getmask(letter)) != _missing(path)

@@ -63,7 +63,7 @@ class UnreadableImage(UserError):  # noqa: N818 - it is what the user sees
 
 @dataclass(frozen=True)
 class Shown:
-    """How large images will be shown, which decides how far they are reduced while they are decoded.
+    """The size at which images will be shown; it decides how far they are reduced while decoding.
 
     Attributes:
         size: the network's input (H, W) in pixels.
@@ -77,7 +77,7 @@ class Shown:
     detail: float = 2.0
 
     def reduction(self, height: int, width: int) -> int:
-        """1, 2, 4 or 8: so many pixels of an upright image become one. A function of its size alone."""
+        """Return the decoder's reduction for an upright image: 1, 2, 4 or 8. It depends on the size alone."""
         if not self.detail:
             return 1
         down, across = self.size[0] / height, self.size[1] / width
@@ -100,7 +100,7 @@ class Decoded(NamedTuple):
 
 
 def too_large(length: int) -> str:
-    """Return why a file of so many bytes is not read."""
+    """Return why a file of this many bytes is not read."""
     return f"it has {length:,} bytes, more than the {MOST_BYTES:,} that an image may have"
 
 
@@ -150,7 +150,7 @@ def size(path: Source, *, name: str = "") -> tuple[int, int]:
 
 
 def sideways(path: Source) -> bool:
-    """Whether the image's EXIF orientation turns it by a quarter; False where its header cannot be read."""
+    """Whether the EXIF orientation turns the image by 90°; False if its header cannot be read."""
     try:
         return _stored(path, "")[2]
     except UnreadableImage:

@@ -1,4 +1,4 @@
-"""Image sources: what a data set is once it is open, a chain of objects with ``read(index)``.
+"""Image sources: an open data set is a chain of objects with ``read(index)``.
 
 ``FileImages`` decodes; ``CachedImages`` (:mod:`rankless.data.images.image_cache`) saves what it decoded; a
 data set's source adds boxes or a class; ``ReadableImages`` replaces, in training, what cannot be read.
@@ -75,7 +75,7 @@ class ImageSource(ABC, Generic[Value]):
         """Return the file of image ``index``, or a name for reports."""
 
     def digest(self) -> str | None:
-        """Return a hash of what is annotated; None if the images are generated."""
+        """Return a hash of the annotations; None if the images are generated."""
         return None
 
     def opened(self, shown: Shown, cache: Cache) -> tuple[Any, tuple[str, ...]]:
@@ -88,7 +88,7 @@ Source = TypeVar("Source", bound=ImageSource[Any])
 
 
 class ImageExamples(Generic[Source]):
-    """What detection and classification examples share; see :class:`rankless.tasks.protocol.Examples`.
+    """The base of detection and classification examples; see :class:`rankless.tasks.protocol.Examples`.
 
     Attributes:
         images: the source, opened.
@@ -108,7 +108,7 @@ class ImageExamples(Generic[Source]):
 
     @property
     def digest(self) -> str | None:
-        """A hash of what is annotated; None if the images are generated."""
+        """Return a hash of the annotations; None if the images are generated."""
         return self.images.digest()
 
 

@@ -37,7 +37,7 @@ Read = Callable[[], tuple[Annotations, list[str]]]
 
 
 def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = False) -> Annotations:
-    """What ``read`` gives, or has given before and would give again.
+    """Return the result of ``read``, from the cache if nothing that it depends on has changed.
 
     Args:
         root: absolute; with the names of the split and of the format the key of what is cached.
@@ -98,7 +98,7 @@ def _valid(store: Path) -> Annotations | None:
 
 
 def _is_whole(annotations: Annotations) -> bool:
-    """Whether the arrays are as long as they must be."""
+    """Whether all arrays have their full length."""
     count, boxes = len(annotations), len(annotations.labels)
     return (
         len(annotations.sizes) == count
@@ -112,7 +112,7 @@ def _is_whole(annotations: Annotations) -> bool:
 
 
 def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:
-    """What ``read`` gives when nothing changes meanwhile, and all that it depends on, with states."""
+    """Return the result of ``read`` once its files hold still meanwhile, and their states."""
     changed = ""
     for _ in range(_TRIES):
         time.sleep(TICK / 1e9)  # what changed before now has an older time than what changes from now on
@@ -130,7 +130,7 @@ def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]
 
 
 def _clear(store: Path, rescan: bool) -> None:
-    """Remove what was left half-written, and with ``rescan`` everything that is cached."""
+    """Remove half-written entries, and with ``rescan`` all entries."""
     for left in store.glob(f"{_BUILDING}*"):
         shutil.rmtree(left, ignore_errors=True)
     if rescan:

@@ -1,4 +1,4 @@
-"""What is annotated on the images of one split: flat arrays, whatever format they came from.
+"""The annotations of one split as flat arrays, independent of the format they came from.
 
 Arrays are memory-mapped from one file, so every rank and loader process of a machine shares one copy and
 opening costs the same for a thousand images and for a million.
@@ -42,7 +42,7 @@ _ARRAYS = {
 
 @dataclass(frozen=True)
 class Annotations:
-    """One split. Pickles as the name of its folder once it lies in one.
+    """The annotations of one split. Pickles as the name of its folder if it lies in one.
 
     Attributes:
         class_names: a label is a position in this list.
@@ -78,17 +78,17 @@ class Annotations:
     folder: str | None = None
 
     def __len__(self) -> int:
-        """How many images."""
+        """The number of images."""
         return len(self.path_ends)
 
     @property
     def has_boxes(self) -> bool:
-        """Whether these are boxes, or else one class for each image."""
+        """Whether the annotations are boxes; otherwise each image has one class."""
         return len(self.boxes) == len(self.labels)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How the data was read and what was wrong, as sentences with counts."""
+        """Sentences with counts about how the data was read and what was wrong."""
         return (*self.about, *self.findings.notes())
 
     def path(self, index: int) -> str:
@@ -112,7 +112,7 @@ class Annotations:
         return zip(*columns, strict=True)
 
     def digest(self) -> str:
-        """Of classes, sizes and all that is annotated, in its order; not of where the files lie."""
+        """Return a hash of classes, sizes and annotations in order, independent of the files' location."""
         made = hashlib.blake2b("\n".join(self.class_names).encode(errors="surrogateescape"), digest_size=16)
         for array in (self.sizes, self.offsets, self.boxes, self.labels, self.flags):
             made.update(array.tobytes())

@@ -72,7 +72,7 @@ def content(annotations: Annotations, index: int) -> bytes:
 
 
 def _part(file: str, length: int, offset: int) -> bytes:
-    """Up to so many bytes of a shard; those of one on another machine through the user's cache."""
+    """Return a part of a shard, through the user's cache if it is remote."""
     if not is_remote(file):
         with reading.opened(file) as opened:
             return LocalFile(opened.fileno()).pread(length, offset)

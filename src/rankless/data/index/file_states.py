@@ -1,4 +1,4 @@
-"""Whether files are as they were: each one's time of change and size, saved beside what was made of them.
+"""Detection of changed files: times and sizes are saved beside the result that was made from them.
 
 Asking for a file costs some 2 µs, for a million of them longer than all else, so several processes ask. They
 run this page as a script, without the package and its imports, and start within hundredths of a second.
@@ -60,7 +60,7 @@ def save_states(folder: str, paths: Sequence[str], states: Sequence[tuple[int, i
 
 
 def saved_names(folder: str) -> list[str]:
-    """The files whose states :func:`save_states` saved; none where they are not whole."""
+    """Return the files whose states :func:`save_states` saved; none if the record is not whole."""
     paths: list[str] = []
     try:
         with open(f"{folder}/{_NAMES}", "rb") as names:  # noqa: PTH123

@@ -1,4 +1,4 @@
-"""What is wrong with a data set: counted by kind, with the location of the first few of each.
+"""Findings: errors in a data set, counted by kind, with the location of the first few of each.
 
 Every kind has one outcome, stated here and in docs/data.md. What damages a single box costs that box; what
 says that a file is misunderstood (its classes, its columns, its units) stops a training, because going on
@@ -20,7 +20,7 @@ Outcome = Literal["stops", "dropped", "clipped", "replaced", "reported"]
 
 
 class Kind(NamedTuple):
-    """One way in which data can be wrong.
+    """A kind of error in data.
 
     Attributes:
         outcome: of training: it ``stops`` before it begins; the box or image is ``dropped``; the box is
@@ -101,7 +101,7 @@ KINDS: dict[str, Kind] = {
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong.
+    """One error.
 
     Attributes:
         where: file, or file and line.
@@ -117,7 +117,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Findings:
-    """All that is wrong with a data set.
+    """All errors found in a data set.
 
     Attributes:
         counts: kind to number.
@@ -154,7 +154,7 @@ class Findings:
         return ((kind, self.counts[kind], self.first.get(kind, [])) for kind in KINDS if kind in self.counts)
 
     def stopping(self, also: Sequence[str] = ()) -> list[str]:
-        """What stops a training, as sentences: the first of every such kind, the others counted.
+        """Sentences on the errors that stop a training: the first of every kind, the others counted.
 
         Args:
             also: kinds that stop it this time, besides those that always do.
@@ -169,7 +169,7 @@ class Findings:
         return sentences
 
     def notes(self, but: Collection[str] = ()) -> list[str]:
-        """What does not stop a training, as sentences with counts; without the kinds in ``but``."""
+        """Sentences with counts on the errors that do not stop a training, without the kinds in ``but``."""
         made = []
         for kind, count, first in self:
             outcome = KINDS[kind].outcome

@@ -1,4 +1,4 @@
-"""What a format's reader returns, before :mod:`rankless.data.index.validation` judges it."""
+"""The result of a format's reader, before :mod:`rankless.data.index.validation` judges it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_AREA = float("nan")
 
 @dataclass
 class Raw:
-    """One split, or a part of one, as its files state it.
+    """One split, or a part of it, as its files state it.
 
     Attributes:
         paths: image files, (N,).

@@ -1,4 +1,4 @@
-"""What was read of a chunk of a data set's files, saved to a file: arrays and JSON, never a pickle.
+"""The result of reading one chunk of a data set's files, saved as arrays and JSON, never as a pickle.
 
 A file's name is drawn from everything that the reading depends on, so that a scan goes on where it was
 killed, and a changed file costs its chunk alone.
@@ -53,7 +53,7 @@ def reader_version() -> str:
 
 
 def chunks(items: Sequence[Item], about: int) -> Iterator[list[Item]]:
-    """``items`` in their order, ``about`` so many at a time.
+    """Return ``items`` in order, in chunks of ``about`` this many.
 
     Where a chunk ends is decided by the item it begins with, not by counting: a file that is added or removed
     moves no other chunk's ends.
@@ -116,7 +116,7 @@ def save(raw: Raw, path: Path) -> None:
 
 
 def load(path: Path) -> Raw:
-    """What :func:`save` wrote."""
+    """Load the result of :func:`save`."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays: dict[str, Any] = {name: file[name] for name in file.files}

@@ -70,7 +70,7 @@ def validate(raw: Raw, format: str) -> Annotations:
 
 
 def _compare_sizes(raw: Raw, findings: Findings) -> None:
-    """Report the images whose annotation states another size."""
+    """Report images whose annotation states another size."""
     compared = (raw.sizes > 0).all(1) & (raw.stated > 0).all(1)
     other = compared & (raw.sizes != raw.stated).any(1)
     swapped = other & (raw.sizes == raw.stated[:, ::-1]).all(1)
@@ -116,7 +116,7 @@ def _annotations(
 
 
 class _Checked:
-    """Which boxes are still good. A box is reported once, for its first problem."""
+    """The boxes that are still valid. A box is reported once, for its first problem."""
 
     def __init__(self, raw: Raw, findings: Findings) -> None:
         self.raw, self.findings = raw, findings
@@ -183,7 +183,7 @@ def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Mask) -> Mask:
 
 
 def _hash_repeats(keys: NDArray[Any]) -> Mask:
-    """Whether each row's hash is another's, too; so it is of equal rows, and of hardly any others."""
+    """Whether each row's hash occurs twice, as for equal rows and hardly any others."""
     hashes = np.zeros(len(keys), np.uint64)
     for column in keys.T:
         hashes ^= (column + 0.0).view(np.uint64)  # + 0 turns -0 into 0, which is equal
