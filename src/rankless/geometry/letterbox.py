@@ -74,7 +74,7 @@ Fit = Literal["letterbox", "stretch"]
 
 @dataclass(frozen=True)
 class Placing:
-    """How images are resized, and what surrounds them on the input.
+    """The placement of images on the input: how they are resized, and what surrounds them.
 
     Attributes:
         antialias: the resize to fewer pixels averages all of them. Otherwise it reads the four around each

@@ -1,4 +1,4 @@
-"""Which detection finds which object at an IoU of 0.5: by COCO's rule, by Pascal VOC's, and across classes.
+"""Matching of detections and objects at an IoU of 0.5: by COCO's rule, Pascal VOC's, and across classes.
 
 COCO (cocoapi's ``cocoeval``): by falling score, a detection takes the free object of its class with the
 largest IoU. Pascal VOC (the devkit's ``VOCevaldet``): it takes the object of its class with the largest IoU,
@@ -99,7 +99,7 @@ def image_boxes(truth: Truth, detections: Detections) -> ImageBoxes:
 
 
 def _place_in_class(labels: Integers) -> Integers:
-    """How many earlier entries have the same label, (K,)."""
+    """Return the number of earlier entries with the same label, (K,)."""
     by_label = np.argsort(labels, kind="stable")
     sorted_labels = labels[by_label]
     first = np.searchsorted(sorted_labels, sorted_labels)

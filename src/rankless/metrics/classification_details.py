@@ -1,4 +1,4 @@
-"""What a report says of a classifier beyond its scores: curves, and how far its confidence can be trusted."""
+"""The report's details of a classifier: curves and calibration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BINS = 10
 
 
 def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, Any]:
-    """Compute what the report shows of the predictions of a whole data set.
+    """Compute the report's details from the predictions of a whole data set.
 
     An answer is the likeliest class, and its confidence that class's probability.
 

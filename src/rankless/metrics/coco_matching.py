@@ -1,4 +1,4 @@
-"""Which detections of a whole data set find an object, by the rule of cocoapi's ``cocoeval``.
+"""Matching of all detections and objects of a data set, by the rule of cocoapi's ``cocoeval``.
 
 All images and classes are matched at once, for ten IoUs and four ranges of areas.
 """
@@ -63,12 +63,12 @@ def in_ranges(areas: Floats) -> Flags:
 
 
 def places(group: Integers) -> Integers:
-    """How many earlier entries are of the same group, given rising groups (N,)."""
+    """Return the number of earlier entries of the same group, given sorted groups (N,)."""
     return np.arange(len(group)) - np.searchsorted(group, group)
 
 
 def matched(found: Found, objects: Objects) -> NDArray[np.int8]:
-    """What each detection is for each IoU and each range of areas, (D, 10, 4).
+    """Return the outcome of each detection for each IoU and each range of areas, (D, 10, 4).
 
     Best first, a detection takes the object of its group with the largest IoU: one that counts before one
     that does not, and the later one of equals. An object that is not shared is taken once.

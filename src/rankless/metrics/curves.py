@@ -15,7 +15,7 @@ THRESHOLDS = np.linspace(0, 1, 101)
 
 @dataclass(frozen=True)
 class ThresholdCurve:
-    """What is right among all that scores at least a threshold.
+    """The fraction that is right among all entries that score at least a threshold.
 
     Attributes:
         precision: at each of :data:`THRESHOLDS`, NaN where nothing scores as much, (101,).

@@ -1,4 +1,4 @@
-"""What a report says of detections beyond COCO's numbers, all at an IoU of 0.5."""
+"""The report's details of detections beyond COCO's numbers, all at an IoU of 0.5."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Integers = NDArray[np.int64]
 
 
 def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[str, Any], Matches]:
-    """Compute what the report shows of a whole data set's detections.
+    """Compute the report's details from the detections of a whole data set.
 
     Args:
         images: prepared by :func:`rankless.metrics.box_matching.image_boxes`.

@@ -17,7 +17,7 @@ MOST_CONFUSED = 100
 
 
 def score_names(classes: int) -> tuple[str, ...]:
-    """Return the names of the numbers that :func:`topk_scores` computes for so many classes."""
+    """Return the names of the scores that :func:`topk_scores` computes for this many classes."""
     return ("top1", *(("top5",) if classes > 5 else ()), "nll", "precision", "recall", "f1")
 
 

@@ -58,7 +58,7 @@ def _is_flat(module: nn.Module) -> bool:
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Those of the first computation, which is inside autocast's own already, and of the second."""
+    """Return the contexts of the first computation, which is inside autocast already, and of the second."""
     first, second = recomputed()
     if torch.is_autocast_enabled("cpu"):
         return first, _inside(SoundConvolutions(), second)

@@ -1,4 +1,4 @@
-"""All models with their sizes and costs."""
+"""The list of all models, with their sizes and costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankless.recipe import model_kinds
 
 @dataclass(frozen=True)
 class Listed:
-    """One model, as published.
+    """A model as published.
 
     Attributes:
         name: what ``model.name`` takes.
@@ -41,7 +41,7 @@ class Listed:
 
 
 class _Whole(nn.Module):
-    """A detector with its decoding, which computes in some detectors, too."""
+    """A detector together with its decoding."""
 
     def __init__(self, spec: DetectorSpec, classes: int) -> None:
         super().__init__()

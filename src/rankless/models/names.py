@@ -1,4 +1,4 @@
-"""Whether there is a model of a name."""
+"""A check of model names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rankless.errors import UserError
 
 
 def problem(task: str, name: str) -> str | None:
-    """Say what is wrong with a model's name.
+    """Return the problem with a model's name; empty if there is none.
 
     Args:
         task: ``detect``, ``classify``, or a custom one, whose names only it knows.

@@ -95,7 +95,7 @@ class Classify:
         return topk_scores(logs[readable], self.evaluation_data().labels()[readable], self.class_names)
 
     def report_details(self, predictions: Sequence[Classification]) -> dict[str, Any]:
-        """Collect what the report shows beyond the scores of the same predictions."""
+        """Return the report's details of the predictions that the scores were computed from."""
         details = of_classifications(self.evaluation_data(), predictions, self.class_names)
         return details | {"training": self._training_images}
 
@@ -133,7 +133,7 @@ class Classify:
 
     @cached_property
     def validation_loss(self) -> bool:
-        """Whether the loss can be computed where there are images to be scored alone."""
+        """Whether the loss can be computed on single images."""
         try:
             _ = self._loss
         except UserError:

@@ -125,7 +125,7 @@ class Detect:
         return coco_scores(predictions, [as_truth(each) for each in truths], self.class_names)
 
     def report_details(self, predictions: Sequence[Detections]) -> dict[str, Any]:
-        """Collect what the report shows beyond the scores of the same predictions."""
+        """Return the report's details of the predictions that the scores were computed from."""
         details = of_detections(self.evaluation_data(), predictions, self.class_names)
         return details | ({"training": self._training_boxes} if self._training_boxes else {})
 
@@ -245,7 +245,7 @@ def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
 
 
 def _anchors_that_descend(model: model_kinds.Model) -> Iterator[str]:
-    """Warn of anchors whose order gives the finest head the largest boxes."""
+    """Warn about anchors in an order that gives the finest head the largest boxes."""
     anchors = model.anchors if isinstance(model, model_kinds.YoloModel) else ()
     if not isinstance(anchors, str) and anchors and math.prod(anchors[0]) > math.prod(anchors[-1]):
         ascending = ", ".join(f"[{width:g}, {height:g}]" for width, height in sorted(anchors, key=math.prod))

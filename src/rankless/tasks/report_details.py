@@ -1,4 +1,4 @@
-"""What a run keeps of its best evaluation for the report: curves, counts, and the best and worst images."""
+"""The details of a run's best evaluation for the report: curves, counts, best and worst images."""
 
 from __future__ import annotations
 

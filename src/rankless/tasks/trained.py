@@ -20,7 +20,7 @@ def load(path: Path) -> Weights:
 
 
 def model(task: Any, loaded: Weights, source: str) -> nn.Module:
-    """Return the model of a task with what was loaded, on the CPU.
+    """Return the task's model with the loaded weights, on the CPU.
 
     Args:
         task: of the recipe of ``loaded``; one of an exported classifier leaves the normalization to the file.
@@ -41,7 +41,7 @@ def model(task: Any, loaded: Weights, source: str) -> nn.Module:
 
 
 def warnings(loaded: Weights, source: str) -> list[str]:
-    """Say what lowers the scores of what was loaded."""
+    """Sentences on properties of the loaded weights that lower the scores."""
     if not isinstance(loaded, Exported) or not loaded.nms:
         return []
     return [

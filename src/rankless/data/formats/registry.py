@@ -60,7 +60,7 @@ class Format(Protocol):
     """What is expected on the disk, as the end of "expected …"."""
 
     def recognize(self, root: Location) -> str:
-        """Why ``root`` (a folder or a file) is of this format, as in "it has 'data.yaml'"; empty if not."""
+        """Return why ``root`` is of this format, as in "it has 'data.yaml'"; empty if it is not."""
         ...
 
     def splits(self, root: Location) -> list[str]:

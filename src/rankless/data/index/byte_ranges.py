@@ -98,7 +98,7 @@ class Ranged(Protocol):
         """Bytes."""
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Up to so many bytes from an offset on; fewer only where the file ends."""
+        """Return this many bytes from an offset; fewer only at the end of the file."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class DarknetWeights:
 
 @dataclass(frozen=True)
 class _Part:
-    """One tensor in the order of the file."""
+    """One tensor, in the order of the file."""
 
     name: str
     shape: tuple[int, ...]

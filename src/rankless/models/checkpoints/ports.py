@@ -1,4 +1,4 @@
-"""Widely used PyTorch ports of YOLOv3 and YOLOv4: how their checkpoints name what the networks here have.
+"""The tensor names of widely used PyTorch ports of YOLOv3 and YOLOv4, mapped to the networks here.
 
 A port is the same network with other names. What more may differ: the epsilon of its batch norms, the order
 of the numbers that a head predicts for an anchor, and what it does with them.

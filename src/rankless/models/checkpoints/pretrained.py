@@ -127,7 +127,7 @@ def _of_timm(model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...], str]
 def _without_other_heads(
     model: nn.Module, theirs: dict[str, Tensor], known: int, wanted: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Replace the file's tensors of a head for other classes by the model's; return their names, too."""
+    """Replace tensors of a head for other classes by the model's; return their names as well."""
     if known and known == wanted:  # a head that does not fit is then a different head
         return theirs, []
     ours = model.state_dict()

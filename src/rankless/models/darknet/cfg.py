@@ -78,7 +78,7 @@ class LayerReader(OptionReader):
         return self._kernel(filters, self.integer("groups", 1, 1, MOST_CHANNELS))
 
     def _depthwise(self) -> net.Conv:
-        """Of forks that have MobileNets: a kernel for each channel that is read; weights lie as ever."""
+        """Build the layer of forks that have MobileNets: one kernel per input channel."""
         channels = self.shapes[-1].channels if self.shapes else 3  # of the image
         return self._kernel(channels, channels)
 

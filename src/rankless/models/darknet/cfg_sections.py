@@ -11,7 +11,7 @@ from rankless.errors import printable
 
 @dataclass
 class Section:
-    """One ``[name]`` with its options; reading one marks it as used.
+    """One ``[name]`` section with its options; reading an option marks it as used.
 
     Attributes:
         name: without brackets, in lower case.

@@ -155,7 +155,7 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
 
 
 def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces: bool = False) -> Network:
-    """Insert layers before others, which read them; with ``replaces`` every later reader does, too."""
+    """Insert layers before others, which then read them; with ``replaces``, so do all later readers."""
     layers: list[Layer] = []
     names: list[str] = []
     index = {IMAGE: IMAGE}

@@ -1,4 +1,4 @@
-"""What an exported file says about itself: texts by name, which ONNX and OpenVINO files carry.
+"""The metadata of an exported file: texts by name, which ONNX and OpenVINO files carry.
 
 A program that is not Rankless needs ``preprocessing``, ``class_names`` and ``outputs`` alone.
 """
@@ -30,7 +30,7 @@ _OUTPUTS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What an exported file says about itself.
+    """The metadata of an exported file.
 
     Attributes:
         recipe: of the weights, with the input's size; its precision is ``fp32`` or ``fp16``, as the file
@@ -51,7 +51,7 @@ class Facts:
 
     @property
     def outputs(self) -> Mapping[str, str]:
-        """Return what each output holds, by its name."""
+        """Return a description of each output by its name."""
         return _OUTPUTS["nms" if self.nms is not None else self.recipe.task]
 
     def texts(self) -> dict[str, str]:
@@ -79,7 +79,7 @@ class Facts:
         return {"rankless": FORMAT, **texts}
 
     def _preprocessing(self) -> dict[str, Any]:
-        """How an image becomes the input ``images``, float32 (images, 3, height, width)."""
+        """Describe how an image becomes the input ``images``, float32 (images, 3, height, width)."""
         data = self.recipe.data
         height, width = self.size
         known: dict[str, Any] = {

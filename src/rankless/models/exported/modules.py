@@ -102,7 +102,7 @@ class ExportedDetector(ExportedModel):
 
 
 class ExportedClassifier(ExportedModel):
-    """A classifier whose logits are the logarithms of its probabilities; it normalizes images itself."""
+    """A classifier that normalizes images itself; its logits are the logarithms of its probabilities."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits (B, C) of images (B, 3, H, W) in 0..1."""
