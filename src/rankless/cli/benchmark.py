@@ -81,7 +81,7 @@ def bench(
 
 
 def _is_recipe(word: str) -> bool:
-    """Whether a word names a recipe: a YAML file, a shipped one, or a plain name that is no file here."""
+    """Whether a word names a recipe: a YAML file, a shipped recipe, or a plain name that is no file here."""
     from rankless.recipe.load import shipped
 
     path = Path(word)

@@ -21,7 +21,7 @@ _EXPECTED = {int: "a whole number", float: "a number", bool: "no value: the opti
 
 
 def in_our_words(error: CycloptsError) -> UserError:
-    """Return the same error as ``where: problem; …``, lower case, with what to do at the end."""
+    """Return the same error as ``where: problem; …``, in lower case, with the remedy at the end."""
     see = f"see: {' '.join(('rankless', *(error.command_chain or ())))} --help"
     if isinstance(error, UnusedCliTokensError):
         return UserError(f"'{_first(error)}': unexpected argument; {see}")
@@ -59,7 +59,7 @@ def in_our_words(error: CycloptsError) -> UserError:
 
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
-    """Return what is written here for an option of a training script's, after a semicolon; else nothing."""
+    """Return our equivalent of another training script's option, after a semicolon; else nothing."""
     from rankless.recipe.familiar import COMMANDS, ELSEWHERE, OPTIONS, WORDS, answer, key_of
 
     name = option.lstrip("-").replace("-", "_").lower()

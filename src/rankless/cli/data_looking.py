@@ -215,7 +215,7 @@ def show(
 
 
 def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:
-    """What makes the recipe that the words name and change, or else the default one of a task."""
+    """Return a function that makes the recipe named by the words, or a task's default one."""
     name, overrides = recipe_and_overrides(words)
     refuse_stray(overrides, "data.augment.mosaic=1")
 

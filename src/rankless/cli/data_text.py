@@ -1,4 +1,4 @@
-"""What the commands about data print for a person."""
+"""The text output of the data commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _THEN = {
 
 
 def print_check(checked: Checked) -> None:
-    """Each split with what was found, then the verdict."""
+    """Print each split with its findings, then the verdict."""
     say(f"{checked.data.root}: {checked.data.title}")
     for name, each in checked.data.splits.items():
         say(f"\n{name}: {_counted(each)}")
@@ -56,7 +56,7 @@ def print_check(checked: Checked) -> None:
 
 
 def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None) -> None:
-    """Each kind with its first ones; ``instead`` says otherwise what follows from an outcome."""
+    """Print each kind of finding with its first locations; ``instead`` replaces a kind's remedy."""
     for kind, count, first in sorted(findings, key=lambda each: not fails(each[0])):
         follows = {**_THEN, **(instead or {})}[KINDS[kind].outcome]
         then = f" ({follows})" if follows else ""
@@ -68,14 +68,14 @@ def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None
 
 
 def print_fix(fixed: Fixed) -> None:
-    """Where the copy is and what differs."""
+    """Print the location of the copy, and the differences."""
     say(f"\nwritten: {fixed.out}")
     for change in fixed.changes or ["nothing was to be changed"]:
         say(f"  {change}")
 
 
 def print_conversion(done: Converted) -> None:
-    """What was written, what was lost, and whether it reads back the same."""
+    """Print the files written, the information lost, and whether the data reads back the same."""
     for name, each in done.data.splits.items():
         say(f"{name}: {_counted(each)}")
     say(f"written: {done.out} ({done.data.title} → {format_named(done.to).TITLE})")

@@ -80,7 +80,7 @@ def doctor(
 
 
 def _recipe(words: tuple[str, ...]) -> tuple[Recipe | None, list[Check]]:
-    """The recipe, if one is given and can be read, and what was found about it."""
+    """Return the recipe, if one is given and can be read, and the checks of it."""
     from rankless.launch.doctor.check import error, ok
 
     if not words:

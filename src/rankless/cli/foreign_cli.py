@@ -104,7 +104,7 @@ def _our_option(command: str, word: str) -> str:
 
 
 def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> str:
-    """Return what to write for one of theirs that needs trained weights."""
+    """Return our command line for one of theirs that needs trained weights."""
     values, known = dict(values), COMMANDS[command]
     firsts = list(takewhile(lambda word: not word.startswith("-"), words))
     model = [values.pop(name) for name in ("model", "weights") if name in values]

@@ -1,4 +1,4 @@
-"""The command that shows what a model gets wrong: errors."""
+"""The command errors."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def whole_number(option: str, text: str, more: str = "") -> int:
 
 
 def chosen_classes(text: str) -> str | tuple[str, ...]:
-    """What --classes gives: ``auto``, a file, or names with commas between."""
+    """Return the value of --classes: ``auto``, a file, or names separated by commas."""
     if text == "auto" or Path(text).expanduser().is_file():
         return text
     return tuple(name.strip() for name in text.strip("[]").split(",") if name.strip())
@@ -165,7 +165,7 @@ def refuse_stray(words: Sequence[str], example: str) -> None:
 
 
 def is_override(word: str) -> bool:
-    """Whether a word among paths is a ``key=value`` and no path that is there."""
+    """Whether a word among paths is a ``key=value`` and not an existing path."""
     key, equals, _ = word.partition("=")
     return bool(equals) and key.replace(".", "").replace("_", "").isalnum() and not os.path.lexists(word)
 
@@ -182,12 +182,12 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def recipe_of(words: Sequence[str]) -> tuple[Recipe, str]:
-    """What :func:`loaded` returns of the recipe that words name and change."""
+    """Return the result of :func:`loaded` for the recipe that words name and change."""
     return loaded(*recipe_and_overrides(words))
 
 
 def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = True) -> tuple[Recipe, str]:
-    """The recipe of that name, and what to call its run.
+    """Return the recipe of this name, and the name of its run.
 
     Without a name it is ``digits``; but what was found to be good for the digits would do harm to other data
     and other models, so for those it is the defaults, and ``fine-tune`` for weights that bring their network.

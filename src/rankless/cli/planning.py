@@ -138,7 +138,7 @@ def fit(
 def _asked(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.PlanOptions:
-    """What the options ask for."""
+    """Return the options of the plan."""
     problems: list[str] = []
 
     def read(how: Callable[[str], Value], text: str | None) -> Value | None:

@@ -1,4 +1,4 @@
-"""The command that shows what a model sees: predict."""
+"""The command predict."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _named_as_given(options: dict[str, float | int | str | None]) -> Iterator[No
 
 
 def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
-    """The sources, with the lines of a file in the place of ``@FILE``; ``@-`` is the standard input."""
+    """Return the sources, with the lines of a file for ``@FILE``; ``@-`` is the standard input."""
     every: list[str] = []
     problems = []
     for source in sources:
@@ -239,7 +239,7 @@ def _where(image: ImageReport) -> str:
 
 
 def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
-    """What was predicted, in one line; of a classifier each image already has a line."""
+    """Return a one-line summary; for a classifier, each image already has a line."""
     still = len(report.images) - frames
     kinds = [counted(still, "image")] if still or not frames else []
     images = " and ".join([*kinds, *([counted(frames, "frame")] if frames else [])])
@@ -265,7 +265,7 @@ def _is_answered(image: ImageReport) -> bool:
 
 
 def _lower_confidence(best: float, confidence: float) -> str:
-    """Say what to try where nothing was found."""
+    """Return a hint to try if nothing was detected."""
     if not best:
         hint = "try --confidence 0.01, or " if confidence > 0.01 else ""
         return f"no score came near --confidence {confidence:g}; {hint}train for longer"

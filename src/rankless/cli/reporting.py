@@ -95,7 +95,7 @@ def plot(
 
 
 def _collected(runs: tuple[Path, ...]) -> list[Collected]:
-    """All runs, read; every one that cannot be is reported."""
+    """Read all runs; report every one that cannot be read."""
     from rankless.report.collected import Collected
 
     found: list[Collected] = []
@@ -111,7 +111,7 @@ def _collected(runs: tuple[Path, ...]) -> list[Collected]:
 
 
 def _named_apart(runs: list[Collected]) -> list[Collected]:
-    """Runs of the same name get their folders' names, too."""
+    """Add the folders' names to runs of the same name."""
     names = [one.name for one in runs]
     for one in runs:
         if names.count(one.name) > 1:

@@ -1,4 +1,4 @@
-"""The commands that judge what was trained: evaluate, digest."""
+"""The commands evaluate and digest."""
 
 from __future__ import annotations
 

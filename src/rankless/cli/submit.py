@@ -56,7 +56,7 @@ def _request(
     name: str | None,
     sinks: Sequence[str],
 ) -> Request:
-    """What is to be trained; errors are noted."""
+    """Return the training to submit; errors are collected."""
     from rankless.launch.submit import request
 
     numbers = [1, 1]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What was given to ``rankless train``, wherever it trains.
+    """The options of ``rankless train``, wherever it trains.
 
     Attributes:
         words: the recipe and changes to it.
@@ -173,7 +173,7 @@ def as_a_rank(given: TrainOptions, environment: Environment, hosts: str | None) 
 
 
 def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
-    """Read what the rank of a cluster's launcher is to train, with its instruction set in use."""
+    """Read the recipe for a rank of a cluster's launcher, with its instruction set in use."""
     from rankless.launch.member import Asked
     from rankless.runs.directory import RunDirectory
 

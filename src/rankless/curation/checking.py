@@ -35,7 +35,7 @@ LEAK, NEAR_LEAK, TWIN = "same in two splits", "nearly same in two splits", "same
 
 @dataclass
 class Checked:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         data: what was checked.
@@ -60,12 +60,12 @@ class Checked:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong; what is merely reported is not wrong, except a leak."""
+        """Whether nothing is wrong; mere notes are not wrong, except a leak."""
         return not self.wrong
 
     @property
     def wrong(self) -> int:
-        """How many findings are wrong."""
+        """The number of findings that are wrong."""
         every = (*self.findings.values(), self.between)
         counted = sum(count for found in every for kind, count in found.counts.items() if fails(kind))
         return counted + len(self.classes) + len(self.missing)
@@ -76,7 +76,7 @@ class Checked:
         return bad > Data().max_bad * len(self.data.splits[split])
 
     def notes(self, split: str) -> list[str]:
-        """Return how the split was read beyond its format, such as what was left out."""
+        """Sentences about how the split was read, such as what was left out."""
         return list(self.data.splits[split].about[1:])  # the first is "read as …"
 
     def as_json(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def disagreements(data: DataSet) -> list[str]:
 
 
 def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
-    """Return what a training with the defaults says of the splits that it does not find, or finds empty."""
+    """Return the errors of a training with the defaults about missing or empty splits."""
     problems: list[str] = []
     for split in (Data().train, Data().val):
         try:
@@ -190,7 +190,7 @@ def check(
 
 
 class _Look(NamedTuple):
-    """What is to be done with one image: decode it, and hash it where another has as many bytes.
+    """The work for one image: decode it, and hash it if another has the same number of bytes.
 
     ``compared``: make a thumbnail, too, because there are other splits.
     """

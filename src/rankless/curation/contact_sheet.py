@@ -51,7 +51,7 @@ def write(selection: Selection, out: Path, outputs: Outputs) -> None:
 
 
 def sheet(selection: Selection) -> Image.Image:
-    """All images in rows that are full to their end, with captions and a title, none of which is cut."""
+    """Arrange all images in full rows, with captions and a title, none of which is cut."""
     rows = [row for group in _groups(selection.shown) for row in _rows(group)]
     wide = max(_width_of(row) for row in rows)
     title = _Text(selection.title, 20, wide)
@@ -96,7 +96,7 @@ class _Text:
         return self.font.getlength(text.rpartition("\n")[2]) <= room
 
     def _below(self, word: str, room: float) -> str:
-        """The text with a word on a new line; one that is longer than a line goes on in the next."""
+        """Append a word to the text on a new line; a word longer than a line is wrapped."""
         text = f"{self.text}\n" if self.text else ""
         for letter in word:
             line = text.rpartition("\n")[2]
@@ -118,7 +118,7 @@ class _Text:
 
 
 class _Room(NamedTuple):
-    """Where an image stands on the sheet: the images of a row are equally high."""
+    """The place of an image on the sheet: all images of a row have the same height."""
 
     shown: Shown
     width: int
@@ -159,7 +159,7 @@ def _aspect(one: Shown) -> float:
 
 
 def _evenly(lengths: Sequence[float], count: int) -> list[int]:
-    """Where to end each of ``count`` runs of ``lengths`` so that their sums differ least."""
+    """Divide ``lengths`` into ``count`` runs whose sums differ least; return their ends."""
     total = [0.0, *accumulate(lengths)]
     mean = total[-1] / count
     best = [0.0] + [math.inf] * len(lengths)  # of the first n lengths, with as many runs as were made so far
@@ -261,7 +261,7 @@ def _cell(one: Shown, width: int, height: int) -> Image.Image:
 
 
 def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
-    """What stands on the labels of an image so large: all texts, or all short ones, where it has no room."""
+    """Return the labels of an image of this size: the full texts, or short ones if space is lacking."""
     letters = [len(mark.text) + 1 for mark in one.marks]
     side = 0.7 * (size[0] * size[1]) ** 0.25  # of a letter, as it is drawn
     covered = sum(letters) * 0.6 * side * 1.4 * side <= COVERED * size[0] * size[1]
@@ -277,7 +277,7 @@ def _blank(width: int, height: int) -> Image.Image:
 
 
 def _classes(shown: Sequence[Shown]) -> list[int]:
-    """Of the boxes, in order."""
+    """Return the classes of the boxes, in order."""
     return sorted({mark.label for one in shown for mark in one.marks})
 
 

@@ -1,4 +1,4 @@
-"""The same data in another format, read back and compared bit by bit."""
+"""Conversion of a data set to another format, read back and compared bit by bit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _EDGE = np.float32(1e-5)
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written.
+    """The result of a conversion.
 
     Attributes:
         data: what was read.
@@ -137,7 +137,7 @@ def _must_hold(to: str, data: DataSet) -> None:
 def compare(
     splits: Mapping[str, Annotations], out: Path, format: str, went: Mapping[tuple[int, int], str]
 ) -> list[str]:
-    """What differs between the splits and what reads back from ``out``, as sentences.
+    """Return sentences on the differences between the splits and those read back from ``out``.
 
     A box is known by its class's name, since formats that store names number them again. Boxes of an image
     may come in any order. What the format's writer announces as lost is no difference.
@@ -172,7 +172,7 @@ def compare(
 
 
 def _as_held(whole: Annotations, format: str, names: Mapping[str, str]) -> Annotations:
-    """A split without what the format's writer announces as lost.
+    """Return a split without the information that the writer announced as lost.
 
     Args:
         whole: the split.
@@ -206,7 +206,7 @@ def _compared(name: str, old: Annotations, new: Annotations, files: list[str | N
 
 
 def _difference(old: Annotations, index: int, new: Annotations, number: int) -> str:
-    """How an image's annotation differs; empty if it does not."""
+    """Return how an image's annotation differs; empty if it does not."""
     if old.sizes[index].tolist() != new.sizes[number].tolist():
         return f"its size is {new.sizes[number].tolist()}; expected {old.sizes[index].tolist()}"
     before, after = _sorted(old, index), _sorted(new, number)

@@ -42,18 +42,18 @@ class DataSet:
 
     @property
     def title(self) -> str:
-        """What the format is called."""
+        """The name of the format."""
         return format_named(self.format).TITLE
 
     @property
     def parts(self) -> dict[str, Annotations]:
-        """The splits whose images are in no other: without VOC's ``trainval`` where its parts are there."""
+        """The splits that share no image: without VOC's ``trainval`` if its parts are present."""
         union = UNION in self.splits and {"train", "val"} <= self.splits.keys()
         return {name: each for name, each in self.splits.items() if not (union and name == UNION)}
 
     @property
     def has_boxes(self) -> bool:
-        """Whether these are boxes, or else one class for each image."""
+        """Whether the annotations are boxes; otherwise each image has one class."""
         return all(each.has_boxes for each in self.splits.values())
 
 

@@ -45,7 +45,7 @@ def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
 
 
 def summary(errors: ModelErrors, image: WrongImage) -> str:
-    """Return what is wrong with an image in a few words: ``2 missed, 1 background``."""
+    """Summarize an image's errors in a few words: ``2 missed, 1 background``."""
     if is_whole(image.mistakes[0]):
         return doubt(errors, image.mistakes[0])
     counts = Counter(one.kind for one in image.mistakes)
@@ -53,7 +53,7 @@ def summary(errors: ModelErrors, image: WrongImage) -> str:
 
 
 def doubt(errors: ModelErrors, one: Mistake) -> str:
-    """Return what is odd about a label in a few words: ``labeled dog, predicted cat (90%)``."""
+    """Describe a doubtful label in a few words: ``labeled dog, predicted cat (90%)``."""
     labeled = f"labeled {errors.name(one.label)}" if one.label >= 0 else "no label"
     if one.kind == "missed":
         return f"{labeled}, not found"
@@ -67,7 +67,7 @@ def _named(source: str) -> str:
 
 
 def text(errors: ModelErrors, one: Mistake) -> str:
-    """Return what is written on an error's box."""
+    """Return the text on an error's box."""
     if one.kind == "missed":
         return f"missed: {errors.name(one.label)}"
     labeled = f", labeled {errors.name(one.label)}" if one.kind == "classification" else ""

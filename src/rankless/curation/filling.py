@@ -17,7 +17,7 @@ from rankless.tasks import open_task
 
 @dataclass(frozen=True)
 class Filled:
-    """What was done for one split.
+    """The result for one split.
 
     Attributes:
         split: its name.

@@ -50,7 +50,7 @@ class FittedAnchors(Fit):
 
     @property
     def recipe_line(self) -> str:
-        """What sets them in a recipe or on the command line."""
+        """Return the recipe line, or command-line word, that sets the anchors."""
         pairs = ",".join(f"[{width:g},{height:g}]" for width, height in self.anchors)
         return f"model.anchors=[{pairs}]"
 

@@ -1,4 +1,4 @@
-"""A copy of a data set without what is wrong with it; the data set itself is not touched."""
+"""A copy of a data set without its errors; the data set itself is not changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankless.files.work_folder import new_folder, refuse_existing
 
 @dataclass(frozen=True)
 class Fixed:
-    """What was written.
+    """The result of a fix.
 
     Attributes:
         out: the new data set's folder.
@@ -35,7 +35,7 @@ BY_HAND = "repair or replace the annotation files that cannot be read"
 
 
 def remedy(checked: Checked) -> str:
-    """What a person can do about all that is wrong, as a sentence; empty if nothing is."""
+    """Return a sentence on how to fix all errors; empty if there are none."""
     wrong = {kind for found in checked.findings.values() for kind in found.counts if fails(kind)}
     stops = {kind for kind in wrong if KINDS[kind].outcome == "stops"}
     steps = ["give the splits the same classes"] if checked.classes else []
@@ -55,7 +55,7 @@ def remedy(checked: Checked) -> str:
 
 
 def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
-    """Raise where a copy would silently turn what is annotated into background.
+    """Raise if a copy would silently turn annotated objects into background.
 
     What stops a training may say that the data was misread; without those boxes an image counts as one that
     shows nothing there.

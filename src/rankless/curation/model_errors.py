@@ -1,4 +1,4 @@
-"""What a model gets wrong: the images with the most and the surest errors, and labels that are likely wrong.
+"""A model's errors: the images with the most and most certain ones, and labels that are likely wrong.
 
 The kinds of a detector's errors have TIDE's names (Bolya et al., "TIDE: A General Toolbox for Identifying
 Object Detection Errors", 2020): classification, localization, duplicate, background, missed. An error costs
@@ -89,7 +89,7 @@ class WrongImage:
 
 @dataclass
 class ModelErrors:
-    """What a model gets wrong.
+    """All errors of a model.
 
     Attributes:
         model: the name of its run or file.
@@ -116,7 +116,7 @@ class ModelErrors:
 
     @property
     def is_blind(self) -> bool:
-        """Return whether the model found nothing at all, so that what it missed says nothing of labels."""
+        """Whether the model detected nothing at all, so that missed objects say nothing about labels."""
         return self.best < self.confidence
 
     def counts(self) -> dict[str, int]:
@@ -212,7 +212,7 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
 def find_errors(
     opened: Opened, *, confidence: float = 0.25, done: Callable[[], object] = lambda: None
 ) -> ModelErrors:
-    """Predict on all evaluation images and compare with what is annotated.
+    """Predict on all evaluation images and compare with their annotations.
 
     Args:
         opened: of :func:`open_model`.

@@ -41,7 +41,7 @@ Thumbnails = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Alike:
-    """Which images are the same or nearly.
+    """Groups of images that are identical or nearly so.
 
     Attributes:
         groups: the numbers of images that belong together, two or more each, ascending.
@@ -54,7 +54,7 @@ class Alike:
     near: int
 
     def notes(self) -> list[str]:
-        """What was found, as a sentence; none where no two images are alike."""
+        """Return a sentence on the duplicates; none if there are none."""
         found = [
             f"{counted(count, 'image is', 'images are')} {what} another"
             for count, what in ((self.identical, "a copy of"), (self.near, "nearly the same as"))

@@ -1,4 +1,4 @@
-"""Images of a data set with what is annotated on them: as stored, or as the model will see them."""
+"""Sample images of a data set with their annotations: as stored, or as the model will see them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RecipeFor = Callable[[str], Recipe]
 
 
 class Shown(NamedTuple):
-    """One image to show.
+    """One sample image.
 
     Attributes:
         image: RGB; None if it cannot be read.
@@ -130,7 +130,7 @@ def select(
 def _digits(
     split: str, count: int, seed: int, class_name: str | None, augmented: RecipeFor | None
 ) -> Selection:
-    """Draw scenes of the built-in data, whose classes are known only once a scene is rendered."""
+    """Draw scenes of the built-in data, whose classes are known only after rendering."""
     scenes = DigitScenes(split, _SCENES)
     wanted = _label(class_name, scenes.class_names)
     look, total = partial(_scene, scenes), len(scenes)

@@ -41,7 +41,7 @@ _CLOSE = 0.01
 
 @dataclass(frozen=True)
 class Divided:
-    """What was written.
+    """The result of a split.
 
     Attributes:
         data: what was divided.
@@ -227,7 +227,7 @@ def _fractions(val: float, test: float) -> dict[str, float]:
 
 
 def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
-    """Return what is divided: the images of each group, or each image by its name."""
+    """Return the units to divide: the images of each group, or each image by its name."""
     units: defaultdict[str, list[int]] = defaultdict(list)
     alone, text = 0, ""
     for number, name in enumerate(names):
@@ -257,7 +257,7 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
 def _merged(
     units: Mapping[str, list[int]], groups: Iterable[Sequence[int]], count: int
 ) -> dict[str, list[int]]:
-    """The units, joined where a group has images of several; the first name is that of the whole.
+    """Join units that a group has images in common with; the first name becomes that of the whole.
 
     So an image's split follows from its name alone as long as nothing is like it.
     """
@@ -291,7 +291,7 @@ def _shares(
 
 
 def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Counts:
-    """How many images of each unit have each class, (N, C)."""
+    """Return the number of images of each class in each unit, (N, C)."""
     unit_of = np.empty(len(whole), np.int64)
     for unit, images in enumerate(members):
         unit_of[list(images)] = unit

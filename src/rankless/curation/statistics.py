@@ -1,4 +1,4 @@
-"""What a data set consists of, in numbers: images, classes, and the sizes of both."""
+"""The numbers that describe a data set: images, classes, and the sizes of both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNEVEN = 10
 
 @dataclass(frozen=True)
 class Spread:
-    """How numbers are spread: the quantiles 0, 0.05, 0.5, 0.95 and 1, and the mean; None without numbers."""
+    """The distribution of numbers: quantiles 0, 0.05, 0.5, 0.95 and 1, and the mean; None without numbers."""
 
     least: float | None = None
     low: float | None = None
@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """One split in numbers.
+    """The statistics of one split.
 
     Attributes:
         images, boxes: how many; of classification there are no boxes.

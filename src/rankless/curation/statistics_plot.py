@@ -74,7 +74,7 @@ def figure(data: DataSet) -> Figure:
 
 
 def _panels(data: DataSet, splits: Splits) -> Iterator[Callable[[Any], None]]:
-    """What draws each panel, that of the classes first."""
+    """Return the functions that draw the panels, that of the classes first."""
     every = list(splits.values())
     yield partial(_class_bars, splits=splits, what="boxes" if data.has_boxes else "images")
     if data.has_boxes:
@@ -102,7 +102,7 @@ def _panels(data: DataSet, splits: Splits) -> Iterator[Callable[[Any], None]]:
 
 
 def _layout(panels: int, classes: int) -> list[list[str]]:
-    """Where each panel stands; many classes have the whole left column, and no place stays empty."""
+    """Return each panel's place; many classes take the whole left column, and no place stays empty."""
     names = [str(number) for number in range(panels)]
     if classes > _FEW_CLASSES:
         rest = names[1:]

@@ -119,7 +119,7 @@ class Accumulator:
         return nullcontext()
 
     def _leaf(self, loss: LossSum, flags: Flags, replaced: int) -> Tensor:
-        """Return what one micro-batch adds to the totals: float64, (N,).
+        """Return one micro-batch's contribution to the totals: float64, (N,).
 
         In this order: loss, count, stop, save, replaced, parts, statistics.
         """

@@ -39,7 +39,7 @@ from rankless.runs.directory import (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
         step: steps done.
@@ -63,7 +63,7 @@ class Copies:
         self._tensors: dict[tuple[str, str], Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
-        """Return the same on the CPU, which training goes on without changing; the copy before is lost."""
+        """Return a copy on the CPU that training does not change; it replaces the previous copy."""
         try:
             model = self._copied("model", snapshot.model)
             ema = None if snapshot.ema is None else self._copied("ema", snapshot.ema)
@@ -140,7 +140,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
-    """The newest step whose checkpoint is whole; None without any."""
+    """Return the newest step with a whole checkpoint; None without any."""
     recover(run)
     damaged: list[str] = []
     for step in reversed(run.steps()):

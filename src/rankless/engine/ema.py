@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """A second model whose weights follow the first one's.
+    """A second model whose weights follow those of the first.
 
     Args:
         model: followed; copied now. It may replace its parameters and buffers later, but has the same names.

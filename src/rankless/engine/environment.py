@@ -52,7 +52,7 @@ _MAY_DIFFER = ("python", "NVIDIA driver")  # between ranks
 
 
 def describe(device: torch.device) -> Environment:
-    """What this process computes with on ``device``; the same numbers come of equal descriptions."""
+    """Describe the hardware and software of ``device``; equal descriptions give equal numbers."""
     computes = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     sets = {"ATen": torch.backends.cpu.get_cpu_capability(), "oneDNN": instruction_set.of_onednn()}
     return {
@@ -77,7 +77,7 @@ def source() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, the packages and the native libraries that compute."""
+    """Return the versions of Python, the packages and the native libraries that compute."""
     built = torch.__config__.show()
     matches = {name: re.search(pattern, built) for name, pattern in _LIBRARIES.items()}
     cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
@@ -106,7 +106,7 @@ def nvidia_driver(path: Path = _DRIVER) -> str | None:
 
 
 def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Environment, list[str]]:
-    """Compare what the ranks compute with.
+    """Compare the ranks' hardware and software.
 
     Args:
         world: the ranks; each calls this.

@@ -117,7 +117,7 @@ def _before_each(
     progress: Callable[[int, int], None] | None,
     batches: int,
 ) -> Callable[[], bool]:
-    """What is called before every batch: whether to stop."""
+    """The call before every batch, which returns whether to stop."""
     begun = itertools.count()
 
     def call() -> bool:
@@ -132,7 +132,7 @@ def _before_each(
 
 @dataclass
 class _Predicted:
-    """What one rank has predicted.
+    """The predictions of one rank.
 
     Attributes:
         with_loss: whether the loss is computed too.

@@ -1,4 +1,4 @@
-"""What PyTorch refuses to compute because of the recipe, in sentences that name the layer and the way out."""
+"""PyTorch's errors that a recipe causes, as sentences that name the layer and a remedy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def explained(recipe: Recipe) -> Iterator[None]:
 
 
 def _layer(traceback: TracebackType | None) -> str:
-    """The innermost module whose code an error came out of, by its name in the model; nothing without any."""
+    """Return the innermost module that raised an error, by its name in the model; empty if there is none."""
     modules: list[nn.Module] = []
     while traceback is not None:
         owner = traceback.tb_frame.f_locals.get("self")

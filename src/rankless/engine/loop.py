@@ -38,7 +38,7 @@ Observer = Callable[[int, TrainingState, Scores | None], None]
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop; the step under way is finished and saved first.
+    """A request to stop this process; the step under way is finished and saved first.
 
     Attributes:
         signal: the signal that came, 0 without one.
@@ -236,7 +236,7 @@ class _Loop:
         return self.setup.schedule.is_evaluated(done)
 
     def _check(self, done: int) -> None:
-        """See that the weights are sound; a dry run is compared tensor by tensor instead, and goes on."""
+        """Check that the weights are finite; a dry run is compared tensor by tensor instead."""
         if not self.setup.dry_run:
             with self.saver.saving_on_divergence(done):
                 self.state.check(done)

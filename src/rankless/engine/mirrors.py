@@ -1,4 +1,4 @@
-"""Who keeps a copy of the run directory: one rank of every machine that does not see another machine's.
+"""The copies of the run directory: one rank keeps one on every machine that does not share a disk.
 
 On one machine, and on several that share a file system, that is rank 0 alone. Otherwise any machine may be
 lost: each of the others has checkpoints, the best one, the journal and the record of the environment.
@@ -80,14 +80,14 @@ class Mirrors:
                 self.journal.append(lines)
 
     def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
-        """Make the file at ``path`` in every copy what it is in the soundest; see :meth:`send_file`."""
+        """Replace the file at ``path`` in every copy by that of the soundest copy; see :meth:`send_file`."""
         if not self.several:
             return []
         every = self.world.all_gather(list(soundness))
         return self.send_file(path, max(self.writers, key=lambda rank: every[rank]))
 
     def send_file(self, path: Path, source: int) -> list[str]:
-        """Make the file at ``path`` in every copy what it is in that of rank ``source``.
+        """Replace the file at ``path`` in every copy by that of rank ``source``.
 
         Every rank must call it, with the path in its own run directory. What a file holds that the new one
         does not go on with is kept beside it.

@@ -23,7 +23,7 @@ RMS = 0.2  # of AdamW's steps, in learning rates
 
 
 def is_matrix(weight: Tensor) -> bool:
-    """Whether Muon steps this weight: (outputs, inputs, …), both of some size."""
+    """Whether Muon steps this weight: (outputs, inputs, …), both larger than 1."""
     return weight.ndim >= 2 and min(len(weight), weight[0].numel()) >= LEAST and weight.shape[1] > 1
 
 
@@ -125,7 +125,7 @@ def _work(weight: Tensor) -> int:
 
 
 def _shares(work: Sequence[int], size: int) -> list[list[int]]:
-    """Which pieces of work each rank does: the largest first, always to the rank that has least so far."""
+    """Divide the work among the ranks: the largest piece first, always to the rank with the least so far."""
     shares: list[list[int]] = [[] for _ in range(size)]
     sums = [0] * size
     for number in sorted(range(len(work)), key=lambda number: -work[number]):

@@ -1,4 +1,4 @@
-"""The engine's pieces for a training loop of one's own: the order, the micro-batches and the fixed tree.
+"""The engine's parts for your own training loop: the order, the micro-batches and the fixed tree.
 
 The loop stays the user's: optimizer, learning rate, evaluation and what is saved. What depends on the number
 of ranks is done here, so that the weights do not.
@@ -51,7 +51,7 @@ class Step:
 
 
 class Steps:
-    """The steps of a training loop of one's own.
+    """The steps of your own training loop.
 
     Args:
         ranks: from :func:`rankless.join`.
@@ -171,7 +171,7 @@ class _Batch:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Tensors, and what is made of them, on a device."""
+    """Move tensors, and containers of them, to a device."""
     if callable(getattr(value, "to", None)):
         return value.to(device)
     if isinstance(value, dict):

@@ -48,7 +48,7 @@ def momentum(run: StepSchedule, step: int) -> float | None:
 
 
 def _cycle(run: StepSchedule, step: int, first: float, peak: float, last: float) -> float:
-    """What rises along a cosine from ``first`` to ``peak`` and falls to ``last``, as torch's OneCycleLR."""
+    """Rise along a cosine from ``first`` to ``peak`` and fall to ``last``, as torch's OneCycleLR does."""
     top, end = float(run.rise) - 1, run.steps - 1
     if step <= top:
         return _between(first, peak, step / top if top else 1.0)

@@ -1,4 +1,4 @@
-"""The report of a run, written by rank 0 while it trains: what the best evaluation found, and report.html.
+"""The report that rank 0 writes during training: details of the best evaluation, and report.html.
 
 Nothing here ends a training: whatever goes wrong is reported once, as a warning.
 """

@@ -30,7 +30,7 @@ _PARTS = ("model", "ema", "training")
 
 @dataclass(frozen=True)
 class Restored:
-    """What a run goes on from.
+    """The state from which a run continues.
 
     Attributes:
         snapshot: the newest whole checkpoint, None without any.
@@ -45,7 +45,7 @@ class Restored:
 
 @dataclass
 class _Report:
-    """What a rank's copy holds.
+    """The content of a rank's copy.
 
     Attributes:
         path: of the run directory.
@@ -151,7 +151,7 @@ def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
 
 
 class _Copies:
-    """Writes what a machine lacks.
+    """Writes the files that a machine lacks.
 
     Args:
         mirrors, run, class_names: as for :func:`restore`.

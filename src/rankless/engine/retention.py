@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest ones and the best, with ``last`` and ``best`` naming them."""
+"""The retention of checkpoints: the newest ones and the best, named by ``last`` and ``best``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Retention:
         self.removed: list[int] = []
 
     def has_best(self, best: Mapping[str, Any] | None) -> bool:
-        """Whether the weights of a state's ``best`` score lie here."""
+        """Whether the weights of a state's ``best`` score are in this directory."""
         return best is not None and math.isfinite(best["score"]) and self._is_there(best)
 
     def start(self) -> str | None:

@@ -40,7 +40,7 @@ from rankless.world.process_group import World, is_lost_peer
 
 @dataclass(frozen=True)
 class Outcome:
-    """How writing one copy of a checkpoint went.
+    """The outcome of writing one copy of a checkpoint.
 
     Attributes:
         problem: why the checkpoint could not be written, None if it was.
@@ -120,7 +120,7 @@ class Saver:
             self.sinks.event("warning", self.saved, text)
 
     def _write_recipe(self) -> str | None:
-        """Write ``recipe.yaml`` where rank 0 has one or goes on; why one copy of several has none."""
+        """Write ``recipe.yaml``; return why one copy of several has none."""
         wanted = bool(self.world.broadcast(bool(self.saved or self.run.recipe.exists())))
         if not wanted or not self.mirrors.is_writer:
             return None
@@ -146,7 +146,7 @@ class Saver:
         return StepSchedule(self.recipe, self.state.images).length.ends(step, every)
 
     def rank(self, step: int, scores: Scores, name: str) -> bool:
-        """Whether the scores after ``step`` steps are the best so far, by their entry ``name``."""
+        """Whether the score ``name`` after ``step`` steps is the best so far."""
         score, best = scores.get(name), self.state.best
         if not isinstance(score, float) or not math.isfinite(score):
             return self.is_best
@@ -155,7 +155,7 @@ class Saver:
         return self.is_best
 
     def save(self, step: int, *, required: bool) -> None:
-        """Write a checkpoint; one that is not ``required`` is written while training goes on."""
+        """Write a checkpoint; one that is not ``required`` is written while training continues."""
         self.settle()
         self.is_best = False
         self.mirrors.send_journal()
@@ -228,7 +228,7 @@ class Saver:
                 self.sinks.event("not saved", begun[0], _failed(begun[0], problem))
 
     def finish(self) -> None:
-        """Send what the journal has got since the last save to its copies; every rank must call it."""
+        """Send the journal's lines since the last save to its copies; every rank must call this."""
         self.mirrors.send_journal()
 
     def save_before_the_end(self, step: int) -> None:

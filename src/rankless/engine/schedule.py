@@ -24,7 +24,7 @@ _SMALLEST = 8  # images in a batch that is suggested: batch norm needs some
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """What every step of a run is.
+    """The properties of every step of a run.
 
     Attributes:
         recipe: the recipe.
@@ -36,7 +36,7 @@ class StepSchedule:
 
     @cached_property
     def length(self) -> RunLength:
-        """How long the run is, by which durations are turned into steps."""
+        """The length of the run, which converts durations to steps."""
         return RunLength(self.recipe.epochs, self.images, self.recipe.batch.images)
 
     @cached_property
@@ -85,13 +85,13 @@ class StepSchedule:
         return step * self.recipe.batch.images / self.images
 
     def is_evaluated(self, step: int) -> bool:
-        """Whether the weights after ``step`` steps are to be scored."""
+        """Whether the weights are scored after ``step`` steps."""
         if self.recipe.data.val == "none":
             return False
         return step == self.steps or self.length.ends(step, self.recipe.evaluate.every)
 
     def warnings(self) -> list[str]:
-        """What of the recipe can hardly be meant with so few images, as sentences."""
+        """Sentences on settings that hardly make sense with so few images."""
         found, batch = [], self.recipe.batch.images
         if batch > self.images:
             found.append(
@@ -117,7 +117,7 @@ class StepSchedule:
         return [*found, *self._perhaps_epochs()]
 
     def _smaller_batch(self) -> str:
-        """What to write for a batch with which an epoch has enough steps, where that is a smaller one.
+        """Return a smaller batch with which an epoch has enough steps; empty if there is none.
 
         The rate falls with the batch, as usual: in proportion for SGD, with the square root for Adam. A batch
         that several devices could share still has two micro-batches.

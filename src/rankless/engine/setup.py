@@ -182,7 +182,7 @@ def _known_scores(task: Task) -> list[str]:
 
 
 def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
-    """One message of all notes about the data, a line each; what both say stands there once."""
+    """Join the notes about both splits, a line each; equal notes stand there once."""
     lines = [
         *(note for note in training if note in evaluation),
         *(f"training: {note}" for note in training if note not in evaluation),

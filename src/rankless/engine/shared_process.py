@@ -1,4 +1,4 @@
-"""What a process has one of, for forward passes in several threads: torch's generators, autocast's cache.
+"""State that threads of a process share: torch's generators and autocast's cache.
 
 A forward pass draws the same numbers as in a separate process, from a separate generator: while it runs,
 every operation that would draw from the CPU's default generator is given this one. Each GPU has its own.

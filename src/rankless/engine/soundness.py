@@ -90,7 +90,7 @@ def _differing(gathered: list[list[list]]) -> tuple[list[int], str] | None:  # t
 
 
 def _first_difference(gathered: list[list[list]]) -> tuple[int, str, bool] | None:  # type: ignore[type-arg]
-    """The first rank whose model is not rank 0's, the first tensor, and whether only its values differ."""
+    """Find the first rank and tensor that differ from rank 0's, and whether only values differ."""
     layout, sums = gathered[0]
     for rank, (other, others) in enumerate(gathered):
         if other != layout:

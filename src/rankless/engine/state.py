@@ -213,7 +213,7 @@ class TrainingState:
         return messages
 
     def snapshot(self, step: int) -> Snapshot:
-        """All of it after ``step`` steps."""
+        """Return the whole state after ``step`` steps."""
         return Snapshot(
             step,
             self.model.state_dict(),

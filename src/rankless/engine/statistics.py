@@ -91,20 +91,20 @@ class RunningStatistics:
         self.calls = [0] * len(self.calls)
 
     def mark_called(self, norms: Iterable[nn.Module]) -> None:
-        """Norms whose statistics were computed by other means than their own forward pass."""
+        """Mark norms whose statistics were computed outside their own forward pass."""
         for norm in norms:
             if (number := self.number.get(id(norm))) is not None:
                 self.calls[number] = 1
 
     def leaf(self) -> Tensor:
-        """The statistics of the micro-batch whose forward pass has ended, and which norms it called, (S,)."""
+        """Return the statistics of the micro-batch just computed, and which norms it called, (S,)."""
         if all(self.calls):
             return torch.cat([self.vector, self.all_called])
         called = torch.tensor([float(calls > 0) for calls in self.calls]).to(self.vector)
         return torch.cat([torch.where(self._each(called) > 0, self.vector, 0), called])
 
     def _each(self, values: Tensor) -> Tensor:
-        """One value per norm -> one per number in the vector."""
+        """Expand one value per norm to one per number in the vector."""
         return values.repeat_interleave(self.lengths, output_size=len(self.vector))
 
     def end(self, total: Tensor | None) -> None:

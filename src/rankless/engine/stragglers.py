@@ -1,4 +1,4 @@
-"""Ranks that are slower than the others in what they do by themselves, named in the journal."""
+"""Detection of ranks that compute more slowly than the others; the journal names them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Stragglers:
         return taken
 
     def gather_memory(self) -> None:
-        """Gather on rank 0 what each device has held at most; every rank must call it."""
+        """Gather each device's peak memory on rank 0; every rank must call this."""
         device = self.world.device
         held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else memory.peak()
         self._memory = self.world.gather(round(held / 2**20)) or []
@@ -78,7 +78,7 @@ class Stragglers:
 
 
 def slow_ranks(own: Sequence[float]) -> dict[int, float]:
-    """The ranks whose own time is far above the others', each with the median of the others."""
+    """Return ranks whose own time is far above the others', each with the others' median."""
     slow = {}
     for rank, seconds in enumerate(own):
         others = statistics.median([*own[:rank], *own[rank + 1 :]])

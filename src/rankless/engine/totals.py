@@ -1,4 +1,4 @@
-"""What the ranks exchange in a step: flags on the way in, sums on the way out."""
+"""The ranks' exchange in a step: flags before it, sums after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankless.structures import Unreadable
 
 @dataclass(frozen=True)
 class Flags:
-    """What a rank asks of all others in a step.
+    """A rank's requests to all others in a step.
 
     Attributes:
         stop: it got a signal: stop after this step.
@@ -46,7 +46,7 @@ class Totals:
 
     @property
     def count(self) -> Tensor:
-        """What the summed gradients are divided by, a scalar."""
+        """The divisor of the summed gradients, a scalar."""
         return self.scalars[1]
 
     def read(self, norm: Tensor) -> Numbers:
@@ -59,7 +59,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a step came to, read from the device; the same on every rank.
+    """The results of a step, read from the device; equal on every rank.
 
     Attributes:
         loss, count: the summed loss and what to divide it by.

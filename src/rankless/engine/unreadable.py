@@ -31,7 +31,7 @@ class UnreadableImages:
         self.scored: dict[int, Unreadable] = {}
 
     def meet(self, world: World, mine: Sequence[Unreadable]) -> list[Unreadable]:
-        """Exchange what the ranks could not read in a step; every rank must call it.
+        """Exchange the images that ranks could not read in a step; every rank must call this.
 
         Returns:
             The new ones, by number; the same on every rank.
@@ -41,7 +41,7 @@ class UnreadableImages:
         return _added(self.trained, images)
 
     def score(self, images: Iterable[Unreadable]) -> list[Unreadable]:
-        """Those of an evaluation's that are new; ``images`` are the same on every rank."""
+        """Return the new unreadable images of an evaluation; ``images`` are equal on every rank."""
         return _added(self.scored, images)
 
     def too_many(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Who is late: every rank watches its own steps, and rank 0 names the one that all others wait for.
+"""Detection of late ranks: every rank watches its own steps, and rank 0 names the one all others wait for.
 
 A rank that takes much longer than usual writes the stacks of all its threads to its log, and what it is at
 to the ranks' store, which rank 0 reads only when it is late itself. Its launcher learns every second whether

@@ -1,4 +1,4 @@
-"""How many loader processes a rank has where the recipe leaves it open; no number depends on it."""
+"""The number of loader processes per rank if the recipe leaves it open; no result depends on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def of_rank(recipe: Recipe, world: World) -> int:
 
 
 def loader_processes(recipe: Recipe, ranks: int, kind: str) -> int:
-    """Return the recipe's ``workers``, or what the cores that are left allow.
+    """Return the recipe's ``workers``, or the number that the free cores allow.
 
     Args:
         recipe: the recipe.

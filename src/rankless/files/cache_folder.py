@@ -48,7 +48,7 @@ def make_private(folder: Path) -> None:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether this is a folder, and no link, that this user has made and nobody else can enter."""
+    """Whether this is a folder, and no link, that belongs to this user and that nobody else can enter."""
     try:
         state = folder.lstat()
     except (OSError, ValueError):

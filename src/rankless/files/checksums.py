@@ -29,6 +29,6 @@ def read(folder: Path) -> dict[str, str] | None:
 
 
 def of_file(path: Path, most: int | None = None) -> str:
-    """Compute the SHA-256 of a regular file of at most so many bytes; of any size by default."""
+    """Compute the SHA-256 of a regular file, of limited size if ``most`` is given."""
     with reading.opened(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

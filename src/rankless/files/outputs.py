@@ -46,7 +46,7 @@ class Outputs:
         self.include(files)
 
     def include(self, files: Sequence[Path]) -> None:
-        """Check further files that will be written, whose names were not known before."""
+        """Check further output files, whose names were not known before."""
         never: list[str] = []
         stay: list[str] = []
         for folder, within in groupby(files, lambda file: file.parent):
@@ -187,7 +187,7 @@ class Outputs:
 
 
 def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: bool = False) -> Outputs:
-    """Check the one file that a command draws, whose ending gives the format."""
+    """Check the single file that a command draws; its ending gives the format."""
     if out.suffix.lower() not in endings:
         raise UserError(f"--out {out}: expected a name that ends in {one_of(endings)}")
     return Outputs([out], verb=verb, force=force)
@@ -249,7 +249,7 @@ def _identities(file: Path | str) -> set[tuple[int, int]]:
 
 
 def _message(problems: Sequence[str], force: str) -> list[str]:
-    """List the first few problems, how many more there are, and what to do."""
+    """List the first few problems, the number of others, and the remedy."""
     more = f"… and {len(problems) - FIRST:,} more; " if len(problems) > FIRST else ""
     remedy = "give another --out" + (f", or {force}" if force else "")
     if len(problems) == 1:

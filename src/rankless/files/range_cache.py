@@ -107,7 +107,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _make_room(folder: Path, most: int) -> None:
-    """Remove what was not used for longest until the rest has at most so many bytes."""
+    """Remove the least recently used entries until the rest fits into this many bytes."""
     there: list[tuple[int, int, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -15,7 +15,7 @@ SCHEMES = ("https", "http", "s3")
 
 
 def is_remote(path: str) -> bool:
-    """Whether it is an address of an object on another machine, and no file."""
+    """Whether the text is the address of an object on another machine, and no file."""
     scheme, mark, rest = path.partition("://")
     return bool(mark and rest) and scheme in SCHEMES
 
@@ -51,12 +51,12 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """What stands after the last slash."""
+        """The part after the last slash."""
         return self.url.rpartition("/")[2]
 
     @property
     def parent(self) -> RemotePath:
-        """What it lies in."""
+        """The folder that contains it."""
         return RemotePath(self.url.rpartition("/")[0], True)
 
     def relative_to(self, folder: RemotePath) -> str:
@@ -64,7 +64,7 @@ class RemotePath:
         return self.url.removeprefix(f"{folder.url}/")
 
     def is_dir(self) -> bool:
-        """Whether things lie below it."""
+        """Whether there are objects below it."""
         if self._is_folder is None:
             try:
                 self._is_folder = any(True for _ in self.iterdir())
@@ -83,7 +83,7 @@ class RemotePath:
         return True
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """What lies below it, one level down."""
+        """The entries one level below it."""
         for url, is_folder in listed(self.url):
             yield RemotePath(url, is_folder)
 
@@ -113,7 +113,7 @@ def size_of(file: Location) -> int:
 
 
 def name_of(file: Location) -> str:
-    """What it is opened by: its path, or its address with the tag of what it holds now."""
+    """Return the name to open it by: its path, or its address with the tag of its current content."""
     return str(file) if isinstance(file, Path) else f"{file}#{state_of(str(file)).tag}"
 
 

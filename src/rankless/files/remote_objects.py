@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class State:
-    """What an object is now.
+    """The current state of an object.
 
     Attributes:
         size: bytes.
@@ -68,7 +68,7 @@ class RemoteFile:
         return self.state.size
 
     def range(self, length: int, offset: int) -> bytes:
-        """Fetch up to so many bytes from an offset on; fewer where it ends."""
+        """Fetch this many bytes from an offset; fewer at the end of the object."""
         end = min(offset + length, self.size)
         if end <= offset:
             return b""
@@ -82,7 +82,7 @@ class RemoteFile:
         return data
 
     def pread(self, length: int, offset: int) -> bytes:
-        """The same for what reads little at a time and goes forward: whole blocks are fetched, and held."""
+        """Fetch bytes for sequential small reads: whole blocks are fetched and held."""
         parts: list[bytes] = []
         while length > 0 and offset < self.size:
             number, start = divmod(offset, _BLOCK)
@@ -102,7 +102,7 @@ class RemoteFile:
 
 
 def state_of(url: str) -> State:
-    """What an object is: asked once in a process."""
+    """Return the state of an object, requested once per process."""
     return _state(os.getpid(), url.partition("#")[0])
 
 
@@ -132,7 +132,7 @@ def _state(process: int, url: str) -> State:
 
 
 def listed(url: str) -> Iterator[tuple[str, bool]]:
-    """What lies below an address, one level down: the address of each, and whether it is a folder."""
+    """Return the entries one level below an address, and whether each is a folder."""
     folder = url.rstrip("/")
     for entry in _tried(lambda: _files(folder).ls(folder + "/", detail=True), folder):
         inside = _address(folder, str(entry["name"])).rstrip("/")
@@ -142,7 +142,7 @@ def listed(url: str) -> Iterator[tuple[str, bool]]:
 
 
 def _address(folder: str, name: str) -> str:
-    """The address of what a listing names; s3's names have no scheme."""
+    """Return the address of a listed entry; names of s3 have no scheme."""
     return name if "://" in name else f"{folder.partition('://')[0]}://{name.lstrip('/')}"
 
 
@@ -185,7 +185,7 @@ def _tried(call: Callable[[], Value], url: str) -> Value:
 
 
 def _lasting(error: Exception, url: str) -> OSError | None:
-    """What will be the same the next time; None where trying again may help."""
+    """Return the lasting problem of an error; None if trying again may help."""
     cause = _cause(error)
     status = getattr(cause, "status", 0)
     if status == 404 or isinstance(cause, FileNotFoundError):
@@ -201,7 +201,7 @@ def _lasting(error: Exception, url: str) -> OSError | None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What has really happened: fsspec calls every error in asking for a size a missing file."""
+    """Return the real cause of an error: fsspec reports any failed size request as a missing file."""
     if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         return error.__cause__
     return error

@@ -102,7 +102,7 @@ def _part(folder: Path) -> tuple[Path, int]:
 
 
 def has_name(file: int, path: Path) -> bool:
-    """Whether an opened file lies at ``path``: it may have been removed before it was locked."""
+    """Whether ``path`` still names an opened file, which may have been removed before it was locked."""
     try:
         return os.path.samestat(os.fstat(file), path.lstat())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How many cores this process may keep busy: by its affinity, and by its control group (a container's)."""
+"""The number of cores this process may use, by its affinity and its control group (a container's)."""
 
 from __future__ import annotations
 

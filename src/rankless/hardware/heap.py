@@ -12,7 +12,7 @@ _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_AREN
 
 
 def hold_freed_memory() -> None:
-    """Have glibc hold what is freed for what comes next (Linux; elsewhere nothing happens).
+    """Make glibc keep freed memory for later allocations (Linux; elsewhere this does nothing).
 
     By default it returns large blocks to the kernel, which clears every page of them when the next batch
     takes them again. One arena for all threads holds less than one for each. Only for processes that are

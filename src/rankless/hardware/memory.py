@@ -1,4 +1,4 @@
-"""How much memory this process may still take: asked before something large is made."""
+"""The memory that this process may still take, checked before a large allocation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int:
-    """Bytes: what the machine has free, its container's limit and the process's own, whichever is least."""
+    """Return bytes: the least of the machine's free memory, its container's limit and the process's own."""
     return max(0, min(_limits(), default=sys.maxsize))
 
 
@@ -60,7 +60,7 @@ def _limits() -> Iterator[int]:
 
 
 def _container() -> Iterator[int]:
-    """What the control groups of this process leave of their limits, from its own to the outermost."""
+    """Return the rest of this process's control-group limits, from its own to the outermost."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)

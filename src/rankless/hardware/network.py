@@ -29,7 +29,7 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address leads back to the machine itself, such as 127.0.0.1, 127.0.1.1 or ::1."""
+    """Whether an address leads back to this machine, such as 127.0.0.1, 127.0.1.1 or ::1."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
@@ -96,7 +96,7 @@ def own_address(host: str) -> str:
 
 
 def is_here_alone(host: str) -> bool:
-    """Whether by ``host`` every machine means itself: ``localhost``, or a loopback address as such."""
+    """Whether ``host`` means the own machine everywhere: ``localhost``, or a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -163,7 +163,7 @@ def listening_at(address: str, port: int) -> socket.socket:
 
 
 def listens(address: str, port: int) -> bool:
-    """Whether something takes connections there."""
+    """Whether a process accepts connections there."""
     try:
         with socket.create_connection((address, port), timeout=5.0):
             return True

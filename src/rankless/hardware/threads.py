@@ -1,4 +1,4 @@
-"""How many threads operations compute with on the CPU: some add in an order that depends on it."""
+"""The number of CPU threads per operation; for some operations the order of additions depends on it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from rankless.data.formats.writing import on_one_line
 
 
 class Entry(NamedTuple):
-    """What was predicted in one image.
+    """The predictions in one image.
 
     Attributes:
         stem: the name of its files, without ending; for a frame of a video with its number.

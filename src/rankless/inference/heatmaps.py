@@ -1,4 +1,4 @@
-"""Where a network sees something, over the image: of a detector the best score of every place.
+"""Heat maps over the image: for a detector, the best score at every place.
 
 A place's score is that of the best candidate box whose center lies there, before any is left out: of a head
 with objectness this is objectness times class probability.

@@ -1,4 +1,4 @@
-"""What a prediction has found so far, on the disk: a line per image, so that a killed prediction goes on.
+"""The journal of a prediction: a line per image on the disk, so that a killed prediction can continue.
 
 The file lies in the output folder while the prediction runs. At its end the formats are written from it and
 its name is removed; whoever holds it open can still read it.
@@ -56,7 +56,7 @@ class Journal(Sequence[Entry]):
             self._append(head)
 
     def add(self, entry: Entry, files: Sequence[str] = ()) -> None:
-        """Record what was found in an image or a frame, and the files that were written of it."""
+        """Record the results of an image or a frame, and the files written for it."""
         self._starts.append(self._end)
         self._append({"stem": entry.stem, "files": list(files), "image": entry.image})
 

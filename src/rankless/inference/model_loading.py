@@ -35,7 +35,7 @@ MOST_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """How to predict; see :func:`rankless.predict`."""
+    """Options of a prediction; see :func:`rankless.predict`."""
 
     confidence: float | None = None
     classes: Sequence[str | int] = ()
@@ -55,7 +55,7 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class Opened:
-    """What predicts.
+    """The loaded model with its finders.
 
     Attributes:
         path: the weights file.

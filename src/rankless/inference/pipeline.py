@@ -26,7 +26,7 @@ Other = TypeVar("Other")
 
 
 class Source(NamedTuple):
-    """One image to predict on.
+    """An image to predict on.
 
     Attributes:
         name: its path, scene or video.
@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What a model says about one image.
+    """A model's answer for one image.
 
     Attributes:
         source: of the image.
@@ -84,7 +84,7 @@ def threads() -> Iterator[Executor]:
 def ordered(
     pool: Executor, function: Callable[[One], Other], items: Iterable[One], ahead: int
 ) -> Iterator[Other]:
-    """Call ``function`` on every item in threads, and yield what it returns in the order of the items.
+    """Call ``function`` on every item in threads, and yield the results in the order of the items.
 
     Args:
         pool: the threads.

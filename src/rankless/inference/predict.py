@@ -1,4 +1,4 @@
-"""Prediction: annotated images and videos, and what was found in them, from a run or a weights file.
+"""Prediction from a run or a weights file: annotated images and videos, and their results.
 
 Images are preprocessed as in evaluation: the detections in an image never depend on other
 images. Boxes are in pixels of the image after its EXIF rotation. In evaluation a box may have several

@@ -72,7 +72,7 @@ def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
 
 
 class ClassAnswer(NamedTuple):
-    """What a classifier says about one image.
+    """A classifier's answer for one image.
 
     Attributes:
         found: the probabilities.

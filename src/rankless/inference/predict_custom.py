@@ -1,4 +1,4 @@
-"""Predictions of a task of the user's own, which says itself what it sees in an image."""
+"""Predictions of a user's own task, which itself describes the result of an image."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CustomFinder:
         return DigitScenes(split, index + 1, 0, _SCENE_SIZE).read(index).image
 
     def answer(self, image: Tensor) -> tuple[dict[str, Any], Image.Image | None]:
-        """Return what the task says about an image, uint8 (3, H, W), and what it draws, if it draws."""
+        """Return the task's answer for an image, uint8 (3, H, W), and its drawing, if it draws."""
         with _users_code(), torch.inference_mode():
             prediction = self.task.predict_image(self.model, image)
             self._check(prediction)

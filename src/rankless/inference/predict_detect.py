@@ -30,7 +30,7 @@ _MOST = 100_000  # detections of an image that a recipe allows
 
 
 class Answer(NamedTuple):
-    """What a detector says about one image.
+    """A detector's answer for one image.
 
     Attributes:
         found: from the lowest score that is looked at, in pixels of the image.
@@ -119,7 +119,7 @@ class BoxFinder:
         return float(answer.found.scores[0]) if len(answer.found.scores) else 0.0
 
     def result(self, answer: Answer, image: Pixels, source: str) -> DetectionResult:
-        """Return what was found in an image (H, W, 3)."""
+        """Return the detections in an image (H, W, 3)."""
         found = answer.found
         chosen = found.scores > self.confidence
         boxes, scores, labels = (one[chosen].numpy() for one in (found.boxes, found.scores, found.labels))
@@ -161,7 +161,7 @@ class BoxFinder:
 
 
 class _Watched:
-    """A detector that remembers what it decoded."""
+    """A detector that remembers its decoded output."""
 
     def __init__(self, detector: Detector) -> None:
         self.detector, self.decoded = detector, list[tuple[Tensor, Tensor]]()

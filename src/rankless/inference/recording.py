@@ -1,4 +1,4 @@
-"""One image after the other is predicted, drawn and written down, and the formats follow at the end."""
+"""Predict, draw and record image by image; formats of all images follow at the end."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ class Recording:
         return report
 
     def _leave_nothing(self, journal: Journal) -> None:
-        """Remove what was begun before the first image could be read."""
+        """Remove files that were begun before the first image could be read."""
         journal.remove()
         if self._is_new:
             with suppress(OSError):
                 self.out.rmdir()
 
     def _predict_all(self, journal: Journal, *, progress: bool) -> float:
-        """Predict on what is not done; return the seconds it took."""
+        """Predict on the remaining images; return the seconds it took."""
         left = [number for number, source in enumerate(self.sources) if public(source) not in journal.done]
         finder = self.opened.finders[0]
 
@@ -206,7 +206,7 @@ class Recording:
             journal.end_video(source.name, files)
 
     def _leave_video(self) -> None:
-        """Remove what was written of a video that will not end."""
+        """Remove the parts of a video that cannot be finished."""
         if self._video is not None:
             _, stack, writer = self._video
             self._video = None

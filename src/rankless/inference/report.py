@@ -1,4 +1,4 @@
-"""The report of a prediction: what was found in each image, read from the disk when it is asked for."""
+"""The report of a prediction: the results of each image, read from the disk on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found in one image, for Python programs and notebooks."""
+"""The results of one image, for Python programs and notebooks."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _about(result: Result) -> str:
 
 
 def _html(result: Result, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The image with what is drawn on it, at most 640 pixels wide, above a table."""
+    """Return the image with its drawing, at most 640 pixels wide, above a table."""
     drawn = result.draw()
     drawn.thumbnail((_WIDEST, _WIDEST))
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""What a prediction leaves in its folder: annotated media, crops, heat maps, and formats of all images."""
+"""The files in a prediction's folder: annotated media, crops, heat maps, and formats of all images."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _UNUSABLE = re.compile("[\0-\x1f\x7f/\\\\]")  # in the name of a folder
 
 
 def kinds_named(save: Sequence[str]) -> frozenset[str]:
-    """Return what is to be written."""
+    """Return the kinds of files to write."""
     if unknown := [name for name in save if name not in KINDS]:
         raise UserError(
             f"--save has '{printable(name)}': expected {one_of(KINDS)}{nearest(name, KINDS)}"
@@ -58,7 +58,7 @@ def kinds_named(save: Sequence[str]) -> frozenset[str]:
 
 
 def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
-    """Check that what is to be written can be made of what is found."""
+    """Check that the requested files can be made from the model's results."""
     if isinstance(finder, BoxFinder):
         return
     fit = set(KINDS) - _OF_BOXES
@@ -77,7 +77,7 @@ def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
 
 @dataclass
 class Rendered:
-    """One image's entry, and the files that are to be written for it.
+    """One image's entry, and the files to write for it.
 
     Attributes:
         answered: what it was made of.
@@ -95,7 +95,7 @@ class Rendered:
 
 
 def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: str, stem: str) -> Rendered:
-    """Draw and encode what was found in one image; called in threads."""
+    """Draw and encode the results of one image; called in threads."""
     source, image = answered.source, answered.image
     if image is None:
         return Rendered(answered)
@@ -130,7 +130,7 @@ def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: st
 
 
 def crops(result: DetectionResult, stem: str, suffix: str) -> Iterator[tuple[str, bytes]]:
-    """Cut out every object, best first, into a folder per class: what a classifier trains on."""
+    """Cut out every object, best first, into a folder per class, as training data for a classifier."""
     height, width = result.image.shape[:2]
     suffix = suffix if suffix.lower() in JPEG else ".png"
     for number, ((x1, y1, x2, y2), name) in enumerate(
@@ -179,7 +179,7 @@ def single_files(kinds: frozenset[str]) -> list[str]:
 
 
 def write(outputs: Outputs, path: Path, content: bytes) -> None:
-    """Write a file of one image, whose name was not known before."""
+    """Write a file of one image whose name was not known before."""
     outputs.include([path])
     with outputs.writing(path, durable=False) as file:
         file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The images and videos that the arguments of ``rankless predict`` mean, and the names of what is drawn."""
+"""The images and videos that the arguments of ``rankless predict`` name, and the names of outputs."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
 
 
 def stems(names: Sequence[str]) -> dict[int, str]:
-    """Name the other files of images whose names differ in their endings alone, by position."""
+    """Name the other output files by position, for images whose names differ only in their endings."""
     taken: set[str] = set()
     found = {}
     for position, name in enumerate(names):

@@ -32,7 +32,7 @@ _MILLISECONDS = Fraction(1, 1000)
 
 
 class Frame(NamedTuple):
-    """One frame.
+    """A frame.
 
     Attributes:
         pixels: uint8 RGB (H, W, 3), upright.
@@ -134,7 +134,7 @@ def _after(number: int, said: str) -> str:
 
 
 def _unopened(name: str, said: str) -> str:
-    """What is wrong where there is no frame at all, in FFmpeg's words in parentheses."""
+    """Return the problem of a video without a single frame, with FFmpeg's message in parentheses."""
     if CAMERAS.fullmatch(name):
         there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
         return f"the camera cannot be opened ({said}); cameras here: {there}"
@@ -208,7 +208,7 @@ class Writer:
             self._container.mux(packet)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining frames."""
         if self._last >= 0:
             for packet in self._stream.encode():
                 self._container.mux(packet)

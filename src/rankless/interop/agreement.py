@@ -1,4 +1,4 @@
-"""What is exported computes what PyTorch computes: the comparison on real images right after writing."""
+"""The comparison of an export with PyTorch on real images, right after writing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BEST = 100
 
 @dataclass(frozen=True)
 class Limits:
-    """How far an export may be from PyTorch.
+    """The permitted differences between an export and PyTorch.
 
     Attributes:
         scores: scores and probabilities.
@@ -45,7 +45,7 @@ LIMITS = {"fp32": Limits(1e-3, 0.1, 0.0), "fp16": Limits(0.05, 8.0, 0.1)}
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far an export is from PyTorch in float32.
+    """The differences between an export and PyTorch in float32.
 
     Attributes:
         images: number of compared images.
@@ -144,7 +144,7 @@ def _candidates(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], data
 
 
 def _detections(plan: Plan, theirs: nn.Module, batch: Any, data: str) -> Agreement:
-    """Compare what is left behind NMS with what ``rankless predict`` finds."""
+    """Compare the detections after NMS with those of ``rankless predict``."""
     recipe, confidence = plan.facts.recipe, plan.facts.nms or 0.0
     settings = replace(recipe.evaluate, confidence=confidence, multi_label=False, tta="none")
     task: Any = open_task(replace(recipe, evaluate=settings), plan.facts.class_names)
@@ -188,6 +188,6 @@ def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def _number(value: Tensor) -> float:
-    """Return a difference; what is no number differs infinitely."""
+    """Return a difference; NaN differs infinitely."""
     found = float(value)
     return found if found == found else float("inf")

@@ -152,7 +152,7 @@ def export(
 
 @dataclass(frozen=True)
 class Made:
-    """What was written to a folder of our own, and computes what PyTorch computes.
+    """Exported files in a folder of our own, already compared with PyTorch.
 
     Attributes:
         files: as many as the format has endings.
@@ -229,7 +229,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
 
 
 def _seen(loaded: weights.Weights) -> int:
-    """Return the number of images it was trained on, from which Darknet's schedule goes on."""
+    """Return the number of images the model was trained on, from which Darknet's schedule continues."""
     if (seen := loaded.extra.get("seen", "")).isdecimal():
         return int(seen)
     step = loaded.extra.get("step", "")

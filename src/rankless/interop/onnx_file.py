@@ -83,7 +83,7 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def model(plan: Plan, *, half: bool | None = None) -> Any:
-    """Return the ``onnx.ModelProto`` of what is exported; arguments as of :func:`write`.
+    """Return the ``onnx.ModelProto`` of the export; arguments as of :func:`write`.
 
     Args:
         plan: what is exported.
@@ -131,7 +131,7 @@ def _nms(facts: Facts, ir: int) -> str:
 
 
 def _name_dimensions(proto: Any) -> None:
-    """Give free dimensions of inputs and outputs names that say what they are."""
+    """Name the free dimensions of inputs and outputs."""
     del proto.graph.value_info[:]  # it has the exporter's names, and nobody needs it
     for value in (*proto.graph.input, *proto.graph.output):
         for side, name in zip(value.type.tensor_type.shape.dim, _DIMENSIONS[value.name], strict=True):

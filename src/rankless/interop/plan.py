@@ -128,7 +128,7 @@ CONFIDENCE = 0.25
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """How a model is exported.
+    """Options of an export.
 
     Attributes:
         nms: NMS inside.
@@ -147,7 +147,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is exported.
+    """The model to export.
 
     Attributes:
         source: the weights file.
@@ -217,7 +217,7 @@ class Plan:
 
 
 def planned(target: Path, asked: ExportOptions, overrides: Sequence[str]) -> Plan:
-    """Load what is to be exported and decide how.
+    """Load the model to export, and decide how to export it.
 
     Args:
         target: a run directory or a weights file.

@@ -1,4 +1,4 @@
-"""What PyTorch's exporters print for their developers."""
+"""Suppression of the messages that PyTorch's exporters print for their developers."""
 
 from __future__ import annotations
 

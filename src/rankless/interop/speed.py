@@ -1,4 +1,4 @@
-"""How many images a second a model computes on this machine."""
+"""The number of images per second that a model computes on this machine."""
 
 from __future__ import annotations
 

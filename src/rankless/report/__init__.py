@@ -1,1 +1,1 @@
-"""One page about runs: numbers, curves, images. Reads run directories, and nothing else."""
+"""The report of runs: numbers, curves and images, made from run directories alone."""

@@ -18,7 +18,7 @@ _LARGEST = 1e100  # a diverged loss may be anything
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart.
+    """A line of a chart.
 
     Attributes:
         name: in the legend; none if empty.
@@ -46,7 +46,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Axes:
-    """What the axes of a chart show.
+    """The axes of a chart.
 
     Attributes:
         x, y: titles.

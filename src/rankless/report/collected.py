@@ -101,7 +101,7 @@ _DECISIVE = ("start", "resume", *_STATES)
 
 
 class Collected:
-    """One run, as far as its files say.
+    """The data of one run, from its files.
 
     Attributes:
         run: the run directory.
@@ -143,7 +143,7 @@ class Collected:
         self.pace = Pace()
 
     def refresh(self) -> Collected:
-        """Read what is new; itself."""
+        """Read new entries, and return itself."""
         try:
             if self._journal.was_cut():
                 self._forget()
@@ -249,13 +249,13 @@ class Collected:
 
     @property
     def ranks(self) -> int:
-        """How many ranks trained last; 0 if unknown."""
+        """The number of ranks of the last start; 0 if unknown."""
         sizes = [_whole(entry.get("world_size")) for entry in self.events if "world_size" in entry]
         return sizes[-1] if sizes else 0
 
     @property
     def state(self) -> str:
-        """How the run stands, in a word or two; as ``rankless runs`` says it."""
+        """The state of the run in a word or two, as ``rankless runs`` prints it."""
         decisive = [entry["event"] for entry in self.events if entry["event"] in _DECISIVE]
         last = decisive[-1] if decisive else None
         if last in ("end", "stop"):

@@ -1,4 +1,4 @@
-"""The panels about what the best evaluation found: classes, thresholds, confusions, sizes, images."""
+"""The panels of the best evaluation: classes, thresholds, confusions, sizes and images."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def class_table(run: Collected) -> str:
 
 
 def score_table(run: Collected) -> str:
-    """All plain scores of the best and of the last evaluation, and Pascal VOC's AP."""
+    """The table of all plain scores of the best and the last evaluation, and Pascal VOC's AP."""
     if run.best is None:
         return ""
     (best, first), (last, second) = run.best, run.evaluations[-1]
@@ -167,7 +167,7 @@ def score_table(run: Collected) -> str:
 
 
 def confusion_panel(run: Collected) -> str:
-    """The confusion matrix, or with many classes what was confused most often."""
+    """The confusion matrix, or the most frequent confusions if there are many classes."""
     details, source = run.details, "evaluation"
     names, matrix, step = class_names(details), details.get("confusion"), None
     if not matrix and run.best and isinstance(run.best[1].get("confusion"), list):
@@ -217,7 +217,7 @@ def _matrix(
 
 
 def size_charts(run: Collected) -> str:
-    """How much is found by the size of the objects, and how large the objects are."""
+    """The recall by size of the objects, and the distribution of sizes."""
     sizes = run.details.get("sizes")
     if not sizes:
         return ""
@@ -247,7 +247,7 @@ def size_charts(run: Collected) -> str:
 
 
 def class_bars(run: Collected) -> str:
-    """How many there are of each class, to train on and to be scored on."""
+    """The number of objects of each class for training and for evaluation."""
     details, names = run.details, class_names(run.details)
     truths, training = details.get("truths"), details.get("training", {}).get("truths")
     if not truths:

@@ -1,4 +1,4 @@
-"""The best and the worst images of an evaluation: the truth on the left, what was predicted on the right."""
+"""The best and worst images of an evaluation: the truth on the left, predictions on the right."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _example(at: int, one: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _judged(is_right: bool, place: int) -> str:
-    """How a class is shown: the true one, a first answer that is wrong, or neither."""
+    """Return the style of a class: the true one, a wrong first answer, or neither."""
     return "right" if is_right else "wrong" if not place else ""
 
 

@@ -40,7 +40,7 @@ def number(value: Any, *where: str | int, digits: int = 4, step: int | None = No
 
 
 def card(title: str, body: str, note: str = "", *, width: str = "") -> str:
-    """A panel with a title; its ``width`` is that of one panel, ``two``, or ``all`` of the page."""
+    """A panel with a title; its ``width`` is one panel, ``two``, or ``all`` of the page."""
     below = f'<p class="note">{note}</p>' if note else ""
     return f'<section class="card {width}"><h3>{text(title)}</h3>{body}{below}</section>\n'
 

@@ -1,4 +1,4 @@
-"""The top of the page: what a run reached and what it took; and how several runs differ."""
+"""The top of the page: the result and cost of a run, and the differences between several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEADLINE = ("AP", "AP50", "AP75", "top1", "top5", "f1")
 
 
 def claim(run: Collected, digest: str | None) -> str:
-    """What the run reached, at a glance."""
+    """The result of a run at a glance."""
     tiles = []
     if run.best is not None:
         step, scores = run.best
@@ -69,7 +69,7 @@ def _spent(run: Collected) -> str:
 
 
 def comparison(runs: Sequence[Collected], digests: Digests) -> str:
-    """Several runs side by side: what they reached, and what differs in their recipes."""
+    """Several runs side by side: their results, and the differences of their recipes."""
     rows: list[list[str]] = [["state", *(text(run.state) for run in runs)]]
     names = [name for name in _HEADLINE if any(run.best and name in run.best[1] for run in runs)]
     for name in names:
@@ -104,7 +104,7 @@ def _equal(runs: Sequence[Collected], digests: Sequence[str | None]) -> list[tup
 
 
 def _differences(runs: Sequence[Collected]) -> str:
-    """The keys of the recipes whose values differ."""
+    """Return the recipe keys whose values differ."""
     keys = dict.fromkeys(key for run in runs for key in run.recipe)
     rows = []
     for key in keys:
@@ -122,7 +122,7 @@ def _value(value: Any) -> str:
 
 
 def environment(run: Collected) -> str:
-    """What the run computed with, and its starts."""
+    """The hardware and software of the run, and its starts."""
     parts = []
     if run.starts:
         last = run.starts[-1]

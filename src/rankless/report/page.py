@@ -92,7 +92,7 @@ def _title_of_details(run: Collected) -> str:
 
 
 def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected]) -> str:
-    """What ``make`` gives; a sentence where a file of a run has another form than expected."""
+    """Return the result of ``make``, or a sentence if a file of the run has an unexpected form."""
     try:
         return make(subject)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

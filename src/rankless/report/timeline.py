@@ -1,4 +1,4 @@
-"""Where a run's time went, over its time: pauses, restarts and errors lie where they were."""
+"""The run's time line: where its time went, with pauses, restarts and errors at their places."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Clock:
 
 
 def time_charts(run: Collected) -> str:
-    """Where the time of the steps went, and how the ranks compare."""
+    """Charts of the parts of a step's time, and of the ranks' times."""
     whole = run.times[1] - run.times[0] if run.times else 0.0
     clock = _Clock(run, whole if whole < _LONGEST else 0.0)
     rows, pauses = _parts(run, clock)
@@ -65,7 +65,7 @@ def time_charts(run: Collected) -> str:
 
 
 def _parts(run: Collected, clock: _Clock) -> tuple[dict[str, list[Point]], list[tuple[float, float]]]:
-    """The milliseconds of a step by what they were spent on, and where pauses began and ended."""
+    """Return the milliseconds of a step by part, and the beginnings and ends of pauses."""
     rows: dict[str, list[Point]] = {"computing": [], "waiting for images": [], "network and other ranks": []}
     pauses: list[tuple[float, float]] = []
     before = 0.0

@@ -100,7 +100,7 @@ def by_scale(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def spans_decades(points: Sequence[Point]) -> bool:
-    """Whether only a logarithmic axis shows both ends, as where the first evaluations are far off."""
+    """Whether only a logarithmic axis shows both ends, as if the first evaluations are far off."""
     values = [y for _, y in points]
     return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
 
@@ -127,7 +127,7 @@ def score_charts(run: Collected) -> str:
 
 
 def events_panel(run: Collected) -> str:
-    """What happened, in the order in which it did."""
+    """The events of the run, in their order."""
     rows = [
         (
             number(entry["step"], "event", "at"),

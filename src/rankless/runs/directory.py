@@ -48,7 +48,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
 
     def step_directory(self, step: int) -> Path:
-        """Where the checkpoint of ``step`` lies."""
+        """Return the directory of the checkpoint of ``step``."""
         return self.checkpoints / f"step-{step:09d}"
 
     def steps(self) -> list[int]:
@@ -135,7 +135,7 @@ def remove(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with the checkpoint in ``folder``; None when it is whole."""
+    """Return the problem with the checkpoint in ``folder``; None if it is whole."""
     try:
         listed = checksums.read(folder)
         if listed is None:
@@ -162,7 +162,7 @@ class _Best(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """What ``state.json`` must have; there may be more."""
+    """The required fields of ``state.json``; there may be more."""
 
     step: int
     images: int
@@ -174,7 +174,7 @@ class _State(msgspec.Struct):
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What the ``state.json`` of a checkpoint holds."""
+    """Return the content of a checkpoint's ``state.json``."""
     path, named = folder / "state.json", _STEP.search(folder.name)
     try:
         state: dict[str, Any] = json.loads(read_text(path, _LONGEST_STATE))
@@ -259,7 +259,7 @@ def _is_darknets(target: Path) -> bool:
 
 
 def _darknet(target: Path) -> str:
-    """What to do with Darknet's weights, which name neither their network nor their classes."""
+    """Return what to do with Darknet's weights, which name neither their network nor their classes."""
     cfg, names = target.with_suffix(".cfg"), target.with_suffix(".names")
     known = target.stem.startswith("yolov") and not cfg.is_file()
     network = f"--model {target.stem}" if known else f"--cfg {cfg}"
@@ -298,7 +298,7 @@ def _named(run: RunDirectory, name: str) -> Path | None:
 
 
 def dangling(run: RunDirectory, name: str) -> str:
-    """What is wrong with ``last`` or ``best``, if it names no checkpoint that is there; else empty."""
+    """Return the problem with ``last`` or ``best`` if it names no existing checkpoint; else empty."""
     is_wrong = (run.checkpoints / name).exists() and _named(run, name) is None
     return _dangling(run, name) if is_wrong else ""
 
@@ -315,7 +315,7 @@ def _names(run: RunDirectory) -> str:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a checkpoint, or a part of one, lies in ``folder``."""
+    """Whether ``folder`` holds a checkpoint, or a part of one."""
     return (folder / "model.safetensors").is_file()
 
 

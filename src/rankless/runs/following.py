@@ -25,7 +25,7 @@ _OVER = ("end", "stop", "error", "death")
 
 
 def main() -> int:
-    """Do what is asked for; the exit code."""
+    """Run the requested command, and return the exit code."""
     request = json.loads(sys.stdin.readline())
     cwd = Path(request["cwd"])
     os.chdir(cwd if cwd.is_dir() else Path.home())
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def described(run: Path) -> dict[str, str]:
-    """The text of the run's recipe, and of the record of what it computes with, empty where there is none."""
+    """Return the texts of the run's recipe and environment record, empty if there is none."""
     with (run / "recipe.yaml").open(encoding="utf-8") as file:
         recipe = file.read(_RECIPE)
     environment = ""
@@ -52,7 +52,7 @@ def described(run: Path) -> dict[str, str]:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process of this machine has locked a file; it is looked at without being locked.
+    """Whether a process of this machine has locked a file; the check does not lock it.
 
     A start that met a lock of ours would take it for another training.
     """
@@ -69,7 +69,7 @@ def is_held(lock: Path) -> bool:
 
 
 def _has_open(process: str, lock: Path) -> bool:
-    """Whether a process has the file open; other file systems have the same inode numbers."""
+    """Whether a process has the file open; inode numbers alone are not unique across file systems."""
     try:
         for descriptor in Path("/proc", process, "fd").iterdir():
             with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def _has_open(process: str, lock: Path) -> bool:
 
 
 def is_alive(run: Path, last: str | None) -> bool:
-    """Whether a run goes on: a process here holds it, or another machine writes and its journal grows."""
+    """Whether a run is alive: a process here holds it, or another machine writes and its journal grows."""
     if is_held(run / ".lock"):
         return True
     if last in _OVER or _began_on(run) == os.uname().nodename:
@@ -102,7 +102,7 @@ def _began_on(run: Path) -> str | None:
 
 
 def may_begin(run: Path) -> bool:
-    """Whether a training may be about to write the first line of its journal in a folder.
+    """Whether a training in a folder may be about to write the first line of its journal.
 
     It makes the folder itself, and the default one around it too.
     """

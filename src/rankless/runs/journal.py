@@ -25,7 +25,7 @@ _LONGEST = 1 << 30  # bytes of a line; the scores of a million classes have less
 
 
 class Journal:
-    """Appends to a journal, which begins or goes on after ``step`` steps.
+    """Appends to a journal that begins or continues after ``step`` steps.
 
     Args:
         path: the file; made with its folder when missing.
@@ -72,12 +72,12 @@ def flush(path: Path) -> None:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a journal; what is none is left out."""
+    """Return the entries of a journal; damaged lines are skipped."""
     return (entry for _, entry in _lines(path) if entry is not None)
 
 
 def step_seconds(path: Path) -> list[float]:
-    """How long each step of a journal took."""
+    """Return the duration of each step of a journal."""
     return [entry["timing"]["seconds"] for entry in read(path) if "step" in entry]
 
 
@@ -88,7 +88,7 @@ class Follower:
         self.path, self._offset, self._file = path, 0, 0
 
     def was_cut(self) -> bool:
-        """Whether a resumed run has replaced what was read, so that :meth:`entries` begins again."""
+        """Whether a resumed run has replaced lines already read, so that :meth:`entries` begins again."""
         state = self.path.stat()
         cut = bool(self._offset) and (state.st_ino != self._file or state.st_size < self._offset)
         self._offset, self._file = 0 if cut else self._offset, state.st_ino
@@ -137,7 +137,7 @@ def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int
 
 
 def soundness(path: Path, step: int, *, unscored: bool) -> tuple[int, int, int]:
-    """How good a copy is for a run that goes on after ``step``: the more numbers it has the better.
+    """Rate a copy for a run that continues after ``step``: the more numbers it has, the better.
 
     Of two that have as many, it is the one with fewer damaged lines, then the longer one.
     """
@@ -216,7 +216,7 @@ def ending(path: Path) -> str | None:
 
 
 def step_of(entry: dict[str, Any]) -> int:
-    """The step whose number this is; 0 for an event."""
+    """Return the step of an entry; 0 for an event."""
     return int(entry.get("step", entry.get("evaluation", 0)))
 
 

@@ -1,4 +1,4 @@
-"""What there is to say of a run in one line: its state, how far it is, its best score, its weights."""
+"""A run in one line: its state, progress, best score and weights."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def find(folder: Path) -> list[RunDirectory]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run, here or on another machine."""
+    """Whether a folder holds a run, here or on another machine."""
     return any((folder / name).is_file() for name in ("journal.jsonl", DETACHED)) or (
         (folder / "recipe.yaml").is_file() and (folder / ".lock").is_file()
     )
@@ -106,7 +106,7 @@ def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
 
 
 def steps_of(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> int | None:
-    """The steps of the whole run, from what one of its steps says; None before the first."""
+    """Return the steps of the whole run, from one of its entries; None before the first."""
     for entry in reversed(entries):
         if entry.get("step") and isinstance(entry.get("epoch"), float | int) and entry["epoch"] > 0:
             # The epochs after a step are rounded to a millionth.
@@ -145,7 +145,7 @@ def _best(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | N
 
 
 def _best_in_journal(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | None:
-    """The same of a run whose checkpoints were removed."""
+    """Return the best score by the journal, for a run whose checkpoints were removed."""
     best: tuple[int, float] | None = None
     with suppress(OSError):
         for entry in journal.read(run.journal):
@@ -168,7 +168,7 @@ def _score_name(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
 
 
 def _seconds(path: Path) -> float:
-    """What all steps took; the lines are not parsed, as a long run has a million of them."""
+    """Return the time of all steps; lines are not parsed, as a long run has a million."""
     try:
         with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             return sum(float(found[1]) for found in _SECONDS.finditer(text))

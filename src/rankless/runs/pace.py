@@ -1,4 +1,4 @@
-"""How fast a run trains and how much of that time it waits: one definition, wherever it is shown."""
+"""The pace of a training and the fraction of time it waits: one definition for all displays."""
 
 from __future__ import annotations
 

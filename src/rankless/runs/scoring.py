@@ -1,4 +1,4 @@
-"""Which score of an evaluation chooses the best weights, and which of two is better."""
+"""The score that chooses the best weights, and which of two is better."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a run's starts, ``environment.json``: what each one computed with, the newest last."""
+"""The record of a run's starts, ``environment.json``: hardware and software of each, the newest last."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST = 64 * MIB  # some 20,000 starts
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """The entries of a record, and what is wrong with the file; neither where there is none."""
+    """Return a record's entries and the problem with the file; both empty if there is none."""
     try:
         content = json.loads(read_text(path, _LONGEST, encoding="utf-8"))
     except FileNotFoundError:

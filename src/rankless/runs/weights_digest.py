@@ -40,7 +40,7 @@ def of_weights(path: Path) -> str | None:
 
 
 def of_run(run: Path) -> str | None:
-    """The same of the weights that a run stands for, its best or else its last; None without any."""
+    """Return the digest of a run's best weights, or of its last; None without any."""
     try:
         return of_weights(weights_of(run, warn=lambda _: None))
     except UserError:  # nothing was saved yet

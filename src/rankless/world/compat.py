@@ -44,7 +44,7 @@ default_store: Callable[[], dist.Store] = distributed_c10d._get_default_store
 
 @contextmanager
 def quiet_output() -> Iterator[None]:
-    """Drop what is written to the standard output, by libraries in C++ too.
+    """Discard the standard output, including that of C++ libraries.
 
     2.9's gloo reports there that the ranks are connected, in the midst of a command's JSON.
     """
@@ -67,7 +67,7 @@ _SETTINGS: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldn
 
 
 def set_tf32(allowed: bool) -> Callable[[], None]:
-    """Whether CUDA may round factors of float32 products to TF32; nowhere else is anything rounded.
+    """Set whether CUDA may round factors of float32 products to TF32; other devices never round.
 
     2.9 brought `fp32_precision`; the older switches are set as well, because code that reads them raises an
     error where the two disagree.

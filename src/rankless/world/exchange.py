@@ -1,4 +1,4 @@
-"""Add what the ranks have along the fixed tree: the same bits whoever computed which leaf.
+"""Sums of the ranks' values along the fixed tree: the same bits whichever rank computed which leaf.
 
 Every rank holds the sums of the largest whole nodes it owns. They are exchanged shard by shard (all-to-all),
 each rank adds one shard of all of them in tree order, and the shards are gathered. Where the number of ranks
@@ -27,7 +27,7 @@ def add_in_place(left: Tensor, right: Tensor) -> Tensor:
 
 
 class Exchange:
-    """Adds what the ranks have, along the tree; knows which rank has which nodes.
+    """Adds the ranks' values along the tree, and knows which rank holds which nodes.
 
     Attributes:
         own: the micro-batches of this rank.
@@ -76,7 +76,7 @@ class Exchange:
         return pending.result
 
     def gather(self, value: int) -> list[int]:
-        """One number of every rank, on every rank, in the order of the ranks."""
+        """Gather one number from every rank, on every rank, in rank order."""
         if self.size == 1:
             return [value]
         gathered = torch.empty(self.size, dtype=torch.long)
@@ -86,7 +86,7 @@ class Exchange:
 
 
 class Pending:
-    """One exchange under way; :meth:`combine`, then :meth:`finish`, once each."""
+    """An exchange under way: call :meth:`combine`, then :meth:`finish`, once each."""
 
     def __init__(self, layout: Exchange, sums: Sequence[Tensor], result: Tensor) -> None:
         self.layout, self.sums, self.result = layout, sums, result
@@ -108,7 +108,7 @@ class Pending:
         )
 
     def combine_if_there(self) -> bool:
-        """Combine what the others have sent unless some of it is still on its way; whether it is combined.
+        """Combine the others' parts unless some are still on their way; return whether it is done.
 
         Where gathering has no order of its own this waits, so that every rank keeps one order.
         """
@@ -153,7 +153,7 @@ class Pending:
 
 
 def _by_destination(sums: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """What goes to rank 0 from every node, then what goes to rank 1, …: flat."""
+    """Return, flat, the parts of all nodes for rank 0, then those for rank 1, and so on."""
     if len(sums) == 1:
         return sums[0]
     pieces = [torch.split(vector, list(lengths)) for vector in sums]

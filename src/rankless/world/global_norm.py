@@ -57,7 +57,7 @@ def recomputed() -> tuple[AbstractContextManager[None], AbstractContextManager[N
 
 
 def is_recomputed() -> bool:
-    """Whether this thread computes a block again."""
+    """Whether this thread is recomputing a block."""
     return _BLOCK.known is not None
 
 
@@ -139,7 +139,7 @@ def measured(
 
 
 def gradients(total: Total, brought: Sequence[Any]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Gradients of the values, weight and bias of each micro-batch, which brings that of its output."""
+    """Return the gradients of values, weight and bias of each micro-batch from those of its output."""
     for_bias = [g.sum(_dims(g)) for g, *_ in brought]
     for_weight = [(g * normal).sum(_dims(g)) for g, normal, *_ in brought]
     leaves = [torch.cat([b, w]) for b, w in zip(for_bias, for_weight, strict=True)]
@@ -158,7 +158,7 @@ def widened(values: Tensor) -> Tensor:
 
 
 def _dims(values: Tensor) -> list[int]:
-    """All but the channels'."""
+    """Return all dimensions except the channels'."""
     return [0, *range(2, values.ndim)]
 
 

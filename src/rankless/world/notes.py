@@ -18,7 +18,7 @@ Note = dict[str, Any]
 
 
 class Notes:
-    """How the ranks of one start ended; made while the process group is up, of use after it too."""
+    """The endings of a start's ranks; made while the process group is up, and readable after it."""
 
     def __init__(self, world: World) -> None:
         self.world, self.store = world, default_store()
@@ -44,7 +44,7 @@ class Notes:
 
 
 class Notices:
-    """One text per rank; a new one replaces the one before."""
+    """One text per rank; a new one replaces the previous one."""
 
     def __init__(self, name: str) -> None:
         self._name = f"rankless/{name}"

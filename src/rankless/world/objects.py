@@ -93,7 +93,7 @@ def check(value: Any) -> None:
 
 
 class _Writer:
-    """Turns values into JSON nodes. Every JSON list begins with the name of what it stands for.
+    """Converts values to JSON nodes. Every JSON list begins with the name of its type.
 
     Attributes:
         blobs: the bytes that go beside the JSON, uint8, in order.
@@ -287,7 +287,7 @@ def _is_data(made: type) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Whether JSON gives it back: halves of surrogate pairs that meet would become one character."""
+    """Whether JSON preserves the text; halves of surrogate pairs would merge into one character."""
     try:
         value.encode()
     except UnicodeEncodeError:

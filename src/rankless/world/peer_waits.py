@@ -1,4 +1,4 @@
-"""How long a rank has waited for the others, and whether it does so now."""
+"""The time that a rank has waited for the others, and whether it is waiting now."""
 
 from __future__ import annotations
 

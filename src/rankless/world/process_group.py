@@ -69,17 +69,17 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that speaks and writes."""
+        """Whether this is rank 0, which prints and writes."""
         return self.rank == 0
 
     @property
     def is_first_here(self) -> bool:
-        """Whether this is the first rank of its machine, which keeps the machine's copy of what is saved."""
+        """Whether this is the first rank of its machine, which keeps the machine's copy of saved files."""
         return self.local_rank == 0
 
     @property
     def backend(self) -> str:
-        """What carries tensors between the ranks."""
+        """The backend that carries tensors between the ranks."""
         return self.transport.name
 
     def own_micro_batches(self, micro_batches: int) -> range:
@@ -125,7 +125,7 @@ class World:
         return gathered
 
     def recall(self, key: str) -> str:
-        """What :meth:`remember` stored under ``key``, by ranks of an earlier start even; "" if nothing."""
+        """Return the value :meth:`remember` stored under ``key``, even in an earlier start; or ""."""
         return (
             self.launcher_store.get(key).decode()
             if self.launcher_store is not None and self.launcher_store.check([key])
@@ -158,12 +158,12 @@ def is_lost_peer(error: Exception) -> bool:
 
 
 def ranks_here() -> int:
-    """How many ranks the environment says that this machine has, at least one."""
+    """Return the number of ranks on this machine by the environment, at least one."""
     return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def is_joined() -> bool:
-    """Whether this process is in a process group already."""
+    """Whether this process has joined a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -254,6 +254,6 @@ def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> s
 
 
 def _all_differ(store: dist.Store, rank: int, size: int, name: str) -> bool:
-    """Whether each rank has given another name; all ranks must call it."""
+    """Whether all ranks gave different names; all ranks must call this."""
     store.set(f"card/{rank}", name)
     return len({store.get(f"card/{other}") for other in range(size)}) == size

@@ -81,7 +81,7 @@ class GradientSum:
             self._look_between_buckets()
 
     def _look_between_buckets(self) -> None:
-        """Combine what has arrived at every layer of the backward pass, too.
+        """Combine arrived parts at every layer of the backward pass.
 
         The last buckets hold many layers: until they are ready the network would have nothing to do.
         """
@@ -167,7 +167,7 @@ class GradientSum:
             self.combined += 1
 
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Exchange this bucket, and combine what has arrived of those before: all ranks in the same order."""
+        """Exchange this bucket and combine earlier ones that have arrived: all ranks in the same order."""
         buffer = bucket.buffer()
         views = self.completed(bucket)
         numbers = [self.number[p] for p in bucket.parameters()]
@@ -215,7 +215,7 @@ class _Visit(torch.autograd.Function):
 
 
 def missing_value(zero_unused: bool) -> float:
-    """What stands for a gradient that a micro-batch lacks.
+    """Return the value of a gradient that a micro-batch lacks.
 
     Zero is minus zero: adding it changes no bit of any number, 0.0 and -0.0 included, so that it makes no
     difference whether it is added or left out.

@@ -1,4 +1,4 @@
-"""How ranks find each other: over a private file on one machine, through a launcher's store on several.
+"""The rendezvous of ranks: a private file on one machine, a launcher's store on several.
 
 A store listens at one address alone. What others put into it is read as plain bytes, never unpickled. Ranks
 of one machine that another launcher has started leave its store, where all users can write, for such a file.
@@ -36,7 +36,7 @@ _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 
 
 class OneMachine(RendezvousHandler):
-    """The rendezvous of a launcher whose ranks all run on its own machine; it opens no socket.
+    """The rendezvous of ranks on the launcher's own machine; it opens no socket.
 
     Torch's own rendezvous listens on every interface, takes no password and unpickles what it is sent.
 
@@ -96,7 +96,7 @@ class OneMachine(RendezvousHandler):
 
 
 class OneOfMany(OneMachine):
-    """The rendezvous of the ranks of one machine of several, whose numbers a coordinator has given out.
+    """The rendezvous of one machine's ranks among several machines; a coordinator numbered them.
 
     Args:
         folder: as for :class:`OneMachine`.
@@ -300,7 +300,7 @@ def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether a file, whoever named it, is one that :func:`_private_file` has made for this user."""
+    """Whether :func:`_private_file` made this file for this user, whoever named it."""
     folder = file.parent
     named = folder.parent in map(Path, _places()) and folder.name.startswith(_PREFIX) and file.name == _FILE
     return named and is_private(folder)
@@ -314,5 +314,5 @@ def _other_size(rank: int, size: int, of_first: int) -> str:
 
 
 def _read(store: dist.Store, key: str) -> str:
-    """What stands under ``key``, "" where nothing does."""
+    """Return the value under ``key``; empty if there is none."""
     return store.get(key).decode(errors="replace") if store.check([key]) else ""

@@ -1,4 +1,4 @@
-"""What the ranks of a job know and strangers do not: by it they tell each other from everybody else.
+"""The secret of a job, by which its ranks recognize each other.
 
 Gloo takes whoever connects first for the rank that it waits for, where every user of the machine, or of the
 network, can connect. So each pair of ranks first proves, over the very connection that is to carry its
@@ -34,7 +34,7 @@ def sealed(store: dist.Store) -> dist.Store:
 
 
 class _Sealed(dist.Store):
-    """A store whose values are signed together with their keys; of its methods those that gloo and we use."""
+    """A store that signs each value together with its key; it has the methods that gloo and the ranks use."""
 
     def __init__(self, store: dist.Store, secret: bytes) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Sealed(dist.Store):
 
 
 def shared_key(store: dist.Store, rank: int) -> bytes:
-    """What the ranks that meet in ``store`` know; so do strangers who read it, if the job has no secret."""
+    """Return the key of ranks that meet in ``store``; without a secret, any reader of it knows the key."""
     if not rank:
         store.set("key", secrets.token_hex(_LENGTH))
     return os.environ.get(VARIABLE, "").encode(errors="surrogateescape") + store.get("key")
@@ -98,7 +98,7 @@ def prove(group: dist.ProcessGroup, key: bytes) -> None:
 
 
 def _exchanged(group: dist.ProcessGroup, given: list[bytes]) -> list[bytes]:
-    """What every rank has for this one; ``given`` is what this one has for each."""
+    """Return every rank's text for this one; ``given`` holds this rank's text for each."""
     sent = torch.frombuffer(bytearray(b"".join(given)), dtype=torch.uint8)
     received, options = torch.empty_like(sent), dist.AllToAllOptions()
     options.timeout = _PATIENCE

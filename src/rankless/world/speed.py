@@ -1,4 +1,4 @@
-"""How fast ranks exchange what they have: measured over gloo, between one rank of every machine."""
+"""The speed of exchanges between ranks, measured over gloo between one rank of every machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LONG = 0.5  # seconds; what takes longer is not done again
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a collective takes.
+    """The time of a collective.
 
     Attributes:
         name: of the collective.

@@ -22,7 +22,7 @@ class SharedStop:
         self._raised = False
 
     def __call__(self) -> bool:
-        """Whether to stop; raises the flag for the others where this rank was asked."""
+        """Return whether to stop; raise the flag for the others if this rank was asked."""
         if self._raised:
             return True
         if self.own():
@@ -34,7 +34,7 @@ class SharedStop:
         return self._raised
 
     def agreed(self) -> bool:
-        """Whether any rank is to stop, the same answer everywhere; all ranks must call it."""
+        """Return whether any rank is to stop, equal on every rank; all ranks must call this."""
         answers = self.world.gather(self())
         self._raised = bool(self.world.broadcast(any(answers) if answers is not None else None))
         return self._raised

@@ -33,7 +33,7 @@ _END = -1
 
 
 def norms_over_batch(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
-    """The batch norms that normalize by statistics of what they are given now, by their names."""
+    """Return, by name, the batch norms that normalize by the statistics of their current input."""
     return [
         (name, norm)
         for name, norm in module.named_modules()
@@ -268,7 +268,7 @@ class _Meeting:
 
 
 def _sharing_copy(module: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers are the same memory, with its own gradients."""
+    """Copy a module with the same parameter and buffer memory, and its own gradients."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()
     }

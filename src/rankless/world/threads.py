@@ -25,14 +25,14 @@ from rankless.world.transport import Work
 
 @dataclass
 class _Round:
-    """One collective operation: what each rank has posted, and who has taken what is theirs."""
+    """One collective operation: the tensors each rank posted, and the ranks that took theirs."""
 
     posted: dict[int, Any] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
 
 
 class Meeting:
-    """Where the threads of one process leave tensors for each other."""
+    """The place where threads of one process leave tensors for each other."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,4 +1,4 @@
-"""What carries tensors between ranks: everything above it is the same whether they are processes or threads.
+"""The transport of tensors between ranks: code above it is the same for processes and threads.
 
 A world has one transport per rank. That of processes is here; that of threads is in
 :mod:`rankless.world.threads`.
@@ -22,7 +22,7 @@ class Work(Protocol):
     """A collective operation under way."""
 
     def wait(self) -> object:
-        """Return when its result can be read and what was sent may be changed."""
+        """Return once the result can be read and the sent tensors may be changed."""
 
     def is_completed(self) -> bool:
         """Whether :meth:`wait` would return at once."""
@@ -45,11 +45,11 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in the record of the run."""
+        """The transport's name in the record of the run."""
 
     @property
     def gathers_apart(self) -> bool:
-        """Whether gathering keeps an order of its own: each rank may begin it before or after the rest."""
+        """Whether gathers are ordered separately: each rank may begin one before or after the rest."""
 
     def send(self, packed: Tensor, rank: int) -> None:
         """Send bytes, uint8 (N,) on the CPU, which nobody changes any more."""

@@ -1,4 +1,4 @@
-"""Who works through which micro-batch, and the fixed tree that their sums are added along.
+"""The assignment of micro-batches to ranks, and the fixed tree along which their sums are added.
 
 Leaves are the micro-batches 0..M-1 of a step. A node ``(level, index)`` stands for the leaves
 ``index * 2**level`` up to ``(index + 1) * 2**level``, of which those from M on do not exist. Its value is the

@@ -47,7 +47,7 @@ def _plain(function: Any) -> Any:
 
 
 class PlainSGD(SGD):
-    """The same numbers as its base."""
+    """The base class without code for the compiler; its results are the same."""
 
     add_param_group = _plain(Optimizer.add_param_group)
     zero_grad = _plain(Optimizer.zero_grad)
@@ -55,7 +55,7 @@ class PlainSGD(SGD):
 
 
 class PlainAdam(Adam):
-    """The same numbers as its base."""
+    """The base class without code for the compiler; its results are the same."""
 
     add_param_group = _plain(Optimizer.add_param_group)
     zero_grad = _plain(Optimizer.zero_grad)
@@ -63,7 +63,7 @@ class PlainAdam(Adam):
 
 
 class PlainAdamW(AdamW):
-    """The same numbers as its base."""
+    """The base class without code for the compiler; its results are the same."""
 
     add_param_group = _plain(Optimizer.add_param_group)
     zero_grad = _plain(Optimizer.zero_grad)
@@ -91,7 +91,7 @@ class PlainDispatchMode(TorchDispatchMode):
 
 
 class PlainDataParallel(DistributedDataParallel):
-    """The same as its base, as long as the wrapper itself is not compiled."""
+    """The base class, usable as long as the wrapper itself is not compiled."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         with _ONE_AT_A_TIME, _unasked():
@@ -102,7 +102,7 @@ class PlainDataParallel(DistributedDataParallel):
 
 
 class _StandIn(SimpleNamespace):
-    """Answers for a compiler that is not there; what it cannot answer, the real one does."""
+    """A stand-in for a compiler that is not loaded; it loads the real one for anything it cannot answer."""
 
     def __getattr__(self, name: str) -> Any:
         vars(torch).pop("_dynamo", None)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Known(NamedTuple):
-    """Where a sink is defined, the library it needs (an extra of the same name), whether it has a server."""
+    """The definition of a sink, the extra of the same name that it needs, and whether it has a server."""
 
     page: str
     name: str

@@ -36,7 +36,7 @@ def _plain(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 class _Table:
-    """A file with a header, of whose rows those after ``step`` are removed."""
+    """A file with a header; its rows after ``step`` are removed."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.columns: list[str] = []

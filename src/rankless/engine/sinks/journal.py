@@ -27,7 +27,7 @@ class JournalCopy(Sink):
         self.problem: str | None = None
 
     def append(self, lines: bytes) -> None:
-        """Write lines; what a full disk refuses is tried again with the next ones."""
+        """Write lines; lines that a full disk refuses are retried with the next ones."""
         if self.journal is None:  # reported at the start
             return
         try:

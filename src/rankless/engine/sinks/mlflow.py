@@ -39,7 +39,7 @@ class MlflowSink(Sink):
         self._metric, self._param, self._make_client = Metric, Param, MlflowClient
 
     def start(self, run: RunStart) -> None:
-        """Begin MLflow's run, or go on with it; what it has of later steps comes again, the same."""
+        """Begin or continue MLflow's run; values of later steps are written again, unchanged."""
         where = os.environ.get("MLFLOW_TRACKING_URI") or (run.run.resolve().parent / "mlruns").as_uri()
         self._client = self._make_client(where)
         self._waiting: list[Any] = []

@@ -48,7 +48,7 @@ class Replay:
             self._terminal.close()
 
     def take(self, line: str) -> None:
-        """Show one line; what is none is left out."""
+        """Show one line; a line without a value to show is ignored."""
         # A journal may be damaged, or of an earlier version, which wrote less.
         with suppress(ValueError, LookupError, TypeError, AttributeError):
             self._take(json.loads(line))
@@ -78,7 +78,7 @@ class Replay:
             self.last = name
 
     def _begin(self, steps: int | None) -> None:
-        """Begin to show what a start has begun, once it is known how long the run is."""
+        """Begin to show a start, once the length of the run is known."""
         if self._start is None:
             return
         entry, self._start = self._start, None

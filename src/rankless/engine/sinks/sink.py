@@ -1,4 +1,4 @@
-"""What observes a run: one protocol for the journal, the terminal and whatever a user adds."""
+"""Observers of a run: one protocol for the journal, the terminal and a user's own sinks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _METHODS = ("start", "step", "scores", "event", "close")
 
 @dataclass(frozen=True)
 class RunStart:
-    """What a sink gets to know before the first step.
+    """The facts that a sink receives before the first step.
 
     Attributes:
         run: the run directory.
@@ -93,7 +93,7 @@ def sink_class(name: str) -> Callable[[], Sink]:
 
 
 class Sinks:
-    """All sinks of a run, in their order; on every rank but the first there are none.
+    """All sinks of a run, in order; ranks other than the first have none.
 
     Args:
         built_in: their errors end the run.
@@ -143,7 +143,7 @@ class Sinks:
         self._each(lambda sink: sink.event(name, step, text))
 
     def urgent_event(self, name: str, step: int, text: str) -> None:
-        """Take an event from another thread, while that of the training may be stuck.
+        """Record an event from another thread, while the training's own may be stuck.
 
         A user's sink, which knows nothing of threads, gets it with the next call.
         """

@@ -99,7 +99,7 @@ class Rows:
         return {name: total / self._steps for name, total in self._parts.items()}
 
     def _is_first_epoch(self, entry: Mapping[str, Any]) -> bool:
-        """Whether the run's first step was its first epoch, or several of a few images."""
+        """Whether the run's first step completed its first epoch, or several of a few images."""
         return int(entry["step"]) == 1
 
     def scores(self, step: int, scores: Mapping[str, Any], is_best: bool) -> list[str]:
@@ -211,7 +211,7 @@ class Terminal(Sink):
         self._patience = threading.Timer(_PATIENCE, self._explain)
 
     def start(self, run: RunStart) -> None:
-        """Say where and on what it trains, and show the bar."""
+        """Print where and on which devices the run trains, and show the bar."""
         self.steps, self.epochs = run.steps, int(run.recipe["epochs"])
         best = str(run.recipe.get("evaluate", {}).get("best", "auto"))
         self.rows = Rows(self.epochs, run.steps, self.images, best, self.console.width, self.to_come)
@@ -312,7 +312,7 @@ class Terminal(Sink):
 
 
 class _Output(io.TextIOBase):
-    """The standard output; when it goes away (a closed terminal, ``| head``) the run goes on in silence."""
+    """The standard output; if it goes away (a closed terminal, ``| head``), the run continues in silence."""
 
     def __init__(self) -> None:
         self.out = sys.stdout  # now: the live bar puts itself in its place
@@ -339,7 +339,7 @@ class _Output(io.TextIOBase):
 
 
 def _memory_gib() -> float:
-    """Of this rank: allocated on its GPU, else resident."""
+    """Return this rank's memory in GiB: allocated on its GPU, or else resident."""
     torch = sys.modules.get("torch")
     if torch is None:  # this process follows a run and has no part in it
         return 0.0
