@@ -1,4 +1,4 @@
-"""One finding of ``rankless doctor``: what was looked at, how it is, and what to do about it."""
+"""A finding of ``rankless doctor``: the thing checked, its state, and the fix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Check:
-    """What was found about one thing.
+    """The finding about one thing.
 
     Attributes:
         name: of the thing.
@@ -33,7 +33,7 @@ class Check:
 
 
 def ok(name: str, value: str) -> Check:
-    """All is well."""
+    """Whether all is well."""
     return Check(name, "ok", value)
 
 
@@ -48,7 +48,7 @@ def error(name: str, value: str, fix: str) -> Check:
 
 
 def run(looks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check]:
-    """Look at everything at the same time; what fails, or takes too long, is a finding, too.
+    """Run all checks at the same time; a check that fails or takes too long is a finding as well.
 
     Args:
         looks: by the names of what they look at.

@@ -1,4 +1,4 @@
-"""Whether hosts reach each other, small packets and large ones: each listens, and tries all others."""
+"""A test of connections between hosts with small and large packets: each listens and tries all others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AT_ONCE = 256  # connections
 
 
 class Echo(Listener):
-    """Sends back what it gets, for some time and no more."""
+    """A server that returns whatever it receives, for a limited time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def probe(targets: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 
 
 def _received(connection: socket.socket) -> bytes:
-    """What comes, as far as the size of the test."""
+    """Receive bytes, up to the size of the test."""
     data = b""
     while len(data) < _LARGE:
         some = connection.recv(_LARGE - len(data))

@@ -66,7 +66,7 @@ _STEPS: dict[str, Callable[[IO[bytes]], None]] = {"fsync": _flush, "flock": _loc
 
 
 def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = None) -> Check:
-    """Whether files can be written for good, locked and renamed there; leaves nothing behind.
+    """Check that files can be written durably, locked and renamed there; leave nothing behind.
 
     Args:
         run: the run directory; where it is not there, the folder that it would be made in.
@@ -103,7 +103,7 @@ _CONTAINERS = ("docker", "br-", "virbr", "cni", "flannel", "veth", "podman")
 def own_name(
     name: str | None = None, found: Sequence[str] | None = None, own: Sequence[str] | None = None
 ) -> Check:
-    """What the machine's own name leads to."""
+    """Check the addresses of the machine's own name."""
     name = name or platform.node()
     found = addresses_of(name) if found is None else found
     own = [address for every in interfaces().values() for address in every] if own is None else own
@@ -156,7 +156,7 @@ def chosen_interface(
 
 
 def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:
-    """Whether torchrun's usual port is free."""
+    """Check that torchrun's usual port is free."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -170,7 +170,7 @@ def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:
 
 
 def _is_meant(value: str, interface: str) -> bool:
-    """Whether a value of gloo's or NCCL's variable names an interface."""
+    """Whether the value of a gloo or NCCL variable names an interface."""
     if value.startswith("^"):
         return True
     exact = value.startswith("=")
@@ -202,7 +202,7 @@ class Process:
 
 
 def processes(root: Path = Path("/proc")) -> list[Process]:
-    """All processes that can be seen."""
+    """Return all visible processes."""
     found = []
     for folder in root.iterdir():
         if not folder.name.isdigit():
@@ -220,7 +220,7 @@ def processes(root: Path = Path("/proc")) -> list[Process]:
 
 
 def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -> Check:
-    """Ranks of this user whose launcher is gone."""
+    """Check for ranks of this user whose launcher is gone."""
     user = os.getuid() if user is None else user
     every = {process.id: process for process in (processes() if found is None else found)}
     ranks = [one for one in every.values() if one.user == user and _RANK.fullmatch(one.name)]
@@ -234,7 +234,7 @@ def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -
 
 
 def _is_adopted(parent: Process | None) -> bool:
-    """Whether a process is the child of nobody who started it."""
+    """Whether a process has lost the parent that started it."""
     if parent is None:  # outside of this container
         return False
     is_reaper = parent.id == 1 or parent.name in _REAPERS
@@ -271,7 +271,7 @@ def checks(directory: Path, threads: int = 1) -> list[Check]:
 
 
 def data(recipe: Recipe) -> Check:
-    """Whether the data can be read."""
+    """Check that the data can be read."""
 
     def look() -> Check:
         from rankless.tasks import data_digest
@@ -285,7 +285,7 @@ def data(recipe: Recipe) -> Check:
 
 
 def of_data(root: str, digest: str | None, problems: list[str]) -> Check:
-    """What became of reading the data.
+    """Return the check of reading the data.
 
     Args:
         root: where it lies.

@@ -33,7 +33,7 @@ def lost(member: Member, way: Way) -> Check:
 
 
 def alike(members: Sequence[Member]) -> list[Check]:
-    """Whether versions, devices, processors and data are the same; ``facts`` of each are there."""
+    """Check that versions, devices, processors and data are equal; ``facts`` holds those of each host."""
     must, may = preflight.differences(members), preflight.rounding(members)
     found = [error("alike", f"{d.what}: {d.values}", d.fix) for d in must]
     found += [warning("alike", f"{d.what}: {d.values}; they round differently", d.fix) for d in may]
@@ -43,7 +43,7 @@ def alike(members: Sequence[Member]) -> list[Check]:
 
 
 def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
-    """How far the clocks are apart.
+    """Check how far the clocks differ.
 
     Args:
         skews: by host, seconds that its clock is ahead of this machine's, and how sure that is (±).
@@ -62,7 +62,7 @@ Answers = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def connections(answers: Answers) -> list[Check]:
-    """Whether every host reaches every other, in both directions, with large packets too."""
+    """Check that every host reaches every other in both directions, with large packets too."""
     found: list[Check] = []
     used: list[str] = []
     for one, other in ((a, b) for a in answers for b in answers if a != b):
@@ -111,7 +111,7 @@ def _packets(one: str, other: str, answers: Answers) -> list[Check]:
 
 
 def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
-    """Whether hosts know each other's names: only what torchrun or MPI are given by name depends on it.
+    """Check that hosts resolve each other's names, on which torchrun and MPI may depend.
 
     Args:
         answers: as for :func:`connections`.
@@ -145,7 +145,7 @@ _CLOCKS = 5  # times that a clock is asked
 
 @dataclass
 class Examination:
-    """What was found on and between hosts.
+    """The findings on and between hosts.
 
     Attributes:
         checks: of every host, and between them.
@@ -165,7 +165,7 @@ class Examination:
 
 
 def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -> Examination:
-    """Check hosts, whatever of it is possible; never raises for what is wrong there.
+    """Check the hosts as far as possible; problems of a host are findings and never raise.
 
     Args:
         hosts: which.
@@ -183,7 +183,7 @@ def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -
 
 
 class _Doctor:
-    """One examination; what fails on one host does not keep the others from being looked at."""
+    """One examination; a failure on one host does not stop the checks of the others."""
 
     def __init__(self, gang: Gang, recipe: Recipe | None, run: Path) -> None:
         self.gang, self.recipe, self.run = gang, recipe, run
@@ -323,7 +323,7 @@ class _Doctor:
                 self._step(lead)
 
     def _share(self, members: Sequence[Member]) -> bool:
-        """Whether there is work for a rank on every host."""
+        """Check that there is work for a rank on every host."""
         try:
             shares = self._training().shares(members)
         except UserError as problem:

@@ -60,7 +60,7 @@ def processor(model: str | None = None, flags: frozenset[str] | None = None) -> 
 
 
 def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) -> Check:
-    """How many cores may be used.
+    """Check the number of usable cores.
 
     Args:
         root: where ``proc`` and ``sys`` lie.
@@ -81,7 +81,7 @@ def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) ->
 
 
 def memory(free: int | None = None) -> Check:
-    """How much memory may still be taken."""
+    """Check the available memory."""
     free = available() if free is None else free
     value = f"{in_gb(free)} free"
     fix = "end other programs (see: ps aux --sort=-rss | head), or raise the container's limit"
@@ -131,7 +131,7 @@ def locked_memory(limit: int | None = None, devices: Path = Path("/sys/class/inf
 
 @dataclass(frozen=True)
 class Cards:
-    """What is seen of GPUs.
+    """The visible GPUs.
 
     Attributes:
         names: of those that PyTorch sees.

@@ -1,4 +1,4 @@
-"""What a measured network means: is it slow, and how much of a recipe's step would it take."""
+"""The meaning of a measured network: whether it is slow, and its share of a recipe's step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
 
 
 def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
-    """What a step would take, of which the network; an upper bound, as they overlap in part.
+    """Estimate a step and its share of network time; an upper bound, as they overlap in part.
 
     Args:
         alone: seconds of a step on the first host.

@@ -1,4 +1,4 @@
-"""What ``rankless doctor`` prints."""
+"""The output of ``rankless doctor``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONG = 24  # columns for names of hosts
 
 
 def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
-    """The same finding on several hosts as one, in the order of levels: errors come last.
+    """Merge equal findings of several hosts, in the order of levels: errors come last.
 
     Args:
         checks: all findings.
@@ -35,7 +35,7 @@ def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
 
 
 def lines(checks: Sequence[Check], hosts: Sequence[str], columns: int | None = None) -> list[str]:
-    """A table: level, thing, hosts, value; a fix stands below what it fixes; and a summary.
+    """Return a table (level, thing, hosts, value), each fix below its finding, and a summary.
 
     Args:
         checks, hosts: as for :func:`merged`.
@@ -72,7 +72,7 @@ def _wrapped(text: str, first: str, indent: str, columns: int) -> list[str]:
 
 
 def speed(timings: Sequence[Mapping[str, Any]], hosts: int) -> list[str]:
-    """A table of what was measured between hosts: a row per size, two columns per collective."""
+    """Return a table of the measurements between hosts: a row per size, two columns per collective."""
     names = list(dict.fromkeys(timing["name"] for timing in timings))
     found = {(timing["name"], timing["size"]): timing for timing in timings}
     table = ["", "size    " + "".join(f"{name:>26}" for name in names)]

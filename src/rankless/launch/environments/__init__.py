@@ -1,4 +1,4 @@
-"""Which rank this process is, where a cluster's launcher has started it: a class for each kind of launcher.
+"""The rank of this process under a cluster's launcher: one class per kind of launcher.
 
 Whatever the launcher, :meth:`~.environment.Environment.export` sets the names that PyTorch's own launchers
 set, and the rest of the package reads only those.
@@ -40,7 +40,7 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
 
 
 def speaks(variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process prints what all ranks of a launcher have met alike: it is rank 0, or none."""
+    """Whether this process prints messages common to all ranks: it is rank 0, or has no launcher."""
     try:
         environment = detect(variables)
     except UserError:

@@ -1,4 +1,4 @@
-"""What every kind of launcher says about a rank, and what to make of it."""
+"""The base of all launchers: the facts that each states about a rank."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Environment(ABC):
     @classmethod
     @abstractmethod
     def is_here(cls, variables: Mapping[str, str]) -> bool:
-        """Whether such a launcher has made this process one of its ranks."""
+        """Whether a launcher of this kind has started this process as a rank."""
 
     @classmethod
     def job_of(cls, variables: Mapping[str, str]) -> str:
@@ -61,7 +61,7 @@ class Environment(ABC):
 
     @property
     def address(self) -> str:
-        """Where rank 0 can be reached: the user's MASTER_ADDR, or what the launcher says."""
+        """Return the address of rank 0: the user's MASTER_ADDR, or the launcher's."""
         if given := self.variables.get("MASTER_ADDR"):
             return given
         return LOOPBACK if self.is_on_one_machine else self._address()
@@ -79,14 +79,14 @@ class Environment(ABC):
         return self.local_world_size == self.world_size
 
     def _address(self) -> str:
-        """Where rank 0 can be reached, as the launcher says."""
+        """Return the address of rank 0 by the launcher."""
         raise UserError(
             f"{self.name}: there are ranks on several machines, and nothing says where rank 0 is; expected "
             f"its address in MASTER_ADDR: {self.address_hint}"
         )
 
     def _port_seed(self) -> str:
-        """What is the same on all ranks of a job and seldom so for another job."""
+        """Return a text that all ranks of a job share, and other jobs rarely do."""
         return ""
 
     def number(self, *names: str) -> int:
@@ -127,7 +127,7 @@ class Environment(ABC):
 
 
 def is_set(variables: Mapping[str, str], names: Sequence[str]) -> bool:
-    """Whether each of these variables is set to anything."""
+    """Whether each of these variables is set and not empty."""
     return all(variables.get(name) for name in names)
 
 

@@ -38,7 +38,7 @@ class Slurm(Environment):
 
     @classmethod
     def job_of(cls, variables: Mapping[str, str]) -> str:
-        """The same after a requeue; another one for each task of an array."""
+        """Return an identifier that survives a requeue and differs for each task of an array."""
         return variables.get("SLURM_JOB_ID", "")
 
     def _read(self) -> None:
@@ -120,7 +120,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _expanded(part: str) -> Iterator[str]:
-    """The hosts of ``rack[1-2]n[01-03]``: what is behind changes fastest."""
+    """Expand the hosts of ``rack[1-2]n[01-03]``: the last bracket changes fastest."""
     match = _BRACKETS.search(part)
     if match is None:
         if not part or any(character in "[]" for character in part):

@@ -9,7 +9,7 @@ from rankless.launch.environments.environment import LOOPBACK, Environment, is_s
 
 
 class Standard(Environment):
-    """``RANK`` and ``WORLD_SIZE`` are set; where several ranks meet is, too."""
+    """Any launcher that sets ``RANK`` and ``WORLD_SIZE``, and a meeting point for several ranks."""
 
     name = "RANK and WORLD_SIZE"
 

@@ -75,7 +75,7 @@ class BareLoop:
         self.done = 0
 
     def step(self, images: int, precision: str) -> float:
-        """Train one step of the whole batch, so many images at a time; its seconds."""
+        """Train one step of the whole batch in parts of this many images; return its seconds."""
         import torch
 
         from rankless.recipe.precision import autocast
@@ -102,7 +102,7 @@ class BareLoop:
         return time.perf_counter() - began
 
     def _ready(self, images: int) -> list[Any]:
-        """The images of one step, drawn and collated, so many to a batch."""
+        """Return the images of one step, drawn and collated in batches of this size."""
         if images not in self.batches:
             from rankless.data.loader import MicroBatches
             from rankless.engine.schedule import StepSchedule

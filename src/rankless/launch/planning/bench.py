@@ -94,7 +94,7 @@ class Ranks(_Processes):
         return self
 
     def turn(self, budget: float) -> None:
-        """Train for so many seconds, a step at least."""
+        """Train for this many seconds, at least one step."""
         count = min(max(round(budget / self._usual), 1), _MOST)
         steps = self._turn(self._prepared + count)[self._prepared :]
         self.seconds.append([step["seconds"] for step in steps])
@@ -104,7 +104,7 @@ class Ranks(_Processes):
                 self._parts[part] += seconds
 
     def shares(self) -> Shares:
-        """What the steps of rank 0 consisted of."""
+        """Return the parts of rank 0's steps."""
         total = self._parts["seconds"]
         waiting, network = self._parts["waited"] / total, self._parts["network"] / total
         inside = self._parts["accumulated"] / total
@@ -153,7 +153,7 @@ class Bare(_Processes):
             images = self._smaller(images)
 
     def turn(self, mode: Mode, budget: float) -> None:
-        """Train for so many seconds, a step at least."""
+        """Train for this many seconds, at least one step."""
         count = min(max(round(budget / self._usual[mode]), 1), _MOST) if mode in self._usual else 1
         self.processes[0].ask([*mode, count])
         (answer,) = self._answers()
@@ -162,7 +162,7 @@ class Bare(_Processes):
         self.memory.setdefault(mode, answer["memory"])
 
     def forget(self) -> None:
-        """Let what was measured so far not count, except to know how long a step takes."""
+        """Discard the measurements so far, except the duration of a step."""
         self.rounds.clear()
 
     def _start(self) -> None:
@@ -190,7 +190,7 @@ _DISTURBED = 1.3
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast something trains.
+    """The training speed of one contender.
 
     Attributes:
         what: ``rankless``, or ``plain`` for the plain loop.
@@ -249,13 +249,13 @@ class Bench:
         }
 
     def what(self) -> str:
-        """What was measured, as a part of a sentence."""
+        """Return a phrase that describes the measurement."""
         batch, on_cpu = self.recipe.batch, device().type == "cpu"
         ranks = counted(self.devices, "process", "processes") if on_cpu else counted(self.devices, "GPU")
         return f"{ranks}, {batch.images} images a step in micro-batches of {batch.micro}"
 
     def lines(self) -> Iterator[str]:
-        """A table, what a step consists of, and what to change; at most 80 columns, sentences aside."""
+        """Return a table, the parts of a step, and advice; at most 80 columns, except sentences."""
         yield f"{'images/s':36}{'best':>8}{'median':>8}{'beside plain':>16}{'memory':>12}"
         for one in self.speeds:
             name = "rankless train" if one.what == "rankless" else "plain loop"

@@ -1,4 +1,4 @@
-"""What to change so that a recipe trains faster here, from what ``rankless benchmark`` has measured."""
+"""Advice on how to train a recipe faster here, from the measurements of ``rankless benchmark``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BUILT_IN = "digits"
 
 @dataclass(frozen=True)
 class Shares:
-    """What a step of rank 0 consists of, as fractions of its time.
+    """The parts of rank 0's step, as fractions of its time.
 
     Attributes:
         compute: forward and backward passes.
@@ -33,7 +33,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the advice is made from.
+    """The measurements behind the advice.
 
     Attributes:
         recipe: with its precision resolved.
@@ -54,7 +54,7 @@ class Measured:
 
 
 def advice(found: Measured) -> list[tuple[str, str]]:
-    """What to change, as (key of the recipe or option, sentence), the most useful first."""
+    """Return pairs of a key of the recipe, or an option, and a sentence, the most useful first."""
     return [*_images(found), *_micro(found), *_precision(found), *_network(found), *_other(found)]
 
 

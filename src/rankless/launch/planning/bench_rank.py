@@ -47,7 +47,7 @@ def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
 
 
 class Timing(Sink):
-    """Keeps what the journal says of the last step's time."""
+    """Keeps the journal's timing of the last step."""
 
     def __init__(self) -> None:
         self.last: Mapping[str, Any] = {}

@@ -1,4 +1,4 @@
-"""How long a step's exchange takes: a closed form in latency α, bandwidth 1/β and the time of adding.
+"""The time of a step's exchange: a closed form in latency α, bandwidth 1/β and the time of adding.
 
 The fixed tree (:mod:`rankless.world.exchange`): the node sums go to everyone shard by shard (all-to-all),
 each rank adds one shard of all, the shards are gathered around a ring. For comparison a ring all-reduce,

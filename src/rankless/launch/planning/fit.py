@@ -44,7 +44,7 @@ class Tried:
 
     @property
     def too_small(self) -> bool:
-        """Whether the problem is not memory, but batch norms without enough to learn from."""
+        """Whether the batch norms lack values to learn from, which is no problem of memory."""
         return self.problem == _TOO_SMALL
 
 
@@ -94,7 +94,7 @@ class Fitted:
         }
 
     def lines(self) -> Iterator[str]:
-        """A table, what the largest one costs, and what to write."""
+        """Return a table, the cost of the largest micro-batch, and the recipe line to write."""
         batch, largest = self.recipe.batch, self.largest
         kind = "process" if device().type == "cpu" else "GPU"
         yield f"{_gib(self.free)} for each {kind}, {counted(self.devices, 'device')}, {self.recipe.precision}"

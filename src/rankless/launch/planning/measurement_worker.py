@@ -119,7 +119,7 @@ def memory_taken(device: torch.device) -> int:
 
 
 def waiting_for(device: torch.device) -> Callable[[], None]:
-    """What waits until the device has done all that it was given."""
+    """Return a function that waits until the device has finished its work."""
     import torch
 
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None

@@ -1,4 +1,4 @@
-"""What a plan starts from, measured on this machine by separate processes."""
+"""The measurements behind a plan, made on this machine by separate processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StepProcess(AskedProcess):
 
 
 class Steps:
-    """What the steps of a recipe take here."""
+    """The measured steps of a recipe on this machine."""
 
     def __init__(self, recipe: Recipe, processes: Sequence[StepProcess]) -> None:
         self._recipe, self._processes = recipe, processes
@@ -113,7 +113,7 @@ def _answers(processes: Sequence[StepProcess]) -> dict[str, Any]:
 
 
 def contended(alone: Workload, together: Workload) -> float:
-    """How many times as long computing takes in company, at least 1."""
+    """Return the factor by which other processes slow computing down, at least 1."""
     count = alone.micro_batches
     return max(together.computing(count) / alone.computing(count), 1.0)
 
@@ -147,7 +147,7 @@ def loopback() -> dict[int, float]:
 
 
 def fitted(seconds: Mapping[int, float], add: float) -> Link:
-    """The link over which two ranks of one machine exchange sums of so many bytes in so many seconds.
+    """Fit the link over which two ranks of one machine exchange sums of these sizes in these seconds.
 
     An exchange between two is a message each way, half of the sum added, and another message each way; every
     message has half of the bytes.

@@ -15,7 +15,7 @@ _POLL = 0.05  # seconds
 
 @contextmanager
 def guarded(pid: int, limit: int) -> Iterator[list[int]]:
-    """Inside, a process that takes more memory than the limit is killed; what it took is in the list.
+    """Kill the process if it takes more memory than the limit, and append its memory to the list.
 
     Otherwise the kernel would end whatever it likes best.
 

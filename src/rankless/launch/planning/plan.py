@@ -62,7 +62,7 @@ _ROUNDS = 3  # of everything that a check measures
 
 @dataclass(frozen=True)
 class Checked:
-    """A prediction beside what was measured; seconds of a step of so many processes on this machine."""
+    """A prediction beside the measurement: seconds of a step with this many processes here."""
 
     processes: int
     predicted: float
@@ -70,7 +70,7 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """How much longer the prediction is, as a fraction of the measured."""
+        """The prediction's excess, as a fraction of the measured time."""
         return self.predicted / self.measured - 1.0
 
 
@@ -118,7 +118,7 @@ class Plan:
 
 
 def plan(recipe: Recipe, asked: PlanOptions, say: Callable[[str], None]) -> Plan:
-    """Measure what is not given, and predict.
+    """Measure the values that are not given, and predict.
 
     Args:
         recipe: any.
@@ -165,7 +165,7 @@ def plan(recipe: Recipe, asked: PlanOptions, say: Callable[[str], None]) -> Plan
 
 @dataclass(frozen=True)
 class _Taken:
-    """What was measured besides steps of single processes.
+    """The measurements besides steps of single processes.
 
     Attributes:
         exchanges: seconds of exchanges between two processes, by bytes; once for every round.

@@ -1,4 +1,4 @@
-"""A plan as an image: speed, efficiency and what a step consists of, by the number of devices."""
+"""The plot of a plan: speed, efficiency and the parts of a step by the number of devices."""
 
 from __future__ import annotations
 

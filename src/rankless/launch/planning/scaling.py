@@ -1,4 +1,4 @@
-"""What a step comes to on 1 to 4,096 devices."""
+"""The predicted step on 1 to 4,096 devices."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Row:
 
 
 def row(work: Workload, machine: Machine, link: Link, devices: int) -> Row:
-    """The step on so many devices; the global batch grows where micro-batches run out."""
+    """Predict the step on this many devices; the global batch grows if micro-batches run out."""
     grown = work.with_micro_batches(max(work.micro_batches, devices))
     ranks = gang(devices, machine.devices, grown.micro_batches)
     slowdown = machine.slowdown(ranks.here)

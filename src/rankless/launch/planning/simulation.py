@@ -23,7 +23,7 @@ Action = tuple[str, float]
 
 @dataclass
 class _Collective:
-    """What one rank does in one collective: an all-to-all, or a ring."""
+    """One rank's part of a collective: an all-to-all, or a ring."""
 
     is_ring: bool
     seconds: float  # of a message on the wire
@@ -37,7 +37,7 @@ class _Collective:
 
 
 def stragglers(world: int, sigma: float, seed: int) -> list[float]:
-    """How many times as long each rank computes: log-normal, with a median of 1.
+    """Draw the factor by which each rank computes more slowly: log-normal, with a median of 1.
 
     Args:
         world: how many ranks.
@@ -167,7 +167,7 @@ class Simulation:
         self._event(begins + self.link.latency, _ARRIVING, to, number)
 
     def _sent(self, time: float, rank: int, number: int) -> None:
-        """Send what comes next, if it is there; a ring passes on what has come."""
+        """Send the next part if it is present; a ring passes on the part it received."""
         collective = self.collectives[rank][number]
         if collective.sent == self.others:
             collective.is_sent = True
@@ -240,7 +240,7 @@ class Simulated:
 
 
 def simulated(work: Workload, machine: Machine, link: Link, devices: int) -> Simulated | None:
-    """The exchange of the gradients among so many devices, 64 at most; None where nothing overlaps."""
+    """Simulate the gradients' exchange among at most 64 devices; None if nothing overlaps."""
     world = min(devices, MOST_RANKS)
     if world == 1 or not link.overlaps or work.norms:
         return None

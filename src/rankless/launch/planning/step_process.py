@@ -44,7 +44,7 @@ class _Clock:
         self.last = time.perf_counter()
 
     def end(self, part: str) -> None:
-        """What has passed since the last call was ``part``."""
+        """Add the time since the last call to ``part``."""
         self._wait()
         now = time.perf_counter()
         self.parts[part].append(now - self.last)
@@ -52,7 +52,7 @@ class _Clock:
 
 
 class _Taken:
-    """What was measured in the same circumstances."""
+    """The measurements under equal conditions."""
 
     def __init__(self) -> None:
         self.parts: dict[str, list[float]] = defaultdict(list)
@@ -141,7 +141,7 @@ class _Steps:
         self._watch_buckets()
 
     def facts(self) -> dict[str, Any]:
-        """What needs no measuring: images, and the bytes of what is exchanged."""
+        """Return facts that need no measuring: images, and the bytes of an exchange."""
         from rankless.world.sync_norm import norms_over_batch
 
         state = self.state
@@ -201,7 +201,7 @@ class _Steps:
         gradients.completed = noted
 
     def measure(self, name: str, seconds: float, least: int) -> dict[str, Any]:
-        """Train for so long, ``least`` steps at least; what the parts of a step took in these circumstances.
+        """Train for this long, at least ``least`` steps; return the times of a step's parts.
 
         With the memory (bytes) that this process has taken at most until now.
         """

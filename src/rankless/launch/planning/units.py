@@ -1,4 +1,4 @@
-"""What a plan is asked for, in words: numbers of devices, bandwidths and times, with their units."""
+"""The options of a plan as text: numbers of devices, bandwidths and times, with units."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan is asked for.
+    """The options of a plan.
 
     Attributes:
         devices: machines, and devices of each; None is this machine.

@@ -1,4 +1,4 @@
-"""What a step of a recipe consists of, and what it is computed on: the numbers that a plan is made from."""
+"""The parts of a recipe's step and the hardware: the numbers behind a plan."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Workload:
         return sum(bucket.size for bucket in self.buckets)
 
     def with_micro_batches(self, count: int) -> Workload:
-        """The same with a global batch of ``count`` micro-batches."""
+        """Return the workload with a global batch of ``count`` micro-batches."""
         return replace(self, micro_batches=count)
 
     def computing(self, micro_batches: int) -> float:
-        """Seconds of a rank that has so many micro-batches, without the network and other processes."""
+        """Return the seconds that a rank computes for this many micro-batches, undisturbed."""
         compute = micro_batches * self.forward + (micro_batches - 1) * self.backward + self.last
         load = micro_batches * self.load
         # Loader processes work beside the step, and hold it up only where they are slower.
@@ -73,7 +73,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Machine:
-    """What every machine is like.
+    """The properties of each machine.
 
     Attributes:
         devices: of one machine.
@@ -86,7 +86,7 @@ class Machine:
     contention: float = 1.0
 
     def slowdown(self, busy: int) -> float:
-        """How many times as long computing takes where ``busy`` devices of a machine work."""
+        """Return the factor by which ``busy`` devices of a machine slow each other down."""
         if self.slots is None:
             return 1.0
         if busy > self.slots:
@@ -94,13 +94,13 @@ class Machine:
         return 1.0 + (self.contention - 1.0) * (busy - 1) / max(self.slots - 1, 1)
 
     def sharing(self, busy: int) -> float:
-        """How many times as long cores take that also move the bytes of ``busy`` devices."""
+        """Return the factor by which moving the bytes of ``busy`` devices slows the cores down."""
         return 1.0 if self.slots is None else max(busy / self.slots, 1.0)
 
 
 @dataclass(frozen=True)
 class Link:
-    """What carries bytes between two devices.
+    """The connection between two devices.
 
     Attributes:
         bandwidth: bytes per second, of a machine's link to the network and of each device's own.
@@ -116,13 +116,13 @@ class Link:
     overhead: float = 2e-6
 
     def slowed(self, factor: float) -> Link:
-        """The same link where everything takes ``factor`` times as long."""
+        """Return the link with all times multiplied by ``factor``."""
         return Link(self.bandwidth / factor, self.latency * factor, self.overlaps, self.overhead * factor)
 
 
 @dataclass(frozen=True)
 class Gang:
-    """The ranks of a run, in order on their machines, and what they own of the tree.
+    """The ranks of a run, in order on their machines, and their parts of the tree.
 
     Attributes:
         world: how many ranks.
@@ -139,12 +139,12 @@ class Gang:
 
     @property
     def machines(self) -> int:
-        """How many machines."""
+        """The number of machines."""
         return -(-self.world // self.here)
 
 
 def gang(world: int, devices: int, micro_batches: int) -> Gang:
-    """The ranks that share so many micro-batches, ``devices`` to a machine."""
+    """Return the ranks that share this many micro-batches, ``devices`` to a machine."""
     each, more = divmod(micro_batches, world)
     if not more and not each & (each - 1):
         counts: Sequence[int] = (1,) * world  # every rank owns one whole node

@@ -57,7 +57,7 @@ exit $code
 
 @dataclass(frozen=True)
 class Settings:
-    """What only Kubernetes knows.
+    """Settings of Kubernetes.
 
     Attributes:
         image: with rankless and its packages.
@@ -82,7 +82,7 @@ class Settings:
 
 
 def check(problems: Problems, request: Request, settings: Settings) -> None:
-    """Note what the cluster would refuse."""
+    """Collect the settings that the cluster would refuse."""
     dns = "lower-case letters, digits and dashes"
     problems.match(
         {
@@ -98,7 +98,7 @@ def check(problems: Problems, request: Request, settings: Settings) -> None:
 
 
 def manifests(request: Request, settings: Settings, *, plain: bool) -> list[dict[str, Any]]:
-    """What to apply, in this order."""
+    """Return the manifests to apply, in this order."""
     found = []
     if settings.recipe_text is not None:
         found.append(
@@ -123,7 +123,7 @@ def text(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def apply(text: str) -> str:
-    """Give manifests to kubectl; what it prints."""
+    """Pass the manifests to kubectl, and return its output."""
     return pass_on(
         text,
         ("kubectl", "apply", "-f", "-"),
@@ -222,7 +222,7 @@ def _script() -> str:
 
 
 def _arguments(request: Request, settings: Settings) -> list[str]:
-    """What follows the script: its name, and the command of a rank."""
+    """Return the arguments after the script: its name, and the command of a rank."""
     words = request.words()
     if settings.recipe_text is not None:
         words[2] = f"{_RECIPES}/{_file(request)}"

@@ -25,7 +25,7 @@ _MISSING = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What only Ray knows.
+    """Settings of Ray.
 
     Attributes:
         address: of the cluster, as for ``ray.init``.
@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker has its rank do.
+    """The work that a worker gives its rank.
 
     Attributes:
         words: after ``python -m``.
@@ -61,7 +61,7 @@ class Work:
 
 
 def work(request: Request, settings: Settings) -> Work:
-    """What each worker is sent."""
+    """Return the work for each worker."""
     # What decides how this machine computes is meant for the others, too.
     ours = {name: value for name, value in os.environ.items() if name == "RANKLESS_CPU"}
     variables = {"RANKLESS_JOB_ID": settings.job, **ours}
@@ -69,7 +69,7 @@ def work(request: Request, settings: Settings) -> Work:
 
 
 def described(request: Request, settings: Settings) -> str:
-    """What is submitted, for a person to read."""
+    """Describe the submission for a person."""
     lines = {
         "address": settings.address,
         "workers": f"{request.ranks}, each with a GPU where the cluster has any, and {settings.cpus} CPU",
@@ -126,7 +126,7 @@ def run(request: Request, settings: Settings) -> int:
 
 
 def _resources(request: Request, settings: Settings, every: Mapping[str, float]) -> dict[str, float]:
-    """What a worker takes of the cluster."""
+    """Return the resources of a worker."""
     each: dict[str, float] = {"CPU": settings.cpus}
     if every.get("GPU"):
         each["GPU"] = 1

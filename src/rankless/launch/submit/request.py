@@ -1,4 +1,4 @@
-"""What is to be trained on a cluster, checked before it waits in a queue."""
+"""The training to submit to a cluster, checked before it waits in a queue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Request:
 
     @property
     def ranks(self) -> int:
-        """How many there are on all machines."""
+        """The number of ranks on all machines."""
         return self.nodes * self.devices
 
     def words(self) -> list[str]:
@@ -50,7 +50,7 @@ class Request:
 
 
 class Problems:
-    """Collects what is wrong with a command, so that all of it is reported at once."""
+    """Collects the problems of a command, so that all are reported at once."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -81,7 +81,7 @@ class Problems:
             )
 
     def refuse(self) -> None:
-        """Raise what has been noted."""
+        """Raise the collected problems."""
         if self.found:
             raise UserError(self.found)
 

@@ -59,7 +59,7 @@ exit $$code
 
 @dataclass(frozen=True)
 class Settings:
-    """What only Slurm knows; None leaves it to the cluster.
+    """Settings of Slurm; None leaves one to the cluster.
 
     Attributes:
         gres: of a node, in sbatch's words; "none" asks for no GPU.
@@ -141,7 +141,7 @@ def submit(text: str) -> str:
 
 
 def _remedy(said: str) -> str:
-    """What to do about sbatch's refusal."""
+    """Return the remedy for sbatch's refusal."""
     if _RESOURCES.search(said):
         return (
             "expected resources that the cluster's nodes have: list them with sinfo --format '%N %G' and "

@@ -1,4 +1,4 @@
-"""What trials print: into a log of each run, so that the terminal has a row for each."""
+"""The output of trials: a log in each run, so that the terminal has one row per trial."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TrialOutput:
         self._path.unlink(missing_ok=True)
 
     def keep(self) -> None:
-        """Move what was printed so far to the end of the run's log."""
+        """Move the output so far to the end of the run's log."""
         self._flush()
         printed = os.pread(self._file, os.fstat(self._file).st_size, 0)
         if printed:

@@ -1,4 +1,4 @@
-"""What a search has tried, as a page: ``report.html`` in its folder, which needs nothing else."""
+"""The report of a search: a self-contained ``report.html`` in its folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def render(record: Record) -> str:
 
 
 def _claim(record: Record) -> str:
-    """What the search has found so far."""
+    """The best result so far."""
     name, best = record.search.score_name, record.ranked()[:1]
     goal = "lowest" if record.search.lower_is_better else "highest"
     sentence = f"A search for the {goal} {text(name)} of {text(record.search.name)}"

@@ -1,4 +1,4 @@
-"""What a search has tried so far: ``search.json`` in its folder, and the same as a table, ``trials.csv``."""
+"""The record of a search: ``search.json`` in its folder, and the same as a table, ``trials.csv``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched.
+    """The definition of a search.
 
     Attributes:
         recipe: of all trials, as JSON.

@@ -1,4 +1,4 @@
-"""What the terminal shows of a search: a row for each trial."""
+"""The terminal output of a search: a row per trial."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankless.launch.tuning.tune import Watcher
 
 
 class TrialRows(Watcher):
-    """Prints rows under a header; on a terminal that of a running trial, too, which its result replaces."""
+    """Prints rows under a header; on a terminal, the row of a running trial is replaced by its result."""
 
     def __init__(self, record: Record, output: TrialOutput) -> None:
         self._record, self._output = record, output

@@ -1,4 +1,4 @@
-"""What a search varies: keys of a recipe with a range of numbers or a list of choices each."""
+"""The space of a search: keys of a recipe, each with a range of numbers or a list of choices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TENFOLD = 10.0  # from so many times on, a range is searched by its logarithm
 
 @dataclass(frozen=True)
 class Range:
-    """What one key may be.
+    """The possible values of one key.
 
     Attributes:
         low, high: of numbers, both included; None of choices.
@@ -33,7 +33,7 @@ class Range:
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether factors count, not differences."""
+        """Whether the scale is logarithmic."""
         return bool(self.low and self.high) and float(self.high or 0) / float(self.low or 1) >= _TENFOLD
 
     def text(self) -> str:
@@ -72,7 +72,7 @@ def _range(text: str) -> Range | None:
 
 
 def usual(recipe: Recipe) -> dict[str, Range]:
-    """Return what is searched if nothing is said: learning rate, weight decay, augmentation, loss weights."""
+    """Return the default space: learning rate, weight decay, augmentation and loss weights."""
     decay = recipe.optim.weight_decay
     space = {
         "optim.lr": Range(recipe.optim.lr / 10, recipe.optim.lr * 10),

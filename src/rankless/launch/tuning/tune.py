@@ -75,7 +75,7 @@ def begin(
     *,
     keeps_all: bool = False,
 ) -> Record:
-    """Decide what is searched, and record it.
+    """Choose the space of a search, and record it.
 
     Args:
         folder: of the search, new or empty.
@@ -131,7 +131,7 @@ def go_on(
     watcher: Watcher | None = None,
     train: Train | None = None,
 ) -> int:
-    """Train until there are so many trials.
+    """Train until there are this many trials.
 
     Args:
         record: of :func:`begin`, or of an earlier search.
