@@ -428,27 +428,31 @@ def test_a_new_data_set_has_images_of_its_own_unless_links_are_asked_for(cells, 
         (("train", "holdout"), False),
     ],
 )
-@pytest.mark.parametrize("described", [True, False, None], ids=["data.yaml", "folders", "classes"])
-def test_a_training_takes_what_a_check_calls_fine(tmp_path, capsys, monkeypatch, splits, fine, described):
+@pytest.mark.parametrize("layout", ["data.yaml", "folders", "coco", "voc", "csv", "image-folder"])
+def test_a_training_takes_what_a_check_calls_fine(tmp_path, capsys, monkeypatch, splits, fine, layout):
     """One judgment for both; a split for tests is for validation where nothing else is."""
     monkeypatch.chdir(tmp_path)
     for number in range(8 * len(splits)):
         split, kind = splits[number % len(splits)], "ab"[number // len(splits) % 2]
-        folder = f"{split}/{kind}" if described is None else f"images/{split}"
+        folder = f"{split}/{kind}" if layout == "image-folder" else f"images/{split}"
         image = Path("mine", folder, f"{number}.png")
         image.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (32, 32), (number, 2 * number, 90)).save(image)
-        if described is not None:
+        if layout != "image-folder":
             label = Path(f"mine/labels/{split}/{number}.txt")
             label.parent.mkdir(parents=True, exist_ok=True)
             label.write_text("0 .5 .5 .4 .4\n")
-    if described:
-        Path("mine/data.yaml").write_text("".join(f"{x}: images/{x}\n" for x in splits) + "names: [a]\n")
-    elif described is False:
+    if layout == "folders":
         Path("mine/classes.txt").write_text("a\n")
+    elif layout != "image-folder":
+        Path("mine/data.yaml").write_text("".join(f"{x}: images/{x}\n" for x in splits) + "names: [a]\n")
+    if layout in ("coco", "voc", "csv"):
+        run(capsys, "convert", "mine", "--to", layout, "--out", "converted")
+        Path("mine").rename("source")
+        Path("converted").rename("mine")
     found = report(capsys, "check", "mine", code=0 if fine else 1)
     assert found["ok"] is fine and bool(found["missing"]) is not fine
-    recipe = load("resnet18" if described is None else "yolov4-tiny", ["data.root=mine"])
+    recipe = load("resnet18" if layout == "image-folder" else "yolov4-tiny", ["data.root=mine"])
     if not fine:
         with pytest.raises(UserError, match=r"no split '(train|val)'"):
             _read_data(recipe)

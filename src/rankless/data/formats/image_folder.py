@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankless.data.formats.folders import composed, subfolders, walk
-from rankless.data.formats.splits import chosen, set_aside, usual_order
+from rankless.data.formats.splits import WORDS, chosen, set_aside, usual_order
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.images import image_file
 from rankless.data.index.annotations import Annotations
@@ -33,7 +33,6 @@ LAYOUT = "a folder per class, or a folder per split ('train', 'val') that holds 
 
 _USUAL = ("train", "val")
 _ALL = "all"
-_SPLITS = (*_USUAL, "valid", "validation", "test")
 _OF_DETECTION = frozenset({"images", "labels", "annotations", "jpegimages", "imagesets"})
 _ENOUGH = 1000  # folders in which an image is looked for
 
@@ -45,7 +44,7 @@ def recognize(root: Path) -> str:
     """
     if not root.is_dir():
         return ""
-    splits = [name for name in _SPLITS if _holds_folders(root / name)]
+    splits = [name for name in WORDS if _holds_folders(root / name)]
     for folder in (root, *(root / name for name in splits)):
         if any(each.name.casefold() in _OF_DETECTION for each in subfolders(folder)):
             return ""
@@ -61,7 +60,7 @@ def recognize(root: Path) -> str:
 
 def splits(root: Path) -> list[str]:
     """The folders of class folders; ``train`` and ``val`` where the root holds the class folders."""
-    if not any(_holds_folders(root / name) for name in _SPLITS):
+    if not any(_holds_folders(root / name) for name in WORDS):
         return list(_USUAL)
     return usual_order(_split_folders(root))
 
@@ -78,7 +77,7 @@ def read(root: Path, split: str) -> Raw:
     """
     if not root.is_dir():
         raise UserError(f"{root}: a file; expected {LAYOUT}")
-    divided = not any(_holds_folders(root / name) for name in (*_USUAL, split))
+    divided = not any(_holds_folders(root / name) for name in (*WORDS, split))
     if divided and split not in (*_USUAL, _ALL):
         raise UserError(
             f"{root}: no split '{split}': its folders are taken as classes and divided into 'train' "

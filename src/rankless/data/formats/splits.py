@@ -18,9 +18,13 @@ VAL_FRACTION = 0.2
 """For validation, where a data set does not say which images are."""
 
 
+WORDS = tuple(word for group in _ALIKE for word in group)
+"""What splits are called."""
+
+
 def usual_order(names: Iterable[str]) -> list[str]:
     """Training, validation and test first, the others by name."""
-    first = {name: rank for rank, name in enumerate(name for group in _ALIKE for name in group)}
+    first = {name: rank for rank, name in enumerate(WORDS)}
     return sorted(names, key=lambda name: (first.get(name.casefold(), len(first)), name))
 
 
@@ -64,7 +68,7 @@ def is_for_validation(name: str) -> bool:
 
 def is_usual(name: str) -> bool:
     """Whether ``name`` is a usual split name, perhaps with a year: ``train``, ``2007_val``, ``trainval``."""
-    return _YEAR.sub("", name).casefold() in ("trainval", *(one for group in _ALIKE for one in group))
+    return _YEAR.sub("", name).casefold() in ("trainval", *WORDS)
 
 
 def set_aside(names: Collection[str], what: str) -> set[str]:
