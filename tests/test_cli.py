@@ -13,6 +13,7 @@ import pytest
 
 from rankless import __version__ as rankless_version
 from rankless import cli, launch
+from rankless.hardware.compute_device import compute_device
 from rankless.recipe.load import dump, load, shipped
 from rankless.recipe.schema import Recipe
 
@@ -303,6 +304,38 @@ def test_what_old_launchers_add_is_left_out(words):
     assert done.stderr.startswith("error: --local-rank: no such option; not needed here: the launcher")
 
 
+COMPUTING = ["train", "verify", "evaluate x", "errors x", "benchmark x"]
+
+
+@pytest.mark.parametrize("command", COMPUTING)
+def test_device_is_cpu_or_cuda(monkeypatch, capsys, tmp_path, command):
+    """The GPU that PyTorch reports here is hidden from whatever asks for one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setenv("RANKLESS_CPU", "")
+    words = [*command.split(), *(["digits", "epochs=x"] if command in ("train", "verify") else [])]
+    for wrong in ("0", "cuda:1", "gpu"):
+        (said,) = problems(capsys, *words, "--device", wrong)
+        assert said.startswith(f"--device has '{wrong}': expected cpu, cuda or auto; GPUs are named by --de")
+    assert "--device" not in problems(capsys, *words, "--device", "cuda")[0]
+    assert compute_device().type == "cuda"
+    assert "--device" not in problems(capsys, *words, "--device", "cpu")[0]
+    assert compute_device().type == "cpu"
+    assert problems(capsys, *words, "--device", "cuda")[0].startswith("--device is cuda, but RANKLESS_CPU")
+    monkeypatch.setenv("RANKLESS_CPU", "")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert "PyTorch finds no GPU" in problems(capsys, *words, "--device", "cuda")[0]
+
+
+def test_device_where_it_is_no_option(capsys):
+    (said,) = problems(capsys, "export", "x", "--format", "onnx", "--device", "cpu")
+    assert said.startswith("--device: no such option; exports are computed on the CPU: leave it out")
+    for command in ("train", "verify"):
+        (said,) = problems(capsys, command, "digits", "--hosts", "a,b", "--device", "cpu")
+        assert said.startswith("--device: counts for this machine alone; leave it out with --hosts")
+
+
 def test_weights_of_pytorch_in_place_of_a_model_are_named(calls, capsys):
     about_model, about_data, line = problems(capsys, "train", "model=yolov8n.pt", "data=coco8.yaml")
     assert about_model.endswith("did you mean 'model.pretrained'?")  # the way to import is said once
@@ -335,6 +368,10 @@ def test_data_as_elsewhere_without_a_recipe_names_one(calls, capsys):
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
+        (
+            "detect train data=coco.yaml epochs=3 device=cpu",
+            "train yolov4-tiny data.root=coco.yaml epochs=3 --device cpu",
+        ),
         (
             "detect train data=coco.yaml model=yolov8n.pt epochs=3 imgsz=640 batch=16 device=0",
             "train yolov4-tiny data.root=coco.yaml epochs=3 model.image_size=640 batch.images=16 "

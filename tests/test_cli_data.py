@@ -255,6 +255,29 @@ def test_check_says_that_a_training_finds_no_split_to_be_scored_on(cells, capsys
     assert "no split 'val'" in sentence
 
 
+def test_a_recipe_in_the_place_of_data_is_told_apart(cells, capsys):
+    recipe = Path("my.yaml")
+
+    def said(*words):
+        assert cli.main(["data", *words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: my.yaml: this is a recipe, and no data set; ")
+        return line
+
+    recipe.write_text("data:\n  root: cells\n  format: darknet\nepochs: 3\n")
+    for words in (["check"], ["stats"], ["convert", "--to", "coco", "--out", "x"]):
+        command = said(words[0], "my.yaml", *words[1:]).partition("to check that: rankless ")[2]
+        assert command == "data check cells --format darknet"
+    assert cli.main(command.split()) in (0, 1)  # a data set, whatever is wrong with it
+    capsys.readouterr()
+    recipe.write_text("epochs: 3\n")
+    assert said("show", "my.yaml").endswith("which is built in; to see it: rankless data show digits")
+    recipe.write_text("epochs: x\ndata: {root: cells}\n")
+    assert "my.yaml:1: 'epochs' is 'x'" in said("check", "my.yaml")
+    recipe.write_text("data: {root: torchvision/CIFAR10}\n")
+    assert "torchvision/CIFAR10: its files are not in data" in said("check", "my.yaml")
+
+
 def test_stats(cells, capsys):
     said = run(capsys, "stats", cells, "--out", "stats.png")
     rows = {" ".join(line.split()[:-2]): line.split()[-2:] for line in said.splitlines() if line}

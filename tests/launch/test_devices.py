@@ -109,8 +109,8 @@ def test_without_gpus_the_command_says_so(
     run = tmp_path / "run"
     assert cli.main(["train", "digits", "--devices", "0,2", "--run", str(run)]) == 2
     assert capfd.readouterr().err.endswith(
-        "error: --devices is 0,2, which names GPUs, and RANKLESS_CPU is set; expected a number of "
-        "processes, such as --devices 2\n"
+        "error: --devices is 0,2, which names GPUs, and this is to compute on the CPU (--device cpu, or "
+        "RANKLESS_CPU); expected a number of processes, such as --devices 2\n"
     )
     assert not run.exists()
     assert cli.main(["train", "digits", "--devices", "0"]) == 2

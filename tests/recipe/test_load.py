@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError
+from rankless.models.names import problem
 from rankless.recipe import yaml12
 from rankless.recipe.familiar import ELSEWHERE, SECTIONS
 from rankless.recipe.keys import Kinds, leaves
@@ -243,6 +244,18 @@ def test_a_clash_is_not_reported_of_a_value_that_is_wrong_anyway(tmp_path):
     assert len(problems_of(tmp_path, "batch: {images: many, micro: 7}")) == 1
 
 
+def test_a_clash_with_the_command_line_is_reported_there(tmp_path):
+    file = tmp_path / "r.yaml"
+    file.write_text("epochs: 1\nbatch:\n  images: 8\n  micro: 4\n")
+    for override, where in (("batch.images=7", "command line"), ("batch.micro=3", "command line")):
+        with pytest.raises(UserError, match=f"^{where}: 'batch.micro' is ") as error:
+            load(file, [override])
+        assert len(error.value.problems) == 1
+    file.write_text("batch:\n  images: 7\n  micro: 4\n")
+    with pytest.raises(UserError, match=f"^{re.escape(str(file))}:[23]: 'batch.micro' is 4"):
+        load(file, ["epochs=2"])
+
+
 def test_an_alias_gives_the_line_of_its_use(tmp_path):
     text = "loss: &x\n  box: 1\nmodel:\n  name: a\nema: *x\n"
     assert problems_of(tmp_path, text) == ["r.yaml:5: key 'ema.box': no such key; did you mean 'loss.box'?"]
@@ -277,6 +290,21 @@ def test_a_source_that_is_not_there(tmp_path, monkeypatch):
         load("nime.yaml")
     with pytest.raises(UserError, match="a/b: no such file"):
         load("a/b")
+    for name in ("yolov8n", "yolo11m", "yolov5s.yaml", "YOLOX_tiny"):
+        with pytest.raises(UserError, match=r"the nearest are .*: rankless train (\S+) data.root=") as error:
+            load(name, check_name=problem)
+        assert "model.name=" not in str(error.value)
+        assert load(str(error.value).rpartition("rankless train ")[2].split()[0]).task == "detect"
+    with pytest.raises(UserError, match=r"rankless train resnet18 data\.root="):
+        load("yolov8n-cls", check_name=problem)
+    for name in ("yolov4-csp", "resnet34"):  # a model, with the keys under which it is accepted
+        with pytest.raises(UserError, match="the model of this name is given as ") as error:
+            load(name, check_name=problem)
+        keys = str(error.value).partition(" is given as ")[2].split()
+        assert default(keys, check_name=problem).model.name == name
+    with pytest.raises(UserError) as error:
+        load("nonsense", check_name=problem)
+    assert "given as" not in str(error.value)
     with pytest.raises(UserError, match="this is a folder"):
         load(tmp_path)
     Path("latin.yaml").write_bytes(b"seed: 1 # \xe9")

@@ -11,7 +11,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from rankless.cli.options import (
+    Device,
     Json,
+    compute_on,
     device_count,
     part,
     recipe_and_overrides,
@@ -58,11 +60,13 @@ def benchmark(
         float | None,
         Parameter(help="Time to measure: the whole training (30), each format (3).", show_default=False),
     ] = None,
+    device: Device = "auto",
     as_json: Json = False,
 ) -> int:
     """Measure a recipe's training beside a plain PyTorch loop, or a trained model in every format."""
     if seconds is not None and not 0 < seconds <= 3600:
         raise UserError(f"--seconds is {seconds:g}: expected a number above 0, at most 3600")
+    compute_on(device)
     target, overrides = recipe_and_overrides(words)
     if target is None or _is_recipe(target):
         _refuse({"--formats": formats, "--batch": batch}, "a trained model", "a recipe")

@@ -63,6 +63,8 @@ def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
     from rankless.recipe.familiar import COMMANDS, ELSEWHERE, OPTIONS, WORDS, answer, key_of
 
     name = option.lstrip("-").replace("-", "_").lower()
+    if name == "device" and command == "export":
+        return "; exports are computed on the CPU: leave it out"
     if command in COMMANDS and (known := COMMANDS[command].get(name) or WORDS.get(name)):
         return f"; here it is {known.format('VALUE')}"
     meant = OPTIONS.get(name) or ELSEWHERE.get(name)

@@ -131,11 +131,15 @@ def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> s
 
 
 def _devices(device: str, command: str = "train") -> list[str]:
-    """Return the option for ``device=0,1``, which numbers GPUs."""
+    """Return the option for ``device=cpu``, or for ``device=0,1``, which numbers GPUs."""
     if command == "predict" and device:
         return [
             f"--device {','.join(f'cuda:{one}' if one.isdecimal() else one for one in device.split(','))}"
         ]
-    if not device[:1].isdecimal() or command == "export":
+    if command == "export":
+        return []
+    if device in ("cpu", "cuda"):
+        return [f"--device {device}"]
+    if not device[:1].isdecimal():
         return []
     return [f"--devices {device}{'' if ',' in device else ','}"]

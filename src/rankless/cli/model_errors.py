@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Force, Json, Target, part, refuse_stray
+from rankless.cli.options import Device, Force, Json, Target, compute_on, part, refuse_stray
 from rankless.errors import UserError, counted
 from rankless.printing import print_json, say
 
@@ -44,10 +44,12 @@ def errors(
         Path, Parameter(help="The contact sheet to write: .html, .png or .jpg.", metavar="FILE")
     ] = Path("errors.html"),
     force: Force = False,
+    device: Device = "auto",
     as_json: Json = False,
 ) -> int:
     """List and draw a model's worst errors, and labels that are likely wrong."""
     refuse_stray(overrides, "data.root=mydata")
+    compute_on(device)
     if not 0 <= confidence <= 1:
         raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
     if count < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,7 +48,46 @@ RecipeWords = Annotated[
         help="A shipped recipe or a YAML file, and changes to it. Default: digits.",
     ),
 ]
-Root = Annotated[str, Parameter(name="ROOT", help="The data set: a folder, or a file such as data.yaml.")]
+
+
+def _refuse_recipe(_: Any, root: str) -> None:
+    """Raise where a data set is expected and a recipe is given."""
+    if not root.endswith((".yaml", ".yml")) or not Path(root).is_file():
+        return
+    from rankless.recipe import load
+
+    if load.is_recipe(Path(root)):
+        raise UserError(f"{root}: this is a recipe, and no data set; {_data_of(root)}")
+
+
+def _data_of(recipe: str) -> str:
+    """Say which data a recipe names, and how that is checked."""
+    from rankless.data.datasets.torchvision_sets import located
+    from rankless.recipe import load
+
+    try:
+        named = load.load(recipe).data
+    except UserError as error:
+        return f"its own mistakes come first: {'; '.join(error.problems)}"
+    if named.root == "digits":
+        return "its data is data.root=digits, which is built in; to see it: rankless data show digits"
+    try:
+        data = located(named)
+    except UserError as error:
+        return f"its data is not there: {'; '.join(error.problems)}"
+    more = "" if data.format == "auto" else f" --format {data.format}"
+    command = f"rankless data check {shlex.quote(data.root)}{more}"
+    return f"its data is data.root={named.root}; to check that: {command}"
+
+
+Root = Annotated[
+    str,
+    Parameter(
+        name="ROOT",
+        help="The data set: a folder, or a file such as data.yaml.",
+        validator=_refuse_recipe,
+    ),
+]
 Force = Annotated[bool, Parameter(help="Also replace files that this command did not write."), flag]
 Link = Annotated[
     bool,
@@ -94,6 +134,27 @@ Devices = Annotated[
         metavar="N",
     ),
 ]
+Device = Annotated[
+    str, Parameter(help="Compute on cpu or on cuda; auto takes GPUs where there are some.", metavar="KIND")
+]
+
+
+def compute_on(device: str) -> None:
+    """Hide the GPUs from this process and its ranks for ``cpu``; raise where there are none for ``cuda``."""
+    if device == "cpu":
+        os.environ["RANKLESS_CPU"] = "1"
+    elif device == "cuda":
+        if os.environ.get("RANKLESS_CPU"):
+            raise UserError("--device is cuda, but RANKLESS_CPU is set; unset it, or leave --device out")
+        import torch
+
+        if not torch.cuda.device_count():  # it starts no CUDA here, which ranks could not inherit
+            raise UserError("--device is cuda, but PyTorch finds no GPU here; see: rankless doctor")
+    elif device != "auto":
+        raise UserError(
+            f"--device has '{device}': expected cpu, cuda or auto; GPUs are named by --devices, as in "
+            "--devices 0,2 or --devices 1,"
+        )
 
 
 def device_count(devices: str) -> int | None:

@@ -9,12 +9,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from rankless.cli.options import (
+    Device,
     Devices,
     Json,
     PredictingTarget,
     Target,
     Task,
     class_pairs,
+    compute_on,
     devices_here,
     part,
     refuse_stray,
@@ -41,6 +43,7 @@ def evaluate(
     *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")],
     task: Task = None,
     devices: Devices = "auto",
+    device: Device = "auto",
     split: Annotated[
         str | None, Parameter(help="The split to score on. Default: the recipe's data.val.")
     ] = None,
@@ -58,6 +61,7 @@ def evaluate(
     from rankless.launch import environments
 
     environments.refuse("evaluate", "run it without the launcher, once; --devices says on how many")
+    compute_on(device)
     count = devices_here(devices)
     refuse_stray(overrides, "evaluate.iou=0.5")
     if classes_map is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rankless.cli.options import (
+    Device,
     Devices,
     Hosts,
     Json,
@@ -23,6 +24,7 @@ from rankless.cli.options import (
     RecipeWords,
     Ssh,
     Sync,
+    compute_on,
     device_count,
     devices_here,
     flag,
@@ -49,12 +51,13 @@ class TrainOptions:
         words: the recipe and changes to it.
         run: the run directory.
         devices: as it was written.
-        resume, sinks, inline, download, parallel: the options of these names.
+        device, resume, sinks, inline, download, parallel: the options of these names.
     """
 
     words: Sequence[str]
     run: Path | None
     devices: str
+    device: str
     resume: bool
     sinks: tuple[str, ...]
     inline: bool
@@ -69,10 +72,11 @@ class TrainOptions:
             raise UserError(f"--resume needs the run to go on with: add --run, as in --resume --run {run}")
         return found
 
-    def refuse(self, inline: str, download: str, parallel: str) -> None:
+    def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
         """Raise for options that cannot be had, given why not."""
         in_threads = self.parallel != "processes"
         options = (
+            ("--device", self.device != "auto", device),
             ("--inline", self.inline, inline),
             ("--download", self.download, download),
             ("--parallel", in_threads, parallel),
@@ -91,6 +95,7 @@ def here(given: TrainOptions) -> int:
     run, resume = given.run, given.resume
     if given.inline or given.parallel == "threads":
         _fix_instruction_set(name, overrides, run if resume else None)
+    compute_on(given.device)  # after that, as it may import PyTorch
     devices = devices_here(given.devices)
     chosen = None
     if resume and run is not None and name is None:
@@ -129,6 +134,7 @@ def on_hosts(
 ) -> int:
     """Train on several machines, or have the first of them do it."""
     given.refuse(
+        device="counts for this machine alone; leave it out with --hosts, where each takes its GPUs, if any",
         inline="trains in this process, but --hosts starts others; leave out either",
         download="gets files for this machine alone; leave it out with --hosts",
         parallel="makes ranks of one process, but --hosts starts processes; leave out either",
@@ -163,6 +169,7 @@ def as_a_rank(given: TrainOptions, environment: Environment, hosts: str | None) 
                 "--hosts: starts ranks by itself, but a launcher has started this one; leave out either"
             )
         given.refuse(
+            device="a launcher has started this rank; set RANKLESS_CPU=1 for all of them to use the CPU",
             inline="a launcher has started this rank; leave out either",
             download="several ranks would download at once; download before, with one",
             parallel="a launcher has started this rank; leave out either",
@@ -261,6 +268,7 @@ def train(
         ),
     ] = None,
     devices: Devices = "auto",
+    device: Device = "auto",
     resume: Annotated[bool, Parameter(help="Resume from the last checkpoint in --run."), flag] = False,
     sink: Annotated[
         tuple[str, ...],
@@ -301,7 +309,7 @@ def train(
     """Train a recipe; the weights are the same on any number of devices and machines."""
     from rankless.launch import environments
 
-    given = TrainOptions(recipe, run, devices, resume, sink, inline, download, parallel)
+    given = TrainOptions(recipe, run, devices, device, resume, sink, inline, download, parallel)
     if environment := environments.detect():
         return as_a_rank(given, environment, hosts)
     if hosts is not None:
@@ -347,6 +355,7 @@ Examples:
 )
 def verify(
     *recipe: RecipeWords,
+    device: Device = "auto",
     worlds: Annotated[str, Parameter(help="The numbers of processes to compare.", metavar="N,N")] = "1,2",
     steps: Annotated[str, Parameter(help="Number of steps to train with each.", metavar="N")] = "20",
     hosts: Hosts = None,
@@ -361,6 +370,9 @@ def verify(
     environments.refuse("verify", "run it without the launcher, once")
     sizes = [whole_number("--worlds", size, ", as in 1,2,3") for size in worlds.split(",")]
     step_count = whole_number("--steps", steps)
+    if hosts is not None and device != "auto":
+        raise UserError("--device: counts for this machine alone; leave it out with --hosts")
+    compute_on(device)
     chosen, _ = recipe_of(recipe)
     from rankless.launch import fork_server
     from rankless.launch.verify import verify as compare

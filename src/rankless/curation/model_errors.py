@@ -11,7 +11,6 @@ label, or a label where it sees nothing at all.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ import torch
 
 from rankless.data.path_checks import refuse_gone
 from rankless.errors import UserError, printable
+from rankless.hardware.compute_device import compute_device
 from rankless.metrics.box_matching import IOU, ImageBoxes, image_boxes
 from rankless.recipe import load
 from rankless.recipe.precision import autocast, resolve
@@ -194,9 +194,7 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
     refuse_unused_in_scoring(overrides, loaded.recipe.task)
     recipe = load.changed(loaded.recipe, [*overrides, *([f"data.val={split}"] if split else [])])
     refuse_gone(recipe.data.root, loaded.recipe.data.root, path)
-    device = torch.device(
-        "cuda" if torch.cuda.is_available() and not os.environ.get("RANKLESS_CPU") else "cpu"
-    )
+    device = compute_device()
     recipe = replace(recipe, precision=resolve(recipe.precision, device, recipe.cpu_isa))
     kind: type[Detect | Classify] = Classify
     if recipe.task == "detect":  # as a prediction reports boxes, each under its best class

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankless.hardware.compute_device import compute_device
 from rankless.interop.agreement import images
 from rankless.interop.plan import Plan
 from rankless.models.exported.sessions import Session
@@ -31,7 +32,7 @@ def of_pytorch(model: nn.Module, seen: Tensor, seconds: float) -> float:
         seen: the images.
         seconds: how long to measure.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = compute_device()
     model, seen = model.to(device), seen.to(device)
 
     def call() -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from rankless.engine import evaluate as engine
 from rankless.engine.settings import computes_like
 from rankless.errors import UserError, counted, nearest, one_of
+from rankless.hardware.compute_device import compute_device
 from rankless.interop import speed
 from rankless.interop.export import PROGRAMS, made
 from rankless.interop.plan import ExportOptions, Plan, planned
@@ -160,7 +161,7 @@ def benchmark(
         plan.task.score_name,
         batch,
         plan.facts.size,
-        torch.cuda.get_device_name() if torch.cuda.is_available() else CPU,
+        torch.cuda.get_device_name() if compute_device().type == "cuda" else CPU,
         torch.get_num_threads(),
         "" if score is None else f"{data.root} ({data.val})",
         tuple(rows),

@@ -53,7 +53,9 @@ def _problem(numbers: list[int], there: int, limited: str | None) -> str:
     given = f"--devices is {','.join(map(str, numbers)) or 'an empty list'}"
     count = len(set(numbers))
     if not there:
-        why = "RANKLESS_CPU is set" if os.environ.get("RANKLESS_CPU") else "PyTorch finds none here"
+        is_hidden = bool(os.environ.get("RANKLESS_CPU"))
+        on_cpu = "this is to compute on the CPU (--device cpu, or RANKLESS_CPU)"
+        why = on_cpu if is_hidden else "PyTorch finds none here"
         return (
             f"{given}, which names GPUs, and {why}; expected a number of processes, such as --devices "
             f"{max(count, 1)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import sys
@@ -18,6 +17,7 @@ import torch
 from rankless.engine.sinks.sink import sink_class
 from rankless.errors import INTERRUPTED, STOPPED, UserError, remedy
 from rankless.files.writing import write_atomically
+from rankless.hardware.compute_device import compute_device
 from rankless.hardware.cores import usable_cores
 from rankless.launch.job import Job
 from rankless.launch.resume import check_resume, finished_at
@@ -224,4 +224,4 @@ def with_precision(recipe: Recipe) -> Recipe:
 
 def device() -> torch.device:
     """What the ranks compute on."""
-    return torch.device("cuda" if torch.cuda.is_available() and not os.environ.get("RANKLESS_CPU") else "cpu")
+    return compute_device()

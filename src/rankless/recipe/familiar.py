@@ -232,6 +232,25 @@ def line_of_file(name: str, values: Mapping[str, str]) -> str:
     return printable(f"{note}write: rankless train {key_of_file(ours, '')}={ours} data.root={data}", 500)
 
 
+_OTHER_YOLO = re.compile(
+    r"yolo(?:v?(?:[5-9]|1[0-9])|v?[_-]?(?:nas|x|r))[_-]?(?P<size>[a-z]?)(?P<kind>[_-].*)?", re.IGNORECASE
+)
+
+
+def other_yolo(name: str) -> str:
+    """Say what is nearest to a YOLO that is not here, such as yolov8n; nothing for other names."""
+    match = _OTHER_YOLO.fullmatch(name)
+    if not match:
+        return ""
+    if match["kind"] and match["kind"][1:].lower() == "cls":
+        return "that family is not here; classifiers are: rankless train resnet18 data.root=FOLDER"
+    recipe = "yolov4" if match["size"].lower() in tuple("mlxbce") else "yolov4-tiny"
+    return (
+        "that family is not here; the nearest are yolov4-tiny (6 million parameters) and yolov4 (64 million),"
+        f" which read the same data.yaml, as in: rankless train {recipe} data.root=data.yaml"
+    )
+
+
 _WHOLE = "weights and optimizer stay in float32; bf16 and fp16 compute in half precision (Apex's O1)"
 _SYNC = "here it is sync"
 

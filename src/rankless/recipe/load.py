@@ -20,10 +20,10 @@ from rankless.files import reading
 from rankless.printing import warn
 from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
 from rankless.recipe import schema as classes
-from rankless.recipe.familiar import key_of_file, line_of_file, without_key
-from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves
+from rankless.recipe.familiar import key_of_file, line_of_file, other_yolo, without_key
+from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves, sections
 from rankless.recipe.pretrained import with_network
-from rankless.recipe.schema import Recipe
+from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 from rankless.recipe.validation import (
     COMMAND_LINE,
     SHORTHANDS,
@@ -61,7 +61,7 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
         line = line_of_file(str(source), dict(one.partition("=")[::2] for one in several(overrides)))
         raise UserError(f"{source}: expected a recipe first; this is given as {key}={source}; {line}")
     is_shipped = isinstance(source, str) and source in shipped()
-    return _parse(*_text(source), overrides, check_name, is_shipped=is_shipped)
+    return _parse(*_text(source, check_name), overrides, check_name, is_shipped=is_shipped)
 
 
 def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
@@ -99,6 +99,16 @@ def is_cut(path: Path) -> bool:
     _, lines = yaml12.read(text, name)
     _, wanted = yaml12.read(dump(Recipe()), "recipe")
     return not text.endswith("\n") or next(reversed(wanted)) not in lines
+
+
+def is_recipe(path: Path) -> bool:
+    """Check whether a YAML file has sections of a recipe, and does not describe data."""
+    try:
+        tree, _, _ = yaml12.read_in_part(*_text(path))
+    except UserError:
+        return False
+    known = isinstance(tree, dict) and any(name in sections()[()] for name in tree)
+    return known and not _describes_data(tree, str(path))
 
 
 def dump(recipe: Recipe) -> str:
@@ -275,23 +285,27 @@ def _overridden(overrides: Overrides) -> tuple[dict[KeyPath, Given], list[Proble
     return given, problems
 
 
-def _text(source: str | Path) -> tuple[str, str]:
-    """Return the text of a recipe, and its name for messages."""
+def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str, str]:
+    """Return the text of a recipe, and its name for messages.
+
+    Args:
+        source, check_name: see :func:`load`.
+    """
     path, name = Path(source), str(source)
     if isinstance(source, str) and name in shipped():
         return shipped_text(name), f"{name}.yaml"
     is_path = isinstance(source, Path) or bool(re.search(r"[/\\]|\.ya?ml$", name))
     if not is_path and not path.exists():
-        near = nearest(name, shipped()).replace("?", "? the") or "; the"
         raise UserError(
             f"no recipe '{name}': neither a file nor one of the shipped {', '.join(shipped())}"
-            f"{near} name of a model is given as model.name={name}"
+            f"{_instead_of(name, check_name)}"
         )
     try:
         return reading.read_text(path, reading.YAML), name
     except FileNotFoundError:
         beside = [str(file) for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
-        near = nearest(name, beside) or nearest(path.stem, shipped())
+        near = nearest(name, beside) or (f"; {other}" if (other := other_yolo(path.stem)) else "")
+        near = near or nearest(path.stem, shipped())
         raise UserError(
             f"{name}: no such file, nor one of the shipped recipes {', '.join(shipped())}{near}"
         ) from None
@@ -305,6 +319,20 @@ def _text(source: str | Path) -> tuple[str, str]:
         raise UserError(f"{name}: not UTF-8 text (byte {error.start}): expected a YAML file") from None
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
+
+
+def _instead_of(name: str, check_name: NameCheck | None) -> str:
+    """Say what to write for a name that is no recipe's: a recipe nearby, or the model of this name."""
+    if other := other_yolo(name):
+        return f"; {other}"
+    near = nearest(name, shipped())
+    if check_name is None:
+        return f"{near or ';'} the name of a model is given as model.name=NAME"
+    task = next((task for task in BUILT_IN_TASKS if check_name(task, name) is None), "")
+    if not task:
+        return near or "; see: rankless recipes, and for model.name: rankless models"
+    keys = f"{f'task={task} ' if task != Recipe.task else ''}model.name={name}"
+    return f"{near or ';'} the model of this name is given as {keys}"
 
 
 def _tree(recipe: Recipe) -> dict[str, Any]:

@@ -238,7 +238,9 @@ def build(
         every += _unknown_name(given, kinds.task, check_name)
     for sentence, keys in conflicts:
         if not any(key in bad for key in keys):
-            every.append(Problem(next(given[key].location for key in keys if key in given), sentence))
+            places = [given[key].location for key in keys if key in given]
+            last = next((one for one in places if one.name == COMMAND_LINE), places[0])
+            every.append(Problem(last, sentence))
     if recipe is None or every:
         every.sort(key=lambda one: (one.location.line is None, one.location.line or 0))
         raise UserError(map(str, every))

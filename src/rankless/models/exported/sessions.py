@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rankless.errors import UserError
 from rankless.extras import needed
+from rankless.hardware.compute_device import compute_device
 
 Array = NDArray[Any]
 _QUIET = 3  # ONNX Runtime's severity of errors: its warnings are about graph optimizations
@@ -41,7 +42,7 @@ class OnnxSession:
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), _QUIET
         there = runtime.get_available_providers()
-        wanted = ["CUDAExecutionProvider"] if torch.cuda.is_available() else []
+        wanted = ["CUDAExecutionProvider"] if compute_device().type == "cuda" else []
         providers = [one for one in (*wanted, "CPUExecutionProvider") if one in there]
         try:
             self._session: Any = runtime.InferenceSession(str(path), options, providers=providers)

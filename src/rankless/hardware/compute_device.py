@@ -1,0 +1,13 @@
+"""What this process computes on where nobody names a device."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def compute_device() -> torch.device:
+    """Return a GPU where PyTorch finds one and ``RANKLESS_CPU`` does not hide it, else the CPU."""
+    is_hidden = bool(os.environ.get("RANKLESS_CPU"))
+    return torch.device("cuda" if torch.cuda.is_available() and not is_hidden else "cpu")
