@@ -105,6 +105,9 @@ def of_the_system(error: BaseException) -> UserError | None:
     if isinstance(error, OSError) and error.filename is not None:
         reason = error.strerror or str(error)
         return UserError(f"{_name(error.filename)}: {reason}; fix it, or give another path")
+    if isinstance(error, UnicodeEncodeError) and HARMFUL.search(error.object, error.start, error.end):
+        where = escaped(error.object[max(error.start - 60, 0) : error.end + 60])
+        return UserError(f"'{where}': is not UTF-8, and cannot be written here; give another name or path")
     if isinstance(error, OSError) and error.errno in _FULL:
         return UserError(f"{error.strerror or error}; make room, and start again")
     if isinstance(error, MemoryError):

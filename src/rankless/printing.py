@@ -58,9 +58,14 @@ def finite(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """A value for programs; what would harm a terminal is written as JSON's own escapes."""
-    for line in json.dumps(value, indent=2, ensure_ascii=False).split("\n"):
-        print(HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", line))
+    """A value for programs; see :func:`as_json`."""
+    print(as_json(value, indent=2))
+
+
+def as_json(value: Any, indent: int) -> str:
+    """JSON in which what would harm a terminal, or is not UTF-8, stands as JSON's own escapes."""
+    lines = json.dumps(value, indent=indent, ensure_ascii=False).split("\n")
+    return "\n".join(HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)
 
 
 def filled(parts: Sequence[str], width: int) -> str:

@@ -30,7 +30,7 @@ def key(seed: int, *path: int | str) -> int:
     encoded = b"".join(
         b"%s%d:%s" % (b"i" if isinstance(element, int) else b"s", len(text), text)
         for element in (seed, *path)
-        for text in (str(element).encode(),)
+        for text in (str(element).encode(errors="surrogateescape"),)
     )
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=16).digest(), "little")
 

@@ -166,7 +166,8 @@ def load(run: RunDirectory, step: int) -> Snapshot:
     state = read_state(folder)
     optimizer = folder / "training.safetensors"
     try:
-        training = safetensors.torch.load_file(optimizer)
+        with optimizer.open("rb") as file:  # by number, as its reader refuses names that are not UTF-8
+            training = safetensors.torch.load_file(f"/dev/fd/{file.fileno()}")
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{optimizer}: cannot be read ({error}); take another copy") from None
     return Snapshot(

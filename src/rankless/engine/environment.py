@@ -6,7 +6,6 @@ Nothing of it is in the recipe, and all of it can change bits.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import re
@@ -21,6 +20,7 @@ import torch
 from rankless import __version__
 from rankless.errors import UserError, printable
 from rankless.files.writing import keep_beside, write_atomically
+from rankless.printing import as_json
 from rankless.recipe import instruction_set
 from rankless.recipe.schema import Recipe
 from rankless.runs import starts
@@ -172,7 +172,7 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
     again = before and {**before[-1], "after_step": step} == entry  # ranks that the launcher restarted
     if not again:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps([*before, entry], indent=1, ensure_ascii=False) + "\n")
+        write_atomically(path, as_json([*before, entry], indent=1) + "\n")
     return warnings
 
 

@@ -121,7 +121,7 @@ def voc_xml(image: dict[str, Any]) -> bytes:
 def write_csv(entries: Entries, file: Path) -> None:
     """Write a row per object, or per class of an image that was classified."""
     head = ["source", "frame", "time", "label", "name", "score"]
-    with file.open("w", encoding="utf-8", newline="") as out:
+    with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
         rows = csv.writer(out)
         rows.writerow([*head, "x1", "y1", "x2", "y2"])
         for _, image in entries():
@@ -133,7 +133,7 @@ def write_csv(entries: Entries, file: Path) -> None:
 
 def write_counts(entries: Entries, file: Path, class_names: Sequence[str]) -> None:
     """Write a row per image: how many objects there are in all, and of each class."""
-    with file.open("w", encoding="utf-8", newline="") as out:
+    with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
         rows = csv.writer(out)
         rows.writerow(["source", "frame", "time", "total", *class_names])
         for _, image in entries():

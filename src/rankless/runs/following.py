@@ -43,12 +43,15 @@ def main() -> int:
 
 def described(run: Path) -> dict[str, str]:
     """Return the texts of the run's recipe and environment record, empty if there is none."""
-    with (run / "recipe.yaml").open(encoding="utf-8") as file:
-        recipe = file.read(_RECIPE)
-    environment = ""
-    with contextlib.suppress(OSError), (run / "environment.json").open(encoding="utf-8") as file:
-        environment = file.read(_RECIPE)
+    recipe, environment = _head(run / "recipe.yaml"), ""
+    with contextlib.suppress(OSError):
+        environment = _head(run / "environment.json")
     return {"recipe": recipe, "environment": environment}
+
+
+def _head(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(_RECIPE)
 
 
 def is_held(lock: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import shlex
 import sys
 import sysconfig
@@ -40,7 +41,7 @@ class _ByPath:
         if not name.startswith(_PREFIX):
             return None
         return importlib.util.spec_from_file_location(
-            name, bytes.fromhex(name.removeprefix(_PREFIX)).decode()
+            name, os.fsdecode(bytes.fromhex(name.removeprefix(_PREFIX)))
         )
 
 
@@ -183,7 +184,7 @@ def _file(path: Path, task: str) -> ModuleType:
         )
     _look_in(path.parent)  # as Python does for a script
     try:
-        return importlib.import_module(_PREFIX + str(path).encode().hex())
+        return importlib.import_module(_PREFIX + os.fsencode(path).hex())
     except ImportError as error:
         raise UserError(f"{task}: {path} cannot be imported ({error})") from error
     except SyntaxError as error:

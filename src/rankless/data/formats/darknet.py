@@ -166,7 +166,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         if names != sorted(names):  # a folder is read by name, and the order decides what forms a batch
             content[folder] = f"{folder}.txt"
             listed = "".join(f"./images/{folder}/{name}\n" for name in names)
-            (out / f"{folder}.txt").write_text(listed, encoding="utf-8")
+            (out / f"{folder}.txt").write_text(listed, encoding="utf-8", errors="surrogateescape")
     content["names"] = list(names_of(splits))
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     (out / "data.yaml").write_text(text, encoding="utf-8")

@@ -339,7 +339,8 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
             (out / "Annotations" / f"{file.stem}.xml").write_bytes(_written(data, index, name, names))
             stems[keys[index]] = file.stem
         listed = "".join(f"{stems[key]}\n" for key in keys)
-        (out / "ImageSets" / "Main" / f"{as_file_name(split)}.txt").write_text(listed, encoding="utf-8")
+        file = out / "ImageSets" / "Main" / f"{as_file_name(split)}.txt"
+        file.write_text(listed, encoding="utf-8", errors="surrogateescape")
     return [*_lost(splits, names), *changed]
 
 

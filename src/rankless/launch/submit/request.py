@@ -99,7 +99,8 @@ def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable
     program = shutil.which(name)
     if program is None:
         raise UserError(f"{name}: no such command here; {instead}")
-    done = subprocess.run([program, *options], input=text.encode(), capture_output=True, check=False)
+    given = text.encode(errors="surrogateescape")
+    done = subprocess.run([program, *options], input=given, capture_output=True, check=False)
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").split())
         raise UserError(f"{name}: refuses ({said}); {remedy(said)}")
