@@ -95,4 +95,4 @@ def _as_page(path: Path, text: str) -> str:
 @cache
 def _sources() -> dict[str, Path]:
     """The repository's file of each page that does not lie in ``docs/``, by the page's name in the site."""
-    return {_in_site(path): path for path in ROOT.glob("*.md")}
+    return {_in_site(path): path for path in [*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")]}

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / ".github").rglob("*.md")])
+FOLDERS = (ROOT, ROOT / "docs", ROOT / "benchmarks")
+PAGES = sorted(
+    [page for folder in FOLDERS for page in folder.glob("*.md")] + [*(ROOT / ".github").rglob("*.md")]
+)
 HISTORY = ("CHANGELOG.md", "decisions.md")  # their sentences name commands as they were
 
 
