@@ -54,8 +54,9 @@ def _code_of(page: Path) -> Iterator[Line]:
 
 
 def commands() -> list[Line]:
-    """Every call of ``rankless``, from that word on, whatever launcher stands before it."""
-    return _calls(r"(?:.*\s)?rankless ((?:[a-z]|--).*)")
+    """Every call of ``rankless``, from that word on, whatever launcher stands before it; not its usage."""
+    found = _calls(r"(?:.*\s)?rankless ((?:[a-z]|--).*)")
+    return [line for line in found if not re.search(r"\[[A-Z]", line.text)]
 
 
 def scripts() -> list[Line]:

@@ -183,6 +183,7 @@ def test_the_readme_says_at_once_that_no_gpu_was_measured():
     [
         ("make_recipe_table", "`data.augment.translate`"),
         ("make_findings_table", "| outside | boxes lie outside"),
+        ("make_commands_page", "### rankless data split"),
     ],
 )
 def test_tables_of_the_docs_say_what_the_code_says(name: str, row: str):

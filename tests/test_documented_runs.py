@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from rankless import cli
+from rankless.curation.converting import convert
 from rankless.inference.video import Writer
 from rankless.models.checkpoints import weights
 from rankless.models.zoo import build
@@ -31,6 +32,7 @@ VERBS = {"data", "digest", "errors", "export", "predict", "recipes"}
 SAVED = "checkpoints/step-000000001/model.safetensors"
 HEAVY = re.compile(
     r"export (?!.*--format darknet)|data show digits|--task|--resume|\.(onnx|xml|pt2|torchscript|mp4)\b|://|/dev/"
+    r"|webcam:"
 )
 
 
@@ -59,11 +61,14 @@ def model(path: Path, recipe: Recipe, names: tuple[str, ...]) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pages take to be there: mydata, runs/my, runs/digits, *.safetensors, images and a video."""
+    """The files that the pages name: data, a recipe, runs, weights, images and a video."""
     place = tmp_path_factory.mktemp("documented")
     data_set(place / "mydata")
     small = Recipe(model=Model(name="yolov4-tiny", width=0.125, image_size=64), data=Data(root="mydata"))
-    for name in (f"runs/my/{SAVED}", "coco.safetensors", "r50.safetensors"):
+    (place / "my.yaml").write_text("data: {root: mydata}\n")
+    convert(str(place / "mydata"), "voc", place / "VOCdevkit")
+    runs = [f"runs/{name}/{SAVED}" for name in ("my", "one", "two")]
+    for name in (*runs, "coco.safetensors", "r50.safetensors"):
         model(place / name, small, ("cat", "dog"))
     digits = load("digits", ["model.width=0.125"])
     model(place / f"runs/digits/{SAVED}", digits, tuple("0123456789"))
