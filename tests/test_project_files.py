@@ -82,12 +82,17 @@ def test_a_release_trains_what_can_be_trained():
     assert recipe.data.train_images >= recipe.batch.images
 
 
-def test_files_that_contributors_are_sent_to_exist():
-    paths = re.findall(r"`([a-z][\w.]*/[a-z_./]*)`", CONTRIBUTING)
-    assert len(paths) > 15
-    assert not [
-        one for one in paths if not any((base / one).exists() for base in (ROOT, ROOT / "src/rankless"))
+def test_contributing_names_files_that_exist():
+    """Everything in code that has an ending or a slash is a path, of the repository or of the package."""
+    page = re.sub(r"^```.*?^```", "", CONTRIBUTING, flags=re.DOTALL | re.MULTILINE)
+    words = [word for code in re.findall(r"`([^`]+)`", page) for word in code.split()]
+    paths = [
+        word for word in words if re.fullmatch(r"[\w.-]+/[\w./-]*|[\w-]+\.(py|md|txt|toml|yml|yaml)", word)
     ]
+    assert len(paths) > 30
+    places = (ROOT, ROOT / "src" / "rankless")
+    made = {"runs/digits", "timm/NAME"}
+    assert not [path for path in set(paths) - made if not any((place / path).exists() for place in places)]
 
 
 def test_worked_examples_work():
