@@ -1,12 +1,12 @@
-# Everything a checkout needs. Each target makes the environment when it is missing or when pyproject.toml or
-# constraints.txt have changed, and uses it as it is otherwise.
+# The targets of a checkout. Each creates the environment if it is missing or if pyproject.toml or constraints.txt
+# have changed.
 
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 
-# Which versions are installed: pinned (constraints.txt, what everything was tested with), newest (whatever
-# pyproject.toml allows today) or lowest (its lower bounds). Each has an environment of its own.
+# The versions to install: pinned (the tested ones in constraints.txt), newest (the newest that pyproject.toml
+# allows today) or lowest (its lower bounds). Each has an environment of its own.
 DEPENDENCIES := pinned
 ifeq ($(filter $(DEPENDENCIES),pinned newest lowest),)
 $(error DEPENDENCIES is '$(DEPENDENCIES)'; expected pinned, newest or lowest)
@@ -15,36 +15,36 @@ VENV := .venv$(if $(filter-out pinned,$(DEPENDENCIES)),-$(DEPENDENCIES))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/made-for
 COMPILED := $(VENV)/compiled
-# Where the demo's run goes: a fresh directory each time.
+# The demo's run directory, a new one each time.
 RUN = runs/demo-$(shell date +%Y%m%d-%H%M%S)
-# For a shorter one: make demo CHANGES="epochs=5"
+# Changes for a shorter demo: make demo CHANGES="epochs=5"
 CHANGES :=
-# For some of the tests: make test TESTS=tests/data
+# Some of the tests: make test TESTS=tests/data
 TESTS :=
-# For 500 examples of each property of files, not 25, and every model in every test: make test HYPOTHESIS=thorough
+# 500 examples of each property instead of 25, and every model in every test: make test HYPOTHESIS=thorough
 HYPOTHESIS :=
-# For other cases than the usual ones: make fuzz FUZZ="--seed 1"
+# Other cases: make fuzz FUZZ="--seed 1"
 FUZZ :=
-# As on a processor without AVX-512, AMX and bf16, where precision auto is fp32: make test CPU=avx2
+# Limit the libraries as on a processor without AVX-512, AMX and bf16, where precision auto is fp32: make test CPU=avx2
 CPU :=
 ifneq ($(CPU),$(filter avx2,$(CPU)))
 $(error CPU is '$(CPU)'; expected avx2, or nothing)
 endif
-# Test processes side by side; each computes with one thread. Many tests wait for processes that they have started,
-# so two more workers fill the gaps of two cores, and one more those of the fast tests. They start hundreds of others:
-# bytecode is written even where the environment says not to, lest each of those compiles the package again.
+# Parallel test processes, each with one thread. Many tests wait for processes that they have started, so two more
+# workers than cores keep two cores busy, and one more in the fast tests. The tests start hundreds of processes:
+# bytecode is written even if the environment forbids it, so that they do not all compile the package again.
 WORKERS := 3
 test: WORKERS := 4
 PYTEST = $(if $(CPU),ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2) PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: help environment demo test test-fast fuzz check docs bench release clean
 
-help:  ## say what there is
+help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name what; do
 	    printf 'make %-9s  %s\n' "$$name" "$$what"
 	done
 
-demo: $(STAMP)  ## train on the built-in handwritten digits, score, and draw what is found in unseen scenes
+demo: $(STAMP)  ## train on the built-in handwritten digits, score, and draw detections in unseen scenes
 	@run="$(RUN)"
 	$(BIN)/rankless train digits $(CHANGES) --run "$$run"
 	$(BIN)/rankless evaluate "$$run" --json > "$$run/scores.json"
@@ -57,30 +57,30 @@ demo: $(STAMP)  ## train on the built-in handwritten digits, score, and draw wha
 	echo "annotated image    $$run/predictions/digits-val-1000.png"
 	echo "next, try          $(BIN)/rankless verify digits --steps 4"
 
-test: $(COMPILED)  ## run every test (DEPENDENCIES=newest or lowest: with other versions)
+test: $(COMPILED)  ## run all tests (DEPENDENCIES=newest or lowest: with other versions)
 	@$(PYTEST) -n $(WORKERS) $(TESTS)
 
-test-fast: $(COMPILED)  ## run the tests that start no processes and take no seconds of computing
+test-fast: $(COMPILED)  ## run the tests that start no processes and compute only briefly
 	@$(PYTEST) -n $(WORKERS) $(TESTS) -m 'not processes and not slow'
 
-fuzz: $(STAMP)  ## run 10,000 damaged files and odd command lines (FUZZ="--seed 1 --cases 50000")
+fuzz: $(STAMP)  ## try 10,000 damaged files and odd command lines (FUZZ="--seed 1 --cases 50000")
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run_fuzz.py $(FUZZ)
 
-check: $(STAMP)  ## lint, formatting, types, the direction of imports and the documentation
+check: $(STAMP)  ## check lint, formatting, types, the direction of imports and the documentation
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p rankless
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory docs
 
-docs: $(STAMP)  ## build the documentation as a site into site/, strictly: open site/index.html
+docs: $(STAMP)  ## build the documentation into site/, strictly; open site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 bench: $(STAMP)  ## measure the training step
 	@$(BIN)/python benchmarks/step.py
 
-# The environment holds nothing but the wheel and what it requires; then the sdist takes the wheel's place, and has to
-# train to the same weights.
+# The environment holds only the wheel and its requirements. Then the sdist replaces the wheel and has to train to the
+# same weights.
 SMOKE := digits epochs=1 data.train_images=36 data.val_images=4 model.width=0.125
 
 release: $(STAMP)  ## build wheel and sdist into dist/, check them, and train with each in an empty environment
@@ -101,21 +101,21 @@ release: $(STAMP)  ## build wheel and sdist into dist/, check them, and train wi
 	cat sdist/digest
 	ls -l ../../dist
 
-clean:  ## remove the environment and the tools' caches; runs stay
+clean:  ## remove the environment and the tools' caches, but no runs
 	@rm -rf .venv .venv-newest .venv-lowest build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# What the others begin with, alone.
+# Only create the environment.
 environment: $(STAMP)
 	@:
 
-# What tests import is compiled once, lest each worker compiles all of it at the same time. What is wrong with it
-# the tests say.
+# Compile what the tests import once, or every worker would compile all of it at the same time. The tests report its
+# errors.
 $(COMPILED): $(STAMP)
 	@$(PYTEST) --collect-only --quiet > /dev/null 2>&1 || true
 	touch $@
 
-# An environment that was moved or copied here still points at the old place: make it again.
+# An environment that was moved or copied here still points at the old place, so create it again.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
@@ -147,6 +147,6 @@ $(STAMP): pyproject.toml constraints.txt
 	    lowest) $(BIN)/python tests/lower_bounds.py > $(VENV)/lower-bounds.txt
 	        set -- --constraint $(VENV)/lower-bounds.txt --editable '.[test]' ;;
 	esac
-	# What is never imported need not be compiled: that would be half of the installation's time.
+	# Skip bytecode: compiling modules that are never imported would take half of the installation's time.
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile "$$@"
 	printf '%s\n' "$(CURDIR)" > $(STAMP)

@@ -1,8 +1,9 @@
-"""The yardstick: the loop that one writes in plain PyTorch to train on one device.
+"""The yardstick: a training loop in plain PyTorch for one device.
 
-The same model, loss, precision, memory layout, optimizer and average as Rankless, and nothing of its
-machinery: the batch norms' own running statistics, no journal. Where the recipe's micro-batch is the whole
-batch, a step is one forward and one backward pass; where it is smaller, plain accumulation in autograd.
+It has the same model, loss, precision, memory layout, optimizer and averaged weights as Rankless, but none of
+its machinery: the batch norms keep their own running statistics, and there is no journal. If the recipe's
+micro-batch is the whole batch, a step is one forward and one backward pass; if it is smaller, autograd
+accumulates.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def train(
     *,
     compiled: bool = False,
 ) -> None:
-    """Train until ``observe``, called after every step, ends it."""
+    """Train until ``observe``, which is called after every step, raises."""
     torch.manual_seed(recipe.seed)
     model = task.model().to(device).to(memory_format=torch.channels_last).train()
     average = copy.deepcopy(model).eval().requires_grad_(False) if recipe.ema.decay else None
@@ -69,7 +70,7 @@ def train(
 
 
 def autocast(recipe: Recipe, device: torch.device) -> Any:
-    """The recipe's precision."""
+    """Return autocast for the recipe's precision."""
     return (
         nullcontext() if recipe.precision == "fp32" else torch.autocast(device.type, DTYPES[recipe.precision])
     )
@@ -77,7 +78,7 @@ def autocast(recipe: Recipe, device: torch.device) -> Any:
 
 @torch.no_grad()
 def follow(average: torch.nn.Module, model: torch.nn.Module, decay: float) -> None:
-    """An exponential moving average of weights and running statistics."""
+    """Update an exponential moving average of weights and running statistics."""
     pairs = [
         (mine, theirs)
         for mine, theirs in zip(average.state_dict().values(), model.state_dict().values(), strict=True)
@@ -87,7 +88,7 @@ def follow(average: torch.nn.Module, model: torch.nn.Module, decay: float) -> No
 
 
 class Drawn(Dataset[Any]):
-    """The training images, drawn one by one."""
+    """The training images as a data set, read one by one."""
 
     def __init__(self, task: Task) -> None:
         self.data = task.training_data()
@@ -100,7 +101,7 @@ class Drawn(Dataset[Any]):
 
 
 def drawn(task: Task, recipe: Recipe, device: torch.device) -> Iterator[DetectionBatch]:
-    """Endless micro-batches from a plain loader in this process."""
+    """Yield micro-batches without end from a plain loader in this process."""
     loader = DataLoader(
         Drawn(task),
         batch_size=recipe.batch.micro,

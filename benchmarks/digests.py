@@ -1,7 +1,7 @@
-"""The weights by the number of devices: ``python benchmarks/digests.py [RECIPE KEY=VALUE …]``.
+"""Compare the weights of different numbers of devices: ``python benchmarks/digests.py [RECIPE KEY=VALUE …]``.
 
-The same recipe is trained on one device, on two and on three, and once more on three, where every process is
-killed (SIGKILL) and the run is resumed on one. Prints a table in Markdown; ends with 1 where two rows differ.
+Train a recipe on one device, on two and on three, and once more on three, kill all processes (SIGKILL) and
+resume on one. Print a table in Markdown. The exit code is 1 if two rows differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rankless import digest_file, evaluate
 
-SMALL = ["digits", "epochs=1"]  # what is trained where nothing else is asked for
+SMALL = ["digits", "epochs=1"]  # the default
 
 
 def command(words: Sequence[str], run: Path, devices: int) -> list[str]:
@@ -49,7 +49,7 @@ def train_and_kill(words: Sequence[str], run: Path, devices: int, checkpoint: in
 
 
 def last_step(run: Path) -> int:
-    """The last step in the journal, 0 where there is none."""
+    """Return the last step in the journal, or 0."""
     journal = run / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True) if journal.exists() else []
     return max((json.loads(one).get("step", 0) for one in lines if one.endswith("\n")), default=0)

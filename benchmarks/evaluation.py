@@ -1,10 +1,10 @@
-"""What an evaluation takes beside its forward passes, and COCO's scores beside other programs' time for them.
+"""Compare an evaluation with its forward passes, and COCO's scores with those of other programs.
 
     python benchmarks/evaluation.py [--quick] [--images N] [--part scoring] [--part passes]
 
 One thread; seconds are CPU time, which other work on the machine changes least. ``scoring`` scores the same
 random detections, 100 an image, by each program in a process of its own: CPU time and the growth of its peak
-memory. Those that are not installed are left out. ``passes`` evaluates images that are ready in memory, with
+memory. Programs that are not installed are left out. ``passes`` evaluates images from memory, with
 a network of random weights whose biases leave 1,000 candidates and 100 detections an image.
 """
 
@@ -40,7 +40,7 @@ Truths = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def random_data(images: int, classes: int, objects: int, detections: int) -> tuple[list[Detections], Truths]:
-    """Objects of all sizes, and detections near them of which half have the right class."""
+    """Return objects of all sizes, and detections near them, half of which have the right class."""
     rng = np.random.default_rng(0)
     found, truths = [], []
     for index in range(images):
@@ -60,12 +60,12 @@ def random_data(images: int, classes: int, objects: int, detections: int) -> tup
 
 
 def ours(found: list[Detections], truths: Truths, classes: int) -> float:
-    """Rankless."""
+    """Score with Rankless."""
     return float(coco_scores(found, truths, [str(label) for label in range(classes)])["AP"])
 
 
 def theirs(package: str, evaluator: str) -> Callable[[list[Detections], Truths, int], float]:
-    """A package with cocoapi's interface, from the same tensors."""
+    """Score the same tensors with a package that has cocoapi's interface."""
 
     def score(found: list[Detections], truths: Truths, classes: int) -> float:
         def rows(image: int, boxes: torch.Tensor, labels: torch.Tensor) -> Iterator[dict[str, Any]]:
@@ -107,7 +107,7 @@ PROGRAMS = {
 
 
 def scored(name: str, images: int, classes: int, objects: int, detections: int) -> tuple[float, float, float]:
-    """AP, CPU milliseconds and megabytes an image; in a process of its own."""
+    """Return AP, CPU milliseconds and megabytes an image, measured in a process of its own."""
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(io.StringIO()):
         PROGRAMS[name](*random_data(10, 3, 2, 5), 3)  # imports
@@ -121,7 +121,7 @@ def scored(name: str, images: int, classes: int, objects: int, detections: int) 
 
 
 def scoring(images: int) -> None:
-    """Print what each program takes for many detections, and Rankless for many classes."""
+    """Print the cost of many detections for each program, and of many classes for Rankless."""
     cases = [("80 classes", (images, 80, 7, 100)), ("10,000 classes", (200, 10_000, 8, 8))]
     for title, case in cases:
         print(f"scores of {case[0]:,} images with {case[3]} detections each, {title}")
@@ -170,7 +170,7 @@ class Prepared(Detect):
 
 
 def calibrated(task: Detect, model: Any, images: torch.Tensor, candidates: int) -> None:
-    """Shift the biases of objectness so that so many scores of an image exceed ``evaluate.confidence``."""
+    """Shift the biases of objectness so that ``count`` scores of an image exceed ``evaluate.confidence``."""
     biases = [head for head in model.modules() if isinstance(head, torch.nn.Conv2d) and head.bias is not None]
     low, high = -20.0, 20.0
     start = [head.bias.detach().clone() for head in biases]
@@ -186,7 +186,7 @@ def calibrated(task: Detect, model: Any, images: torch.Tensor, candidates: int) 
 
 
 def passes(images: int, rounds: int, name: str, width: float) -> None:
-    """Print the parts of an evaluation beside its forward passes."""
+    """Print the parts of an evaluation and its forward passes."""
     words = [f"model.name={name}", f"model.width={width}", "model.image_size=416"]
     recipe = load("digits", [*words, "workers=0", "batch.images=8", "batch.micro=8"])
     recipe = replace(recipe, precision=resolve(recipe.precision, torch.device("cpu")))
@@ -235,7 +235,7 @@ def passes(images: int, rounds: int, name: str, width: float) -> None:
 
 
 def main() -> int:
-    """Measure, and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few images, once")
     parser.add_argument("--images", type=int, default=5000, help="to score; a twentieth is predicted")

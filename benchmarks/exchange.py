@@ -1,4 +1,4 @@
-"""What the exact exchange of gradients costs on a slow network, beside PyTorch's all-reduce and an ideal.
+"""Measure the exact exchange of gradients on a slow network, PyTorch's all-reduce and an ideal ring.
 
     python benchmarks/exchange.py [--rate 1gbit] [--rounds 7]    # needs root and iproute2
     python benchmarks/exchange.py --loopback                     # anywhere, without a limit
@@ -6,9 +6,9 @@
 Two ranks over gloo, each in a network namespace of its own, on a link of that rate in each direction, with a
 delay of 0.5 ms each way where the kernel has ``netem``. They exchange the gradients of ResNet-18, 47 MB,
 while a backward pass goes on that only sleeps, as long for one convolution as for another. ``exact`` and
-``fast`` are ``rankless.world.reduce.GradientSum`` as training has it; they take turns, step by step. An ideal
-ring sends every gradient the moment it is there, without overhead, at the rate that a plain socket reaches
-on this link: hardly anything is faster. Ends with 1 where ``exact`` takes over 1.1 times as long.
+``fast`` are ``rankless.world.reduce.GradientSum`` as in training; they take turns, step by step. An ideal
+ring sends every gradient as soon as it exists, without overhead, at the rate of a plain socket on this link.
+The exit code is 1 if ``exact`` takes over 1.1 times as long.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Sleeper(nn.Module):
         return value
 
     def ideal(self, rate: float) -> float:
-        """Seconds until the last gradient has arrived, where each leaves as soon as it is there.
+        """Return the seconds until the last gradient has arrived if each leaves as soon as it exists.
 
         Args:
             rate: bytes a second.
@@ -90,7 +90,7 @@ class _Nap(torch.autograd.Function):
 
 
 def rank(rounds: int) -> None:
-    """The life of one rank; the first prints what was measured, as JSON."""
+    """Run one rank; the first prints its measurements as JSON."""
     torch.set_num_threads(1)
     shapes = [weight.shape for weight in resnet18().parameters()]
     size = 4 * sum(map(torch.Size.numel, shapes))
@@ -124,7 +124,7 @@ def _step(module: Sleeper, world: World, *, exact: bool) -> Callable[[], None]:
 
 
 def _timed(world: World, work: Callable[[], object]) -> float:
-    """Seconds on the clock of the slower rank."""
+    """Return the seconds of the slower rank on the clock."""
     world.barrier()
     began = time.perf_counter()
     work()
@@ -132,7 +132,7 @@ def _timed(world: World, work: Callable[[], object]) -> float:
 
 
 def _plain_socket(world: World, size: int) -> float:
-    """Seconds that so many bytes take in both directions at once, without anything but the kernel."""
+    """Return the seconds for this many bytes in both directions at once, through the kernel alone."""
     first, address = world.is_first, (os.environ["MASTER_ADDR"], _PORTS[1])
     server = socket.create_server(address, reuse_port=True) if first else None
     world.barrier()
@@ -156,7 +156,7 @@ def _plain_socket(world: World, size: int) -> float:
 
 @contextmanager
 def link(rate: str) -> Iterator[tuple[list[str], str]]:
-    """Two namespaces and their link; inside, their names, and the delay in words."""
+    """Create two namespaces and their link; yield their names, and the delay in words."""
     names = [f"rankless-{os.getpid()}-{number}" for number in (0, 1)]
     try:
         for name in names:
@@ -187,7 +187,7 @@ def _run(*command: str) -> None:
 
 
 def measured(prefixes: Sequence[Sequence[str]], address: str, rounds: int) -> dict[str, Any]:
-    """What the first of two ranks says that are started behind these words."""
+    """Start two ranks with these commands and return the measurements of the first."""
     here = "2" if address == "127.0.0.1" else "1"
     ranks = []
     for number, prefix in enumerate(prefixes):
@@ -217,7 +217,7 @@ def measured(prefixes: Sequence[Sequence[str]], address: str, rounds: int) -> di
 
 
 def main() -> int:
-    """Measure, and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rate", default="1gbit", help="of the link, as tc writes it")
     parser.add_argument("--rounds", type=int, default=7)

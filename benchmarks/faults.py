@@ -1,4 +1,4 @@
-"""Stress: random faults at random moments, and whether the run ends with the same bits as an undisturbed one.
+"""Stress test: meet random faults at random moments, and end with the same bits as an undisturbed run.
 
     python benchmarks/faults.py --faults 200 --seed 0
     python benchmarks/faults.py --faults 100 --seed 0 --hosts 3    (see benchmarks/faults_on_hosts.py)
@@ -48,7 +48,7 @@ PATIENCE = 240.0  # seconds; nothing is measured by it
 
 
 class Chain:
-    """One run and the faults that it meets; a start of it may outlive a fault.
+    """One run and its faults; a start may outlive a fault.
 
     Args:
         folder: the run directory.
@@ -63,7 +63,7 @@ class Chain:
         self.disk: Path | None = None
 
     def start(self, environment: dict[str, str], *, workers: bool) -> Run:
-        """Start or resume it with another number of ranks."""
+        """Start the run, or resume it with another number of ranks."""
         self.world = self.chance.choice([size for size in WORLDS if size != self.world])
         self.workers = self.chance.choice((0, 0, 1)) if workers else 0
         words = [*WORDS, f"workers={self.workers}"]
@@ -76,7 +76,7 @@ class Chain:
         return self.run
 
     def ended(self, run: Run) -> int:
-        """Wait for the end of the start, and of all its processes; the exit code."""
+        """Wait for the start and all its processes to end, and return the exit code."""
         found = run.wait(PATIENCE)
         self.run = None
         run.gone()
@@ -130,7 +130,7 @@ def kill_and_cut(chain: Chain, run: Run) -> None:
 
 
 def kill_in_save(chain: Chain, run: Run) -> None:
-    """Kill rank 0 as soon as so many files of the next checkpoint hold something."""
+    """Kill rank 0 once this many files of the next checkpoint have content."""
     rank, files = run.pid("rank 0"), chain.chance.randint(0, FILES)
     seen, until = False, time.monotonic() + PATIENCE
     while time.monotonic() < until and run.process.poll() is None:
@@ -147,7 +147,7 @@ def kill_launcher_in_save(chain: Chain, run: Run) -> None:
 
 
 def _files_of_save(checkpoints: Path) -> int:
-    """Files with something in them of the checkpoint that is being written; -1 without one."""
+    """Return the number of files with content in the checkpoint being written; -1 without one."""
     with contextlib.suppress(OSError):
         for folder in checkpoints.iterdir():
             if folder.name.startswith(".step-"):
@@ -156,7 +156,7 @@ def _files_of_save(checkpoints: Path) -> int:
 
 
 def full_disk(chain: Chain, run: Run) -> None:
-    """Leave a few pages: which file of the journal and the next checkpoints is too much is chance."""
+    """Leave a few pages of the disk, so that chance decides which file does not fit."""
     if chain.disk is None:
         limit_files(chain, run)
         return
@@ -169,7 +169,7 @@ def full_disk(chain: Chain, run: Run) -> None:
 
 
 def limit_files(chain: Chain, run: Run) -> None:
-    """A stand-in: no file of rank 0 may grow beyond a few more lines of the journal."""
+    """Limit the files of rank 0 to a few more lines of the journal."""
     limit = run.run.journal.stat().st_size + 600
     resource.prlimit(run.pid("rank 0"), resource.RLIMIT_FSIZE, (limit, limit))
 
@@ -208,7 +208,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass
 class Tally:
-    """What became of the faults of one kind."""
+    """The outcomes of one kind of fault."""
 
     tried: int = 0
     changed: int = 0
@@ -221,17 +221,17 @@ class Tally:
 
     @property
     def wrong(self) -> int:
-        """How much of all that must not be."""
+        """Return the number of outcomes that must not happen."""
         return self.changed + self.lost + self.orphans + self.tracebacks + self.other
 
     def saved_steps(self, place: str, saved: int, went_on: int) -> None:
-        """Count those that a start did not go on from."""
+        """Count the saved steps that a start did not continue from."""
         if went_on < saved:
             self.lost += saved - went_on
             self.told.append(f"{place}: step {saved} was saved, it went on after {went_on}")
 
     def ending(self, place: str, run: Run, code: int, expected: Sequence[int]) -> None:
-        """Look at how a start ended and what it said."""
+        """Record how a start ended and what it printed."""
         if code not in expected:
             self.other += 1
             self.told.append(f"{place}: exit code {code}, expected {expected}:\n{run.text()}")
@@ -245,14 +245,14 @@ Tallies = dict[str, Tally]
 
 
 class TooLateError(Exception):
-    """The run was done before the fault came."""
+    """The run finished before the fault."""
 
 
 def meet(chain: Chain, name: str, moment: int, tally: Tally) -> None:
-    """Let a run meet one fault: from before it until the run has gone on or ended.
+    """Let a run meet one fault, until the run has continued or ended.
 
     Raises:
-        TooLateError: the run was done before.
+        TooLateError: the run finished before.
     """
     kind = KINDS[name]
     if chain.run and (kind.environment or not kind.workers):
@@ -285,7 +285,7 @@ def meet(chain: Chain, name: str, moment: int, tally: Tally) -> None:
 
 
 def begun(chain: Chain, name: str, moment: int, tally: Tally) -> Run:
-    """A new start, at work."""
+    """Return a new start that is training."""
     kind = KINDS[name]
     run = chain.start(kind.environment(chain.chance) if kind.environment else {}, workers=kind.workers)
     before, saved = len(run.starts()), saved_step(run)
@@ -295,10 +295,10 @@ def begun(chain: Chain, name: str, moment: int, tally: Tally) -> Run:
 
 
 def wait_for(run: Run, condition: Callable[[], Any]) -> None:
-    """Wait for something that a run does before its end.
+    """Wait for an action of a run that has not finished.
 
     Raises:
-        TooLateError: it was done before.
+        TooLateError: it finished before.
     """
     try:
         run.until(condition, PATIENCE)
@@ -309,14 +309,14 @@ def wait_for(run: Run, condition: Callable[[], Any]) -> None:
 
 
 def saved_step(run: Run) -> int:
-    """The newest whole checkpoint; 0 without one."""
+    """Return the step of the newest whole checkpoint, or 0."""
     return (newest(run.run, lambda _: None) if run.run.steps() else None) or 0
 
 
 def one_run(
     kinds: Sequence[str], folder: Path, chance: random.Random, expected: dict[str, Any], tallies: Tallies
 ) -> list[str]:
-    """One run that meets faults of these kinds, and what they changed; those that came too late."""
+    """Let one run meet faults of these kinds, and return those that came too late."""
     chain, late, tally, name = Chain(folder / "run", chance), [], tallies[kinds[0]], kinds[0]
     with small_disk(folder, "4m") if "full disk" in kinds else contextlib.nullcontext(False) as mounted:
         folder.mkdir(parents=True, exist_ok=True)
@@ -350,7 +350,7 @@ def one_run(
 
 
 def the_end(chain: Chain, tally: Tally) -> dict[str, Any]:
-    """Let a run come to its end, and what it leaves behind."""
+    """Finish a run and return its results."""
     if run := chain.run:
         tally.ending(f"{chain.place}, to its end", run, chain.ended(run), (0,))
     if newest(RunDirectory(chain.folder), lambda _: None) == STEPS:  # else its last checkpoint may be cut
@@ -359,7 +359,7 @@ def the_end(chain: Chain, tally: Tally) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the faults and print the tally; the exit code."""
+    """Run the faults, print the tally, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
@@ -401,7 +401,7 @@ def main() -> int:
 
 
 def print_tally(tallies: Tallies, seconds: float) -> None:
-    """One line a kind, then what went wrong."""
+    """Print a line for each kind, then the failures."""
     columns = ("tried", "changed", "lost", "orphans", "tracebacks", "other")
     print(f"{'fault':38}" + "".join(f"{column:>11}" for column in columns) + f"{'median s':>10}")
     for kind, tally in tallies.items():

@@ -1,4 +1,4 @@
-"""Stress of several machines: random faults at random moments, and whether the bits stay the same.
+"""Stress test of several machines: meet random faults at random moments, and keep the same bits.
 
     python benchmarks/faults.py --hosts 3 --faults 100 --seed 0
 
@@ -41,12 +41,12 @@ SHORT = 5.0  # seconds that a cable is out, unnoticed
 
 @dataclass
 class Result:
-    """What came of the faults of one kind.
+    """The outcomes of one kind of fault.
 
     Attributes:
-        noticed, resumed: seconds to the warning and to the next step, of each; noticed is missing where
-            nothing was to be noticed.
-        wrong: what should not have happened, in words.
+        noticed, resumed: seconds to the warning and to the next step of each fault; faults without a
+            warning have no ``noticed``.
+        wrong: failures, in words.
     """
 
     count: int = 0
@@ -56,7 +56,7 @@ class Result:
 
 
 class Chain:
-    """One training and the faults that it meets."""
+    """One training and its faults."""
 
     def __init__(self, rig: Rig, name: str, rng: random.Random) -> None:
         self.rig, self.name, self.rng = rig, name, rng
@@ -67,11 +67,11 @@ class Chain:
         self.away: list[str] = []
 
     def start(self, *more: str) -> HostsRun:
-        """Start it, or go on with it."""
+        """Start the training, or resume it."""
         return HostsRun(self.rig, self.name, self.spec, "small.yaml", *WORDS, *more)
 
     def step(self) -> tuple[float, int]:
-        """When a journal was last written, and the step that it has reached."""
+        """Return when a journal was last written, and its last step."""
         newest = (0.0, 0)
         for host in self.hosts:
             path = self.rig.files(host) / "runs" / self.name / "journal.jsonl"
@@ -81,14 +81,14 @@ class Chain:
         return newest
 
     def lead(self) -> str:
-        """The host of rank 0."""
+        """Return the host of rank 0."""
         return str(self.run.until(lambda: next((h for h in self.hosts if "rank 0" in self._names(h)), "")))
 
     def _names(self, host: str) -> dict[str, int]:
         return self.run.processes(host) if host in self.rig.holders else {}
 
     def someone(self, *, lead: bool = False) -> str:
-        """A host that has ranks."""
+        """Return a host that has ranks."""
         first = self.lead()
         if lead:
             return first
@@ -105,22 +105,22 @@ class Chain:
         os.kill(pid, signal.SIGKILL)
 
     def until_a_step(self) -> None:
-        """Wait for a step that is done from now on."""
+        """Wait for the next step."""
         before = self.step()
         self.run.until(lambda: self.step()[0] > before[0] and self.step()[1] != before[1], PATIENCE)
 
     def until_step(self, step: int) -> None:
-        """Wait until so many steps are done."""
+        """Wait until this many steps are done."""
         self.run.until(lambda: self.step()[1] >= step, PATIENCE)
 
     def until_back(self, host: str) -> None:
-        """Wait until a host that was lost is reported to be back."""
+        """Wait until the command reports that a lost host is back."""
         returned = f"{host} is back"
         before = self.run.text().count(returned)
         self.run.until(lambda: self.run.text().count(returned) > before, PATIENCE)
 
     def restart(self) -> None:
-        """Go on after the command itself has ended."""
+        """Resume after the command itself has ended."""
         self.run.gone(40)
         self.run.__exit__(None, None, None)
         self.run = self.start("--resume")
@@ -238,7 +238,7 @@ def _one(chain: Chain, kind: str, result: Result) -> None:
 
 
 def stress(faults: int, seed: int, count: int) -> int:
-    """Let runs meet so many faults, print a table, and return 1 if anything was wrong."""
+    """Let runs meet this many faults, print a table, and return 1 if a failure occurred."""
     if reason := why_not():
         print(f"machines cannot be made here: {reason}")
         return 2

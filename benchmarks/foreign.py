@@ -1,4 +1,4 @@
-"""Contenders that are scripts under a Python of their own, with the libraries that another program brings.
+"""Contenders that are scripts under a Python of their own, with the libraries of another program.
 
 A script says ``ready`` on its output, or ``missing: …``; for every number n on a line of its input it does n
 steps and answers with a line. Between its turns all its processes are stopped, so that no loader works ahead.
@@ -30,7 +30,7 @@ PYTHON: dict[str, Any] = {
 
 
 class Foreign:
-    """One script and the processes that it starts; a context manager that ends them.
+    """A script and its processes; a context manager that ends them.
 
     Args:
         name: what it is called where it is left out.
@@ -67,7 +67,7 @@ class Foreign:
         self._signal(signal.SIGSTOP)
 
     def steps(self, count: int) -> list[Seconds]:
-        """Run so many steps; the mean step, its CPU time that of all processes.
+        """Run this many steps and return the mean step, with the CPU time of all processes.
 
         Raises:
             RuntimeError: it has ended.
@@ -115,7 +115,7 @@ class Foreign:
         _send(number, family(self.process.pid))
 
     def _cpu(self) -> float:
-        """Seconds of CPU time of its living processes, with threads that have ended."""
+        """Return the CPU seconds of its living processes, including threads that have ended."""
         total = 0.0
         for one in family(self.process.pid):
             with suppress(OSError):
@@ -124,7 +124,7 @@ class Foreign:
 
 
 def family(process: int) -> Iterator[int]:
-    """A process and all its descendants; Linux alone can say."""
+    """Return a process and all its descendants, on Linux."""
     yield process
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
@@ -139,6 +139,6 @@ def _send(number: signal.Signals, processes: Iterable[int]) -> None:
 
 
 def python_of(name: str, given: Sequence[str]) -> str:
-    """The interpreter of a peer: its own, the one of all, or this one."""
+    """Return the interpreter of a peer: its own, the common one, or this one."""
     named = dict(one.rpartition("=")[::2] for one in given)
     return named.get(name) or named.get("") or sys.executable

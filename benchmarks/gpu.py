@@ -1,4 +1,4 @@
-"""What can be seen only on a GPU: equal digests on CUDA, the price of exact kernels, the share of the peak.
+"""Measure on a GPU: equal digests on CUDA, the cost of exact kernels, the fraction of the peak.
 
     python benchmarks/gpu.py [--seconds 480] [--json]
 
@@ -67,14 +67,14 @@ class Case:
         return f"{self.recipe}, {self.side} px, {self.images}/{self.micro}, bf16"
 
     def json(self, *changes: str) -> str:
-        """The recipe for a contender."""
+        """Return the recipe for a contender."""
         sizes = f"model.image_size={self.side}", f"batch.images={self.images}", f"batch.micro={self.micro}"
         return recipe(self.recipe, *sizes, *self.more, *changes)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
+    """The sizes to measure.
 
     Attributes:
         cases: the recipes whose step is timed; the first is trained from JPEG files, too.
@@ -134,7 +134,7 @@ DIGEST_STEPS = 5
 
 
 def main() -> int:
-    """Measure, and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
         "--seconds", type=float, default=480, help="begin no model after so many; 480 by default"
@@ -177,14 +177,14 @@ def main() -> int:
 
 
 def recipe(name: str, *changes: str) -> str:
-    """A shipped recipe, changed, for a contender."""
+    """Return a changed shipped recipe for a contender."""
     from rankless.recipe import load as recipe_file
 
     return recipe_file.to_json(recipe_file.load(name, [*ENDLESS, *DATA, *changes]))
 
 
 def digests(report: Report, sizes: Sizes) -> bool:
-    """One process, the same again, and two that share the device through gloo: every tensor, bit for bit."""
+    """Compare one process, the same again, and two that share the device over gloo, bit for bit."""
     import loops
     from turns import Contender
 
@@ -210,14 +210,14 @@ def digests(report: Report, sizes: Sizes) -> bool:
 
 
 def digest(step: int, subject: Subject) -> str:
-    """Of weights, running statistics, average and optimizer state."""
+    """Return the digest of weights, running statistics, averaged weights and optimizer state."""
     from rankless.engine.evaluate import fingerprint
 
     return fingerprint(dict(subject.state.tensors()))
 
 
 def from_files(report: Report, sizes: Sizes) -> None:
-    """The first model's step with images read from JPEG files, by loader processes as the recipe has them."""
+    """Measure the first model's step with images from JPEG files, read by the recipe's loader processes."""
     import loops
     from turns import Contender, rounds
 
@@ -260,7 +260,7 @@ def make_files(folder: Path, count: int) -> None:
 
 
 def step(report: Report, sizes: Sizes, case: Case, peaks: tuple[float, float]) -> None:
-    """The step: exact, with kernels that are not deterministic, and the plain loop's, compiled too."""
+    """Measure the exact step, one with nondeterministic kernels, and the plain loop's, also compiled."""
     import loops
     from limits import work
     from turns import Contender, rounds
@@ -299,14 +299,14 @@ def step(report: Report, sizes: Sizes, case: Case, peaks: tuple[float, float]) -
 
 
 def peak_memory(step: int, subject: Any) -> int:
-    """Most bytes allocated on the GPU so far; 0 on the CPU."""
+    """Return the most bytes allocated on the GPU so far; 0 on the CPU."""
     import torch
 
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
 def say(what: str) -> None:
-    """Progress, for a human."""
+    """Print progress."""
     print(f"… {what}", file=sys.stderr, flush=True)
 
 

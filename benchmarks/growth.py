@@ -1,4 +1,4 @@
-"""How CPU time and memory grow with images, boxes, classes, micro-batches, ranks and the side of an image.
+"""Measure how CPU time and memory grow with images, boxes, classes, micro-batches, ranks and image size.
 
     python benchmarks/growth.py [--quick] [--json] [--out docs/images/growth.svg] [--only WORD]
 
@@ -42,14 +42,14 @@ Work = Callable[[], object]
 
 
 class Axis(NamedTuple):
-    """One thing that is measured.
+    """One measurement.
 
     Attributes:
-        what: takes the time.
-        of: what grows.
-        sizes: of that.
-        measure: from a size and a number of repeats, what is shown.
-        unit: of it.
+        what: the measured operation.
+        of: the growing quantity.
+        sizes: its values.
+        measure: returns the result for a size and a number of repeats.
+        unit: of the result.
     """
 
     what: str
@@ -60,20 +60,20 @@ class Axis(NamedTuple):
 
 
 def scattered(count: int, side: float = 416.0) -> torch.Tensor:
-    """Boxes of some 40 pixels, xyxy, (count, 4)."""
+    """Return boxes of some 40 pixels, xyxy, (count, 4)."""
     generator = torch.Generator().manual_seed(0)
     corner = torch.rand(count, 2, generator=generator) * (side - 50)
     return torch.cat((corner, corner + 20 + torch.rand(count, 2, generator=generator) * 30), 1)
 
 
 def order(images: int) -> Work:
-    """Which images 64 micro-batches have."""
+    """Return the images of 64 micro-batches."""
     batch = Batch(images=64, micro=8)
     return lambda: [micro_batch(images, 0, step, part, batch) for step in range(8) for part in range(8)]
 
 
 def suppressed(boxes: int, classes: int) -> Work:
-    """NMS of the candidates of an image."""
+    """Run NMS on the candidates of an image."""
     where = scattered(boxes)
     scores = torch.rand(boxes, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(boxes) % classes
@@ -81,7 +81,7 @@ def suppressed(boxes: int, classes: int) -> Work:
 
 
 def loss(boxes: int, classes: int, name: str = "yolov4-tiny", images: int = 2) -> Work:
-    """Loss of a micro-batch and its gradient, of a network's output that is there."""
+    """Compute the loss of a micro-batch and its gradient from a given network output."""
     recipe = load("digits", [f"model.name={name}", "model.image_size=416", "model.width=0.25"])
     model = build(recipe.model, classes, recipe.loss)
     with torch.no_grad():
@@ -96,7 +96,7 @@ def loss(boxes: int, classes: int, name: str = "yolov4-tiny", images: int = 2) -
 
 
 def scored(images: int, classes: int, boxes: int = 8) -> Work:
-    """COCO's scores of so many images, half of whose boxes are found."""
+    """Compute COCO's scores of ``size`` images, half of whose boxes are found."""
     where, labels = scattered(boxes), torch.arange(boxes)
     truths = [(where, (labels + number) % classes) for number in range(images)]
     found = [
@@ -110,14 +110,14 @@ def scored(images: int, classes: int, boxes: int = 8) -> Work:
 
 
 def folded(micro_batches: int) -> Work:
-    """Adding the gradients (4 MB) of so many micro-batches along the tree."""
+    """Add the gradients (4 MB) of ``size`` micro-batches along the tree."""
     leaf = torch.zeros(1 << 20)
     exchange = Exchange(micro_batches, 0, 1)
     return lambda: exchange.fold(leaf.clone() for _ in range(micro_batches))
 
 
 def stepped(side: int) -> Work:
-    """Forward and backward passes of two images."""
+    """Run forward and backward passes of two images."""
     recipe = load("digits", ["model.name=yolov4-tiny", "model.width=0.25"])
     model = build(replace(recipe.model, image_size=side), 10, recipe.loss)
     images = torch.zeros(2, 3, side, side)
@@ -125,27 +125,27 @@ def stepped(side: int) -> Work:
 
 
 def trained(*changes: str) -> str:
-    """A small network's training for a contender: eight images a step, a micro-batch each."""
+    """Return the recipe of a small network: eight images a step, a micro-batch each."""
     fixed = ["epochs=1000000", "evaluate.every=0", "checkpoint.every=100000000", "precision=fp32"]
     small = ["model.name=yolov4-tiny", "model.image_size=64", "batch.images=8", "batch.micro=1"]
     return to_json(load("digits", [*fixed, *small, "data.train_images=64", *changes]))
 
 
 def of_all_ranks(ranks: int, repeats: int) -> float:
-    """CPU seconds of a step, of all ranks together: as many times that of the slowest."""
+    """Return the CPU seconds of a step: those of the slowest rank times the number of ranks."""
     with Contender(loops.rankless, trained("model.width=0.25"), size=ranks) as contender:
         contender.steps(3)
         return ranks * min(statistics.median(t.cpu for t in contender.steps(5)) for _ in range(repeats))
 
 
 def peak(*changes: str) -> float:
-    """MiB of tensors at most alive at once in three steps of one process, weights and all."""
+    """Return the peak MiB of live tensors, weights included, in three steps of one process."""
     with Contender(loops.peak, loops.rankless, trained(*changes), 3) as contender:
         return max(contender.first) / 2**20
 
 
 def timed(make: Callable[[int], Work]) -> Callable[[int, int], float]:
-    """CPU time of one call of what is made from a size: the least of some, or of few where it takes long."""
+    """Return the CPU time of one call: the least of several, or of few if it takes long."""
 
     def seconds(size: int, repeats: int) -> float:
         work = make(size)
@@ -186,12 +186,12 @@ AXES = (
 
 
 def slope(sizes: tuple[int, ...], times: list[float]) -> float:
-    """Of the logarithms, over the last two sizes."""
+    """Return the slope of the logarithms over the last two sizes."""
     return math.log(times[-1] / times[-2]) / math.log(sizes[len(times) - 1] / sizes[len(times) - 2])
 
 
 def measured(quick: bool, only: str) -> Iterator[tuple[Axis, list[float]]]:
-    """Every axis with what was measured, size by size; a quick look leaves out the largest sizes."""
+    """Return every axis with its results, size by size; ``quick`` leaves out the largest sizes."""
     for axis in AXES:
         if only in f"{axis.what}, {axis.of}":
             sizes = axis.sizes[: 2 if quick else None]
@@ -200,7 +200,7 @@ def measured(quick: bool, only: str) -> Iterator[tuple[Axis, list[float]]]:
 
 
 def draw(found: list[tuple[Axis, list[float]]], out: Path) -> None:
-    """A small plot for each axis, both scales logarithmic, beside growth in proportion."""
+    """Draw a small plot for each axis, with logarithmic scales and a line of proportional growth."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -222,7 +222,7 @@ def draw(found: list[tuple[Axis, list[float]]], out: Path) -> None:
 
 
 def main() -> int:
-    """Measure, and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two small sizes of each")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -1,9 +1,9 @@
-"""How fast training images are made, by one process with one thread, beside other libraries.
+"""Compare the speed of making training images with other libraries, in one process with one thread.
 
     python benchmarks/input.py [FOLDER] [--python [NAME=]PATH …] [--turns 15]
 
 All contenders take turns in one run, a few batches at a time; the seconds are the process's CPU time, which
-other work on the machine changes least. What the work is says ``input_contenders.py``. Libraries that are not
+other work on the machine changes least. ``input_contenders.py`` defines the work. Libraries that are not
 installed are named and left out; ``--python`` (or ``PEERS_PYTHON``) is the Python that has them.
 """
 
@@ -31,7 +31,7 @@ RATIOS = ("rankless", "rankless-batch")
 
 
 def draw(folder: Path, count: int = 256) -> None:
-    """Photo-like JPEGs of 640 × 480: noise of every scale, coarse more than fine, about 60 kB each."""
+    """Write photo-like JPEGs of 640 × 480: noise of every scale, coarse more than fine, about 60 kB each."""
     chance = np.random.default_rng(0)
     for number in range(count):
         total = np.full((480, 640, 3), 127.0)
@@ -45,7 +45,7 @@ def draw(folder: Path, count: int = 256) -> None:
 def measure(
     folder: Path, mosaic: bool, python: Sequence[str], turns: int, batches: int
 ) -> dict[str, list[float]]:
-    """Seconds of CPU per image of every contender that is there, by turn."""
+    """Return the CPU seconds per image of every installed contender, by turn."""
     script = str(Path(__file__).with_name("input_contenders.py"))
     more = [str(folder), *(["mosaic"] if mosaic else [])]
     one = {f"{kind}_NUM_THREADS": "1" for kind in ("OMP", "MKL", "OPENBLAS")}
@@ -64,7 +64,7 @@ def measure(
 
 
 def tell(title: str, found: dict[str, list[float]]) -> None:
-    """A table: images per second, and how many times as fast Rankless is, turn by turn."""
+    """Print a table of images per second and of how many times as fast Rankless is."""
     heads = "".join(f"{ours + ' is … times as fast: best, median':>52}" for ours in RATIOS)
     print(f"\n{title}\n{'':16}{'best/s':>9}{'median/s':>10}{heads}")
     for name, seconds in found.items():
@@ -76,7 +76,7 @@ def tell(title: str, found: dict[str, list[float]]) -> None:
 
 
 def main() -> int:
-    """Run both parts and print them."""
+    """Measure both parts and print them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What ``input.py`` measures: one process that makes batches of training images in one library's way.
+"""The contenders of ``input.py``: one process that makes batches of training images with one library.
 
     python input_contenders.py NAME FOLDER [mosaic]
 
@@ -27,7 +27,7 @@ Step = Callable[[list[int]], Any]
 
 
 def boxes_of(number: int, height: int = 480, width: int = 640) -> np.ndarray:
-    """Ten boxes xyxy in pixels, (10, 4), of image ``number``."""
+    """Return ten boxes xyxy in pixels, (10, 4), of image ``number``."""
     chance = np.random.default_rng(number)
     corner = chance.uniform(0, 0.7, (BOXES, 2))
     sides = chance.uniform(0.05, 0.3, (BOXES, 2))
@@ -36,7 +36,7 @@ def boxes_of(number: int, height: int = 480, width: int = 640) -> np.ndarray:
 
 
 def decode_alone(files: list[str], mosaic: bool) -> Step:
-    """The floor: the files read and decoded to arrays, and nothing else; four for a mosaic."""
+    """Only read and decode the files, four for a mosaic: the lower bound."""
     import simplejpeg
 
     def step(numbers: list[int]) -> None:
@@ -48,7 +48,7 @@ def decode_alone(files: list[str], mosaic: bool) -> Step:
 
 
 def rankless(files: list[str], mosaic: bool, kind: str = "none", partners: str = "data") -> Step:
-    """Rankless: what its loader processes do, 16 images being a micro-batch."""
+    """Rankless, as its loader processes work, with micro-batches of 16 images."""
     from rankless.data.datasets.annotated import BoxedImages
     from rankless.data.datasets.detection import DetectionExamples, collate
     from rankless.data.images.image_cache import open_images
@@ -188,7 +188,7 @@ def albumentations(files: list[str], mosaic: bool) -> Step:
 
 
 def ultralytics(files: list[str], mosaic: bool) -> Step:
-    """Ultralytics' own data set: a mosaic has one new image and three of the last ones read."""
+    """Ultralytics' own data set. A mosaic has one new image and three of the last ones read."""
     os.environ["YOLO_OFFLINE"] = "1"
     import cv2
     from ultralytics.cfg import get_cfg
@@ -232,7 +232,7 @@ WAYS: dict[str, Callable[[list[str], bool], Step]] = {
 
 
 def main(name: str, folder: str, mosaic: bool) -> None:
-    """Serve turns until the input ends."""
+    """Take turns until the input ends."""
     out, sys.stdout = sys.stdout, sys.stderr  # libraries chat
     files = sorted(str(path) for path in Path(folder).resolve().iterdir() if path.suffix == ".jpg")
     try:

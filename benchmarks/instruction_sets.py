@@ -1,11 +1,11 @@
-"""Which recipes give the same bits on unlike x86 CPUs, with ``cpu_isa: avx2`` and without, and its cost.
+"""Compare the bits of recipes on different x86 CPUs, with ``cpu_isa: avx2`` and without, and its cost.
 
-    python benchmarks/instruction_sets.py                     # this CPU, held to less by variables
-    python benchmarks/instruction_sets.py --emulate Haswell   # a CPU that qemu-user emulates, too: slow
+    python benchmarks/instruction_sets.py                     # this CPU, limited by variables
+    python benchmarks/instruction_sets.py --emulate Haswell   # also a CPU that qemu-user emulates: slow
     python benchmarks/instruction_sets.py --cost              # step times of digits, side by side
 
 Model, loss, optimizer and augmentation are the recipe's; the data is the built-in digits, the input and the
-batch are small, and two steps are trained in one process. What is compared is the SHA-256 of the weights.
+batch are small, and two steps are trained in one process. The SHA-256 of the weights is compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FEW = ["data.train_images=16", "data.val_images=4", "data.multi_scale=0"]  # of 
 
 
 def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
-    """In a process of its own: train, and print the digest and the CPU seconds of the median step."""
+    """Train, and print the digest and the CPU seconds of the median step; runs in its own process."""
     fix(cpu_isa)
     import time
     from dataclasses import replace
@@ -88,7 +88,7 @@ def measured(
     overrides: list[str],
     cpu: str | None = None,
 ) -> tuple[str, float]:
-    """Digest and CPU seconds a step of a fresh process of one thread."""
+    """Return digest and CPU seconds a step of a fresh process of one thread."""
     command = [sys.executable, __file__, "--one", name, cpu_isa, str(steps), *overrides]
     emulated = [f"qemu-{os.uname().machine}", "-cpu", cpu] if cpu else []
     done = subprocess.run(
@@ -103,7 +103,7 @@ def measured(
 
 
 def agreement(names: list[str], emulate: list[str]) -> None:
-    """The table of digests."""
+    """Print the table of digests."""
     from rankless.recipe.load import load
 
     machines: dict[str, tuple[dict[str, str], str | None]] = {
@@ -123,7 +123,7 @@ def agreement(names: list[str], emulate: list[str]) -> None:
 
 
 def cost(rounds: int) -> None:
-    """Step times of ``digits`` in each mode, in turn, and the ratio of each to the first by round."""
+    """Print the step times of ``digits`` in each mode, in turn, and their ratios to the first."""
     modes = {
         "native, bf16": ("native", "bf16"),
         "native, fp32": ("native", "fp32"),

@@ -1,4 +1,4 @@
-"""What bounds a training step on this device: matrix products, memory, and how much a model asks of each."""
+"""The bounds of a training step on this device: rates of matrix products and memory, and a model's needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from table import Report
 
 
 def matmul_rate(report: Report, side: int) -> float:
-    """FLOP/s of a bf16 product of two ``side`` × ``side`` matrices: the peak that a step is measured by."""
+    """Return the FLOP/s of a bf16 product of two ``side`` × ``side`` matrices, the peak of a step."""
     torch.set_num_threads(1)  # as the contenders have
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     one, other = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
@@ -38,7 +38,7 @@ def matmul_rate(report: Report, side: int) -> float:
 
 
 def copy_rate(report: Report, size: int) -> float:
-    """Bytes a second that a copy of ``size`` bytes reads and writes in this device's memory."""
+    """Return the bytes a second that a copy of ``size`` bytes reads and writes in this device's memory."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -55,7 +55,7 @@ def copy_rate(report: Report, size: int) -> float:
 
 
 class _Bytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations take and give; views move nothing."""
+    """Counts the bytes of the inputs and outputs of operations; views move nothing."""
 
     total = 0
 
@@ -68,7 +68,7 @@ class _Bytes(TorchDispatchMode):
 
 
 def work(text: str) -> tuple[float, float]:
-    """Forward and backward of one image: FLOP of matrix products, bytes that all operations read and write.
+    """Return the FLOP of matrix products and the bytes of all operations for one image, forward and backward.
 
     Args:
         text: the recipe as JSON; the images are its data's first two.

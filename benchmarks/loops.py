@@ -1,4 +1,4 @@
-"""The loops that the benchmarks measure, as bodies of contenders: Rankless itself, and the bare one."""
+"""The measured loops as bodies of contenders: Rankless itself, and the plain one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Observer = Callable[[int, Any, Any], None]
 
 
 class Subject(NamedTuple):
-    """What functions that are asked of a contender of Rankless see."""
+    """The objects that functions run inside a contender of Rankless receive."""
 
     task: Task
     recipe: Recipe
@@ -43,12 +43,12 @@ class Subject(NamedTuple):
 
 
 def rankless(turns: Turns, recipe: str, drawn: bool = False) -> None:
-    """``rankless.engine.loop.train`` as it is, journal and all.
+    """Run the unchanged ``rankless.engine.loop.train``, with its journal.
 
     Args:
         turns: ends it.
         recipe: as JSON, its precision resolved.
-        drawn: draw the images while training; else micro-batches that lie ready in memory are used.
+        drawn: draw the images while training; else use micro-batches from memory.
     """
     hold_freed_memory()  # as every rank of a training does
     loaded = from_json(recipe)
@@ -67,7 +67,7 @@ def rankless(turns: Turns, recipe: str, drawn: bool = False) -> None:
 
 
 def threads(turns: Turns, recipe: str, size: int) -> None:
-    """The same with ``size`` threads of this process as ranks; on CPUs."""
+    """Run the same with ``size`` threads of this process as ranks, on CPUs."""
     hold_freed_memory()
     loaded, meeting, gate = from_json(recipe), Meeting(size), threading.Barrier(size)
     with ExitStack() as stack:
@@ -106,7 +106,7 @@ def _until_the_end(work: Callable[[World], None], world: World) -> None:
 
 
 def plain(turns: Turns, recipe: str, drawn: bool = False, compiled: bool = False) -> None:
-    """:func:`bare.train` with the same input; ``compiled`` by ``torch.compile``."""
+    """Run :func:`bare.train` with the same input; ``compiled`` by ``torch.compile``."""
     loaded = from_json(recipe)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(loaded.threads)
@@ -121,7 +121,7 @@ def plain(turns: Turns, recipe: str, drawn: bool = False, compiled: bool = False
 
 
 def peak(turns: Turns, body: Callable[..., None], recipe: str, steps: int) -> None:
-    """Measures the most bytes of tensors alive at once in ``steps`` steps of ``body``, weights and all."""
+    """Measure the peak bytes of live tensors in ``steps`` steps of ``body``, weights included."""
     done: list[int] = []
 
     def count(step: int, subject: Any, scores: Any) -> None:
@@ -146,11 +146,11 @@ class Ready:
         self.batches = ready_batches(task, recipe)  # the loader leaves pinned memory as it is
 
     def training_data(self) -> Numbers:
-        """Images that are only numbers."""
+        """Return numbers in place of images."""
         return Numbers(self.recipe.data.train_images)
 
     def collate(self, items: Sequence[Any]) -> DetectionBatch:
-        """One of the batches that lie ready; of evaluation items the batch that they are."""
+        """Return a prepared batch; evaluation items already are a batch."""
         if isinstance(items[0], int):
             return self.batches[items[0] % len(self.batches)]
         batch: DetectionBatch = self.task.collate(items)
@@ -161,7 +161,7 @@ class Ready:
 
 
 class Numbers:
-    """A data set of so many numbers."""
+    """A data set of numbers."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -170,12 +170,12 @@ class Numbers:
         return self.count
 
     def item(self, index: int, epoch: int) -> int:
-        """The number itself."""
+        """Return the number."""
         return index
 
 
 def ready_batches(task: Task, recipe: Recipe) -> list[DetectionBatch]:
-    """The micro-batches of one step, in page-locked memory where there is a GPU."""
+    """Return the micro-batches of one step, in page-locked memory if there is a GPU."""
     data, size = task.training_data(), recipe.batch.micro
     starts = range(0, recipe.batch.images, size)
     batches = [task.collate([data.item(index, 0) for index in range(s, s + size)]) for s in starts]

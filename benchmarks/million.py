@@ -1,10 +1,10 @@
-"""A million annotated images: how long reading takes, and opening afterwards, and what they hold in memory.
+"""Measure reading and opening a million annotated images, and their memory.
 
     python benchmarks/million.py --images 1000000 --boxes 5
 
-The data is made by this script in a temporary folder: label files as Darknet has them, images that are hard
-links to a few small JPEGs; then the same boxes in one file. Every figure is of a fresh process. The files are
-as warm as they were left by making them, so no disk is measured.
+The script makes the data in a temporary folder: Darknet's label files, and images that are hard links to a
+few small JPEGs; then the same boxes in one file. Every figure is of a fresh process. The files are still in
+memory, so no disk is measured.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def report(format: str, root: Path, images: int) -> None:
 
 
 def phase(name: str, root: Path, format: str) -> Any:
-    """What a fresh process measures."""
+    """Return the measurements of a fresh process."""
     command = [sys.executable, __file__, "--phase", name, str(root), format]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
 
 
 def opened(root: str, format: str) -> dict[str, float]:
-    """Open the data, the libraries being imported already."""
+    """Open the data after the libraries were imported."""
     import torch  # noqa: F401
 
     from rankless.data.datasets.open_split import open_annotations
@@ -103,7 +103,7 @@ class Nothing:
 
 
 def workers(root: str, format: str) -> dict[str, list[Any]]:
-    """Private memory of loader processes, epoch by epoch."""
+    """Return the private memory of loader processes, epoch by epoch."""
     from rankless.data.datasets.annotated import BoxedImages
     from rankless.data.datasets.detection import DetectionExamples, collate
     from rankless.data.datasets.open_split import open_annotations
@@ -124,7 +124,7 @@ def workers(root: str, format: str) -> dict[str, list[Any]]:
 
 
 def lookups(count: int) -> Iterator[Line]:
-    """A plan of random images."""
+    """Return a plan of random images."""
     chance = np.random.default_rng(0)
     for epoch in range(EPOCHS):
         for _ in range(LOOKUPS // 50):
@@ -132,7 +132,7 @@ def lookups(count: int) -> Iterator[Line]:
 
 
 def private() -> list[float]:
-    """MiB that no other process shares, of each loader process."""
+    """Return the private MiB of each loader process."""
     found = []
     for process in multiprocessing.active_children():
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
@@ -142,7 +142,7 @@ def private() -> list[float]:
 
 
 def darknet(root: Path, images: int, boxes: int, folder: int) -> list[str]:
-    """Make label files and images; the images' paths."""
+    """Make label files and images, and return the images' paths."""
     from PIL import Image
 
     chance = np.random.default_rng(0)
@@ -169,7 +169,7 @@ def darknet(root: Path, images: int, boxes: int, folder: int) -> list[str]:
 
 
 def lines(root: Path, paths: list[str], boxes: int) -> None:
-    """The same images in one file of annotation lines."""
+    """Write the same images as one file of annotation lines."""
     chance = np.random.default_rng(0)
     root.mkdir()
     with (root / "train.txt").open("w", encoding="utf-8") as file:
@@ -180,7 +180,7 @@ def lines(root: Path, paths: list[str], boxes: int) -> None:
 
 
 def draw(chance: np.random.Generator, boxes: int) -> list[tuple[int, float, float]]:
-    """Class and center of some boxes."""
+    """Return class and center of some boxes."""
     return [(int(3 * k), 0.2 + 0.6 * x, 0.2 + 0.6 * y) for k, x, y in chance.random((boxes, 3)).tolist()]
 
 

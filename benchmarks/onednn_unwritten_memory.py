@@ -1,7 +1,7 @@
-"""Which bf16 and fp16 convolutions of oneDNN read memory that nobody wrote; for a report upstream.
+"""Find the bf16 and fp16 convolutions of oneDNN that read unwritten memory; for a report upstream.
 
-Needs PyTorch and glibc alone. Every block that malloc hands out is filled with NaN, so a result with a NaN
-was computed from memory that nobody wrote. conv3d ends with glibc's message on corrupted memory.
+The script needs only PyTorch and glibc. Every block that malloc returns is filled with NaN, so a NaN in a
+result comes from unwritten memory. conv3d ends with glibc's message on corrupted memory.
 
     python benchmarks/onednn_unwritten_memory.py [conv1d conv2d conv3d conv_transpose2d ...]
 """
@@ -45,7 +45,7 @@ def unsound(
 
 
 def main() -> None:
-    """Try every combination and print those that are unsound."""
+    """Read the command line and print the unsound combinations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kinds", nargs="*", default=["conv2d", "conv_transpose2d"])
     torch.set_num_threads(1)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def sweep(make: str, dtype: torch.dtype, groups: int, out: int) -> None:
-    """Print the unsound ones among kernels, strides, paddings, dilations and maps."""
+    """Try kernels, strides, paddings, dilations and maps, and print the unsound combinations."""
     dimensions = int(make[-2])
     sides = (1, 2, 4) if dimensions == 3 else (1, 2, 3, 5)
     strides = [(s,) * dimensions for s in (1, 2, 3, 4)] + [(1,) * (dimensions - 1) + (2,)] * (dimensions > 1)

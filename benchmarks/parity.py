@@ -4,9 +4,9 @@
 
 DATA holds ``cfg/*.cfg`` (official files, which get seeded weights; those without a YOLO layer are passed
 over), ``weights/NAME.cfg``, NAME.weights and NAME.names (trained networks), and ``images/*.jpg``. It needs
-``opencv-python-headless`` below 5, which reads Darknet's files, and ``pycocotools``. Ours goes the user's
-way: the file is imported and predicts through the library. Theirs is OpenCV's resize, forward pass and
-decoding, Darknet's letterbox where the cfg asks for it, and a greedy NMS written down below.
+``opencv-python-headless`` below 5, which reads Darknet's files, and ``pycocotools``. Rankless imports the
+file and predicts through its library, like a user. The other side is OpenCV's resize, forward pass and
+decoding, Darknet's letterbox if the cfg asks for it, and the greedy NMS below.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def _resized(cfg: str, side: int) -> str:
 
 
 def main() -> int:
-    """Print the table."""
+    """Compare the networks and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--network", default="*", help="only this one")

@@ -1,13 +1,13 @@
-"""How fast Rankless trains beside the trainers of others, each with its own loop and its own data loading.
+"""Compare the training speed with other trainers, each with its own loop and data loading.
 
     python benchmarks/peers.py [--python [NAME=]PATH …] [--rounds 8] [--quick] [--part detector|classifier]
 
-A step is a whole one: 16 images read from JPEG files, decoded, augmented and trained, as each program does it
-by default on this machine's CPU; ``peers_contenders.py`` says what that is. The programs take turns of one
+A step reads 16 images from JPEG files, decodes, augments and trains them, as each program does by default
+on this machine's CPU; ``peers_contenders.py`` has the details. The programs take turns of one
 step, and all processes of the others are stopped meanwhile; CPU time is that of all processes of a program.
 A peer that is not installed is named and left out; ``--python`` (or ``PEERS_PYTHON``) is the Python that has
-it, for one (``ultralytics=…``, ``libreyolo=…``, ``torchvision=…``, ``timm=…``) or for all. Ends with 1 where
-a demand is missed.
+it, for one (``ultralytics=…``, ``libreyolo=…``, ``torchvision=…``, ``timm=…``) or for all. The exit
+code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Part(NamedTuple):
 
     Attributes:
         title: what is trained.
-        ours: as it runs by default, and in fp32.
-        demands: of every peer, how many times as fast ours is to be; None for information.
+        ours: Rankless by default, and in fp32.
+        demands: the goal for each peer, how many times as fast Rankless has to be; None for information.
     """
 
     title: str
@@ -65,7 +65,7 @@ PARTS = {
 
 
 def detection_data(drawn: Sequence[Path], folder: Path, count: int) -> Path:
-    """A data.yaml, images and labels as Ultralytics has them; ten boxes of ten classes an image."""
+    """Write a data.yaml, images and labels in Ultralytics' layout; ten boxes of ten classes an image."""
     for split, number in (("train", count), ("val", BATCH)):
         for kind in ("images", "labels"):
             (folder / kind / split).mkdir(parents=True)
@@ -82,7 +82,7 @@ def detection_data(drawn: Sequence[Path], folder: Path, count: int) -> Path:
 
 
 def classification_data(drawn: Sequence[Path], folder: Path, count: int) -> Path:
-    """A folder per class in train/ and val/."""
+    """Write a folder per class in train/ and val/."""
     for split, number in (("train", count), ("val", BATCH)):
         for index in range(number):
             home = folder / split / f"class-{index % CLASSES}"
@@ -97,7 +97,7 @@ DATA = {"detector": detection_data, "classifier": classification_data}
 def measure(
     part: Part, data: Path, work: Path, python: Sequence[str], count: int
 ) -> dict[str, list[Seconds]]:
-    """Seconds a step of every contender that is there, by round."""
+    """Return the seconds a step of every installed contender, by round."""
     script = str(Path(__file__).with_name("peers_contenders.py"))
     with ExitStack() as stack:
         there = []
@@ -137,12 +137,12 @@ def tell(report: Report, part: Part, found: dict[str, list[Seconds]]) -> None:
 
 
 def say(what: str) -> None:
-    """Progress, for a human."""
+    """Print progress."""
     print(f"… {what}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
-    """Measure, and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,11 @@
-"""What ``peers.py`` measures: the training loop of one program, which stands still after every batch.
+"""The contenders of ``peers.py``: the training loop of one program, which stops after every batch.
 
     python peers_contenders.py NAME DATA WORK
 
 It says ``ready`` after its first batch, or ``missing: …`` and ends; then, for every number n on a line of its
 input, it trains n batches of 16 and answers with a line. DATA is a data.yaml, or a folder with a folder per
 class in train/ and val/; WORK a folder that it may fill. Only its own library is imported, so that it can run
-under another Python, and of that only what is public.
+under another Python, and only the public part of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEVER = 1_000_000  # epochs: the input's end comes first
 
 
 class Turns:
-    """Called after every batch: waits for this contender's turn, in this process or one that it started."""
+    """Waits after every batch for this contender's turn, in this process or one that it started."""
 
     def __init__(self) -> None:
         home = Path(f"/proc/{os.environ['PEERS_PROCESS']}/fd")
@@ -47,7 +47,7 @@ class Turns:
 
 
 class Sink:
-    """The same as Rankless calls it on rank 0."""
+    """The same as a sink of Rankless, which rank 0 calls."""
 
     def __init__(self) -> None:
         self.turns = Turns()
@@ -83,9 +83,9 @@ def rankless(recipe: str, *changes: str) -> Callable[[Path, Path], None]:
 
 
 def ultralytics(data: Path, work: Path, threads: int = 0) -> None:
-    """Its own trainer: on a CPU in fp32, without loader processes, with a thread less than there are cores.
+    """Its own trainer, which on a CPU uses fp32, no loader processes, and one thread fewer than cores.
 
-    SGD, as here, is not its default. ``threads`` is a number of them that a user asks for.
+    SGD is not its default. ``threads`` overrides the number of threads.
     """
     os.environ.update(YOLO_OFFLINE="1", YOLO_CONFIG_DIR=str(work))
     from ultralytics import YOLO
@@ -113,7 +113,7 @@ def ultralytics(data: Path, work: Path, threads: int = 0) -> None:
 
 
 def libreyolo(data: Path, work: Path) -> None:
-    """Its YOLOX-tiny, from scratch: of those that it trains the one with about as many operations."""
+    """Its YOLOX-tiny from scratch, the trainable network with about as many operations."""
     from libreyolo import LibreYOLOX
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -162,7 +162,7 @@ def torchvision(data: Path, work: Path) -> None:
 
 
 def timm(data: Path, work: Path) -> None:
-    """What its training script is made of, with that script's defaults but for the loader processes."""
+    """The parts of its training script, with that script's defaults except for the loader processes."""
     import torch
     from timm.data import create_dataset, create_loader, resolve_data_config
     from timm.loss import LabelSmoothingCrossEntropy
@@ -189,7 +189,7 @@ def timm(data: Path, work: Path) -> None:
 def _plain_steps(
     model: Any, optimizer: Any, criterion: Any, loader: Any, show: Callable[[Any, Any, Any], Any]
 ) -> None:
-    """Train for ever: forward, backward, step, and what the loop shows its user."""
+    """Train for ever: forward, backward, step, and the numbers that the loop shows."""
     turns = Turns()
     for inputs, labels in _endless(loader):
         outputs = model(inputs)

@@ -1,11 +1,11 @@
-"""How long predicting takes beside OpenCV's dnn, from files to boxes: the same networks, weights and images.
+"""Compare the time of a prediction with OpenCV's dnn, from files to boxes.
 
     python benchmarks/prediction.py DATA [--rounds N]
 
-DATA is that of ``parity.py``, and so is what it needs; official cfg files get seeded weights. Ours is
-``rankless.load(…).predict(files)``, in fp32 and in the precision that the CPU is given by default; theirs
-is ``cv2.imread`` and ``cv2.dnn.DetectionModel``. All take turns in one process of one thread, and what is
-compared is its CPU time, which other work on the machine changes least.
+Networks, weights and images are the same. DATA and the requirements are those of ``parity.py``; official cfg
+files get seeded weights. Rankless runs ``rankless.load(…).predict(files)``, in fp32 and in the CPU's default
+precision, OpenCV ``cv2.imread`` and ``cv2.dnn.DetectionModel``. All take turns in one process of one thread
+and are compared by CPU time, which other work on the machine changes least.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONFIDENCE, IOU = 0.25, 0.45
 
 
 def theirs(cfg: Path, file: Path) -> Callable[[list[str]], Any]:
-    """OpenCV's detector of a Darknet network."""
+    """Return OpenCV's detector of a Darknet network."""
     import cv2
 
     height, width = read_cfg(str(cfg)).network.size
@@ -44,13 +44,13 @@ def theirs(cfg: Path, file: Path) -> Callable[[list[str]], Any]:
 
 
 def ours(weights: Path, precision: str) -> Callable[[list[str]], Any]:
-    """Ours, one image after another, as on a CPU by default."""
+    """Return the predictor of Rankless, one image after another, as by default on a CPU."""
     settings = [f"precision={precision}", f"evaluate.iou={IOU}"]
     return rankless.load(weights, settings, confidence=CONFIDENCE, device="cpu").predict
 
 
 def measured(contenders: dict[str, Callable[[list[str]], Any]], images: list[str], rounds: int) -> None:
-    """Print each one's time of the fastest turn, and how many times as fast as the last it is."""
+    """Print the time of each one's fastest turn, and its speed relative to the last."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
         for name, predict in contenders.items():
@@ -67,7 +67,7 @@ def measured(contenders: dict[str, Callable[[list[str]], Any]], images: list[str
 
 
 def main() -> int:
-    """Measure, and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--rounds", type=int, default=9)

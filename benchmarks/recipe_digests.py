@@ -1,12 +1,12 @@
-"""The digests of every shipped recipe's first steps: run before and after a change that must change no bit.
+"""Print the digests of every shipped recipe's first steps, before and after a change that must change no bit.
 
     python benchmarks/recipe_digests.py > before.txt    # some five minutes on two cores
     ... the change ...
     python benchmarks/recipe_digests.py | diff before.txt -
 
 Model, loss, optimizer and augmentation are the recipe's; the data is the built-in digits; input, batch and
-width are small. `rankless verify` trains three steps on one rank and on two. Printed is the SHA-256 of the
-weights. Everything goes through the command line, so the script outlives any move of code.
+width are small. `rankless verify` trains three steps on one rank and on two, and the script prints the
+SHA-256 of the weights. It only uses the command line, so it survives any move of code.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VARIANTS = {
 
 
 def measure(words: list[str]) -> str:
-    """The digest after three steps; ends the script with what the command says if it fails."""
+    """Return the digest after three steps, or end the script with the command's error."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKLESS_CPU": "1"}
     environment["PYTHONPATH"] = str(Path(rankless.__file__).parents[1])
     name, *overrides = words

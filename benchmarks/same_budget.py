@@ -1,9 +1,9 @@
-"""One budget, three heads: the recipe ``blood-cells`` with each small detector, trained from scratch.
+"""Train the recipe ``blood-cells`` with each small detector from scratch, on one budget.
 
     python benchmarks/same_budget.py path/to/BCCD [--epochs 40] [--devices 2] [--only ROW]
 
-Each is trained on the training images and scored on the test images, which no choice was made by. The
-rows differ in nothing but their network and its loss.
+Each is trained on the training images and scored on the test images, which no choice
+depended on. The rows differ only in their network and its loss.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROWS = {
 
 
 def trained(name: str, data: str, epochs: int, devices: int, folder: Path) -> dict[str, Any]:
-    """Train one row; its scores on the test images, and how long the training took."""
+    """Train one row, and return its scores on the test images and the duration."""
     keys = yaml.safe_load(shipped_text("blood-cells"))
     del keys["model"]["dfl"]  # which anchor-free models alone have
     (folder / "recipe.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")

@@ -1,10 +1,10 @@
-"""How long training stands still for a checkpoint: one that it waits for, and one that a thread writes.
+"""Measure how long training stops for a checkpoint, if it waits for the save and if a thread writes it.
 
     python benchmarks/saving.py [--model NAME] [--rounds N] [KEY=VALUE …]
 
 One process of one thread trains and saves after every second step, in turn in both ways, so the ratios count
-even where other work shares the machine. Two steps run beside each save in a thread: how much slower they are
-is printed, too.
+even if other work shares the machine. Two steps run during each save in a thread; the script also prints how
+much slower they are.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ SIZES = ("model.width=1", "model.image_size=416", "batch.images=8", "batch.micro
 
 
 def kind(step: int) -> str:
-    """How the checkpoint after ``step`` is saved."""
+    """Return how the checkpoint after ``step`` is saved."""
     return WAITED if step % 4 else THREAD
 
 
 class Measured(Saver):
-    """Measures how long each kind of save holds up the training.
+    """Measures how long each kind of save stops the training.
 
     Attributes:
         stood: seconds by kind.
@@ -57,7 +57,7 @@ class Measured(Saver):
 
 
 def main() -> None:
-    """Train, and print what saves took of it."""
+    """Train, and print the cost of the saves."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="yolov4")
     parser.add_argument("--rounds", type=int, default=3)

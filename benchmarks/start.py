@@ -1,11 +1,10 @@
-"""How long a start takes: of ranks, forked or as new interpreters, and up to what a person waits for.
+"""Measure the start of ranks, forked or as new interpreters, and the wait for a command's first result.
 
     python benchmarks/start.py [--ranks 2] [--repeats 5]
 
-First two ranks that are forked by the command, and as new interpreters from Python, in turn. Then the
-seconds of the clock from a command to what it is given for, beside importing torch: the help, the first step
-of ``digits``, the next step of a run that is resumed, the end of ``predict`` on one scene. These want a quiet
-machine.
+First two ranks, forked by the command and as new interpreters from Python, in turn. Then the seconds on the
+clock from a command to its first result, and importing torch for comparison: the help, the first step of
+``digits``, the next step of a resumed run, the end of ``predict`` on one scene. These need a quiet machine.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ API = "import rankless as r, sys; sys.exit(r.train(r.load_recipe('digits', {0!r}
 
 
 def measured(command: list[str]) -> tuple[float, float]:
-    """Seconds of the processor, of the launcher and every process that it started, and of the clock."""
+    """Return the CPU seconds of the launcher and all its processes, and the seconds on the clock."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     after, took = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - began
@@ -46,7 +45,7 @@ def measured(command: list[str]) -> tuple[float, float]:
 
 
 def until_step(step: int, run: Path, *more: str) -> float:
-    """Seconds from the command to train until the journal has ``step``; the training is stopped then."""
+    """Return the seconds until the journal of a training has ``step``, and stop the training."""
     command = [sys.executable, "-m", "rankless", "train", "--run", str(run), *more]
     began, path = time.perf_counter(), run / "journal.jsonl"
     training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -61,12 +60,12 @@ def until_step(step: int, run: Path, *more: str) -> float:
 
 
 def last_step(run: Path) -> int:
-    """The last step in the run's journal."""
+    """Return the last step in the run's journal."""
     return max(map(journal.step_of, journal.read(run / "journal.jsonl")))
 
 
 def waits(repeats: int) -> None:
-    """Print the best and the median seconds up to what each command is given for."""
+    """Print the best and the median seconds until each command's first result."""
 
     def command(*words: str) -> Callable[[Path], float]:
         return lambda run: measured([sys.executable, "-m", "rankless", *words])[1]
@@ -93,7 +92,7 @@ def waits(repeats: int) -> None:
 
 
 def main() -> None:
-    """Print both ways' medians and their ratio, and how long a person waits."""
+    """Print the medians of both kinds of ranks, their ratio, and the waits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,13 +1,13 @@
-"""What the training step of Rankless costs beside a plain PyTorch loop, and what its parts cost.
+"""Compare the training step of Rankless with a plain PyTorch loop, and measure its parts.
 
     python benchmarks/step.py [--json] [--quick] [--part floor|core|micro|processes|memory …]
 
-The first part is the honest one: two processes of one thread, micro-batches and all, beside the plain loop
-with two threads and the whole batch in one pass. In the others a process has one thread; ``core`` compares
-with the whole batch, too, the rest with the same micro-batches on both sides. Wants two quiet cores, and more
-than a quarter of an hour (``--quick``: a few minutes, for a look). Every ratio is of contenders that
-take turns in one run, so that other load on the machine hits all; times of different runs are not
-comparable. Ends with 1 where a demand is missed.
+``floor`` compares two processes of one thread, with micro-batches, and the plain loop with two threads and
+the whole batch in one pass. In the other parts a process has one thread; ``core`` compares with the whole
+batch, too, the rest with the same micro-batches on both sides. The script needs two quiet cores and more
+than a quarter of an hour (``--quick``: a few minutes, for a look). Every ratio is of contenders that take
+turns in one run, so that other load on the machine hits all; times of different runs are not comparable. The
+exit code is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Case:
     data: tuple[str, ...] = SCENES
 
     def json(self, *more: str) -> str:
-        """The recipe for a contender."""
+        """Return the recipe for a contender."""
         loaded = load.load(self.recipe, [*ENDLESS, *self.data, *self.changes, *more])
         return load.to_json(loaded)
 
@@ -90,7 +90,7 @@ MEMORY = Case(
 
 
 def main() -> int:
-    """Measure, and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--quick", action="store_true", help="few rounds and the first case only")
@@ -111,7 +111,7 @@ def main() -> int:
 
 
 def against_the_full_batch(report: Report, quick: bool) -> None:
-    """Two processes with micro-batches beside the plain loop with two threads and the whole batch."""
+    """Compare two processes with micro-batches and the plain loop with two threads and the whole batch."""
     for case in FLOORS[:1] if quick else FLOORS:
         say(f"{case.name}: two processes / plain loop at the full batch")
         images = load.from_json(case.json()).batch.images
@@ -128,9 +128,9 @@ def against_the_full_batch(report: Report, quick: bool) -> None:
 
 
 def on_one_core(report: Report, quick: bool) -> None:
-    """One process of one thread beside the plain loop, with the whole batch in one pass and in micro-batches.
+    """Compare one process of one thread and the plain loop, with the whole batch and in micro-batches.
 
-    The processor's time is that of all the work here, so that a busy machine hardly changes its ratios.
+    A busy machine hardly changes the ratios of CPU time.
     """
     for case in FLOORS[:1] if quick else FLOORS:
         say(f"{case.name}: one core")
@@ -147,7 +147,7 @@ def on_one_core(report: Report, quick: bool) -> None:
 
 
 def against_bare(report: Report, quick: bool) -> None:
-    """The whole step, journal and all, beside the bare loop, with the same input."""
+    """Compare the whole step, with its journal, and the plain loop with the same input."""
     for case, count in CASES[:1] if quick else CASES:
         count = 4 if quick else count
         say(f"{case.name}: Rankless / bare loop")
@@ -163,7 +163,7 @@ def against_bare(report: Report, quick: bool) -> None:
 
 
 def several_processes(report: Report, quick: bool) -> None:
-    """Two processes beside one and beside two threads, and the fixed tree beside the backend's all-reduce."""
+    """Compare two processes with one and with two threads, and the fixed tree with an all-reduce."""
     case, count = DIGITS_BF16, 4 if quick else 10
     say(f"{case.name}: one and two processes, and two threads")
     with (
@@ -199,7 +199,7 @@ def several_processes(report: Report, quick: bool) -> None:
 
 
 def evaluate_and_save(step: int, subject: Subject) -> dict[str, float]:
-    """Seconds of an evaluation, per image, and of a checkpoint; the better of two each."""
+    """Measure the seconds of an evaluation per image and of a checkpoint; the better of two each."""
     samples = subject.recipe.data.val_images
     evaluations, saves = [], []
     for _ in range(2):
@@ -214,7 +214,7 @@ def evaluate_and_save(step: int, subject: Subject) -> dict[str, float]:
 
 
 def memory(report: Report, quick: bool) -> None:
-    """Peak bytes of tensors at 8 micro-batches, beside plain accumulation, in sets of gradients."""
+    """Measure the peak bytes of tensors beyond plain accumulation, in sets of gradients."""
     say("memory at 8 micro-batches")
     peaks: dict[str, int] = {}
     for name, body, size in (
@@ -238,7 +238,7 @@ def memory(report: Report, quick: bool) -> None:
 
 
 def gradient_bytes() -> int:
-    """Bytes of one set of gradients of the model that the memory is measured with."""
+    """Return the bytes of one set of gradients of the model whose memory is measured."""
     from rankless.models.zoo import build
 
     model = build(load.from_json(MEMORY.json()).model, 10)
@@ -246,7 +246,7 @@ def gradient_bytes() -> int:
 
 
 def say(what: Any) -> None:
-    """Progress, for a human."""
+    """Print progress."""
     print(f"… {what}", file=sys.stderr, flush=True)
 
 

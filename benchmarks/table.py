@@ -1,4 +1,4 @@
-"""What the benchmarks print: the machine in words, one table, and what is worth knowing besides."""
+"""The output of the benchmarks: the machine in words, a table, and notes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Row:
     """One comparison.
 
     Attributes:
-        what: is compared, A beside B.
+        what: the comparison, A / B.
         a_ms, b_ms: the median step of each, in milliseconds.
-        best, median, cpu: how fast A is beside B; see :class:`turns.Speed`.
-        demand: the least that ``best`` has to be; None for information.
+        best, median, cpu: the speed of A relative to B; see :class:`turns.Speed`.
+        demand: the least ``best`` that is accepted; None for information.
     """
 
     what: str
@@ -36,19 +36,19 @@ class Row:
 
     @property
     def is_met(self) -> bool:
-        """Whether the demand is met, if there is one."""
+        """Return whether the demand is met, if there is one."""
         return self.demand is None or self.best >= self.demand
 
 
 @dataclass
 class Report:
-    """All that one benchmark found.
+    """The results of one benchmark.
 
     Attributes:
         machine: in words.
         rows: the comparisons.
         notes: further figures by name, each a sentence.
-        figures: the same for a program.
+        figures: the same for programs.
     """
 
     machine: str
@@ -69,11 +69,11 @@ class Report:
 
     @property
     def is_met(self) -> bool:
-        """Whether every demand is met."""
+        """Return whether every demand is met."""
         return all(row.is_met for row in self.rows)
 
     def as_json(self) -> dict[str, Any]:
-        """For a program."""
+        """Return the report for programs."""
         return {
             "machine": self.machine,
             "ok": self.is_met,
@@ -82,7 +82,7 @@ class Report:
         }
 
     def show(self) -> None:
-        """Print it."""
+        """Print the report."""
         print(self.machine, end="\n\n")
         width = max((len(row.what) for row in self.rows), default=0)
         demands = "  demand" if any(row.demand is not None for row in self.rows) else ""
@@ -104,7 +104,7 @@ class Report:
 
 
 def machine() -> str:
-    """This machine in words."""
+    """Describe this machine in words."""
     cores = len(os.sched_getaffinity(0))
     words = [f"{cores}-core {platform.machine()} CPU"]
     try:

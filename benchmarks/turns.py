@@ -1,4 +1,4 @@
-"""Processes that take turns: all but one stand still, so that two loops are measured under the same load.
+"""Processes that take turns, one at a time, so that two loops are measured under the same load.
 
 A contender is one process, or several that train together. Each lives as long as the benchmark needs it, and
 runs so many steps of its loop whenever it is told to.
@@ -33,7 +33,7 @@ class Seconds(NamedTuple):
 
 
 class Contender:
-    """What is measured; a context manager that ends its processes.
+    """A measured program; a context manager that ends its processes.
 
     Args:
         body: ``body(turns, *arguments)`` trains until ``turns``, called after every step, ends it.
@@ -41,7 +41,7 @@ class Contender:
         size: how many processes; they find each other through the variables that torchrun sets.
 
     Attributes:
-        first: what every process measured of its first step, which only warms up.
+        first: every process's measurement of its first step, which only warms up.
     """
 
     def __init__(self, body: Body, *arguments: Any, size: int = 1) -> None:
@@ -63,13 +63,15 @@ class Contender:
             raise
 
     def steps(self, count: int) -> list[Seconds]:
-        """Run so many steps; how long each took, in the slowest process."""
+        """Run this many steps and return how long each took in the slowest process."""
         self._tell("steps", count)
         return [max(each) for each in zip(*self._answers(), strict=True)]
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """``function(step, subject, *arguments)`` in every process between two steps; ``subject`` is what
-        its loop shows to observers."""
+        """Call ``function(step, subject, *arguments)`` in every process between two steps.
+
+        ``subject`` is the object that its loop shows to observers.
+        """
         self._tell("ask", function, arguments)
         return self._answers()
 
@@ -113,7 +115,7 @@ class Finished(BaseException):
 
 
 class Turns:
-    """The observer that a loop calls after every step: measures it, and stands still between turns.
+    """The observer that a loop calls after every step: it measures the step, and waits between turns.
 
     Args:
         connection: to the parent.
@@ -135,7 +137,7 @@ class Turns:
         self.since = _now()
 
     def pause(self, step: int, subject: Any) -> None:
-        """Hand over what was measured; back when it is this contender's turn again."""
+        """Send the measurements, and return when it is this contender's turn again."""
         self.connection.send((None, self.seconds))
         self.seconds = []
         while True:
@@ -164,7 +166,7 @@ def _wait_for_device() -> None:
 def _live(
     connection: Connection, rank: int, size: int, port: int, body: Body, arguments: Sequence[Any]
 ) -> None:
-    """The life of a contender's process."""
+    """Run a contender's process."""
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)  # progress lines
     os.environ.update(
@@ -198,14 +200,14 @@ def _free_port() -> int:
 
 
 class Steps(Protocol):
-    """What takes turns: a :class:`Contender`, or a script of :mod:`foreign`."""
+    """A :class:`Contender`, or a script of :mod:`foreign`, that takes turns."""
 
     def steps(self, count: int) -> list[Seconds]:
-        """Run so many steps; how long each took."""
+        """Run this many steps and return how long each took."""
 
 
 def rounds(contenders: Sequence[Steps], count: int, steps: int = 1) -> list[list[Seconds]]:
-    """Times per step of every contender: A B, then B A, and so on; the first round only warms up.
+    """Return the times per step of every contender: A B, then B A, and so on; the first round only warms up.
 
     Returns:
         One list per contender, one entry per round: the mean of the round's steps.
@@ -221,7 +223,7 @@ def rounds(contenders: Sequence[Steps], count: int, steps: int = 1) -> list[list
 
 
 class Speed(NamedTuple):
-    """How fast one contender is beside another: 2 is twice as fast.
+    """The speed of one contender relative to another: 2 is twice as fast.
 
     Attributes:
         best: of the best times on the clock.
@@ -235,7 +237,7 @@ class Speed(NamedTuple):
 
 
 def speed(one: Sequence[Seconds], other: Sequence[Seconds]) -> Speed:
-    """The one beside the other, of the same rounds."""
+    """Return the speed of one relative to the other, over the same rounds."""
     each = [theirs.wall / mine.wall for mine, theirs in zip(one, other, strict=True)]
     best = min(theirs.wall for theirs in other) / min(mine.wall for mine in one)
     cpu = statistics.median(t.cpu for t in other) / statistics.median(m.cpu for m in one)

@@ -1,9 +1,12 @@
-"""An existing torch data set with torchvision's transforms, unchanged: `python examples/own_dataset.py`, or
+"""Train on an existing torch data set with torchvision's transforms, unchanged.
+
+Run `python examples/own_dataset.py`, or, with this FILE.yaml,
 
     task: examples/own_dataset.py:Read
     epochs: 3
 
-`rankless train FILE.yaml --devices 2`: the same weights on any number of devices and loader processes."""
+`rankless train FILE.yaml --devices 2`. Any number of devices and loader processes gives the same weights.
+"""
 
 import random
 from typing import NamedTuple
@@ -18,7 +21,7 @@ from torchvision.transforms import v2
 import rankless
 
 
-class Digits(Dataset):  # as it was written for a DataLoader
+class Digits(Dataset):  # unchanged, as for a DataLoader
     def __init__(self, first, last, transform=None):
         found = load_digits()
         self.images, self.labels = (found.images[first:last] * 15.9).astype("uint8"), found.target[first:last]

@@ -1,4 +1,4 @@
-"""The loop of plain_loop_before.py on any number of devices: the same weights, bit for bit.
+"""Run the loop of plain_loop_before.py on any number of devices, with the same weights, bit for bit.
 
 python examples/plain_loop.py
 torchrun --nproc-per-node 4 examples/plain_loop.py
