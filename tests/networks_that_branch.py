@@ -89,7 +89,7 @@ class Sums(nn.Module):
         return torch.stack([y.tanh() for y in seen]).sum(0)
 
 
-NETWORKS = (Branches, Tied, Squeezed, SharedHead, Sums)
+NETWORKS = (Branches, Squeezed, SharedHead, Sums, Tied)  # the last one has a layer behind all norms
 
 
 def network(*blocks: type[nn.Module]) -> nn.Module:

@@ -12,6 +12,7 @@ import torch
 
 from rankless import UserError, cli
 from rankless.files import checksums
+from rankless.launch.record import record_death
 from rankless.models.checkpoints.weights import digest_file
 from rankless.runs import following, journal
 from rankless.runs.directory import RunDirectory
@@ -113,6 +114,21 @@ def test_a_run_in_one_line(
     assert cli.main(["runs", str(run.path), "--json"]) == 0
     (plain,) = json.loads(capsys.readouterr().out)
     assert plain["digest"] == seen.digest and plain["run"] == str(run.path)
+
+
+def test_the_scores_of_many_classes_hide_neither_the_step_nor_the_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(following, "SILENCE", -1.0)
+    scores = {"AP": 0.5, "per_class": {f"class {number}": 0.5 for number in range(20_000)}}
+    run = a_run(tmp_path / "run", START, step(1), step(2), {"evaluation": 2, "scores": scores}, best=0.5)
+    assert run.journal.stat().st_size > 1 << 18
+    record_death(run, 1, -9, "rank 1 was killed by SIGKILL")
+    *_, death = journal.read(run.journal)
+    assert (death["event"], death["at"]) == ("death", 2)
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()[1:]
+    assert line.split()[:4] == ["died", "2/6", "AP", "0.5000"] and "–" not in line
 
 
 def test_without_checkpoints_the_journal_has_the_best_score(tmp_path: Path) -> None:
