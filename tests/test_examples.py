@@ -15,7 +15,7 @@ from rankless import digest
 from rankless.models.checkpoints.weights import load
 from rankless.runs.directory import weights_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).parents[1] / "examples" / "segment.py"
 
 
@@ -26,7 +26,7 @@ def run_script(folder: Path) -> str:
         env={**os.environ, "RANKLESS_CPU": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -44,7 +44,7 @@ def small(start: str) -> str:
 
 def test_a_detector_and_its_fine_tuning(place: Path, forked: Any) -> None:
     def rankless(words: str) -> Any:
-        done = forked("-m", "rankless", *words.split(), cwd=place)
+        done = forked("-m", "rankless", *words.split(), cwd=place, seconds=360)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -68,7 +68,7 @@ def test_a_detector_and_its_fine_tuning(place: Path, forked: Any) -> None:
 
 def test_a_classifier(place: Path, forked: Any) -> None:
     words = f"{small('train resnet18')} evaluate.every=0 --run runs/flowers --devices 1"
-    done = forked("-m", "rankless", *words.split(), cwd=place)
+    done = forked("-m", "rankless", *words.split(), cwd=place, seconds=360)
     assert done.returncode == 0, done.stderr
     (score,) = re.findall(r"^best \(step \d+.*\):\n +top1 +(\d\.\d+)", done.stdout, re.MULTILINE)
     assert float(score) > stated("top-1")
