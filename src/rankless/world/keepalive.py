@@ -22,6 +22,8 @@ from pathlib import Path
 _PROBES = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 6}
 # A program for packets, of one instruction: of each keep nothing. <linux/filter.h>, <asm-generic/socket.h>
 _DROP, _SO_ATTACH_FILTER = create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0)), 26
+# From every address, by a prefix of no bits, only packets that are signed with this key. <linux/tcp.h>
+_TCP_MD5SIG_EXT, _PREFIX, _KEY_LENGTH = 32, 1, 16
 _UNACKNOWLEDGED = 8000  # milliseconds that sent data may stay unconfirmed
 
 
@@ -60,9 +62,17 @@ def take_no_more(known: Set[int]) -> None:
     Where the system does not list a process's files (macOS), they go on taking them.
     """
     for each in filter(_listens, _sockets()):
-        with suppress(OSError):  # a sandbox does not allow it
-            if os.fstat(each.fileno()).st_ino not in known:
-                each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, addressof(_DROP)))
+        if os.fstat(each.fileno()).st_ino in known:
+            continue
+        try:
+            each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, addressof(_DROP)))
+        except (
+            OSError
+        ):  # newer kernels let only privileged users filter TCP; a signature nobody can make will do
+            key = os.urandom(_KEY_LENGTH)
+            signed = struct.pack("H126xBBHi80s", each.family, _PREFIX, 0, len(key), 0, key)
+            with suppress(OSError):  # a kernel or a sandbox without it
+                each.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, signed)
 
 
 def _sockets() -> Iterator[socket.socket]:
