@@ -262,6 +262,21 @@ def test_why_the_last_start_ended_is_known_on_every_machine(ranks: Any, two: lis
     assert digests(two[1]) == digests(whole)
 
 
+@pytest.mark.parametrize("told", [None, "lost c (no answer)"])
+def test_a_first_machine_that_was_away_knows_why_the_others_ended(
+    told: str | None, ranks: Any, two: list[Path]
+) -> None:
+    """Its own copy of the journal ends where it was lost, but for what the launcher adds before a start."""
+    ranks(2, train, both(two, 1, 1), {"stop": 3})
+    ranks(2, train, both(two, 1, 1), {"crash": 5})
+    ranks(1, train, [[str(two[1]), 1]], {"stop": 9})
+    if told:
+        journal.append(two[0] / "journal.jsonl", event="death", at=9, text=told)
+    ranks(2, train, both(two, 1, 1))
+    reasons = [e["reason"] for e in journal.read(two[0] / "journal.jsonl") if e.get("event") == "resume"]
+    assert reasons[-1] == (told or "it was asked to stop after step 9")
+
+
 def test_a_machine_that_was_away_is_brought_up_to_date(ranks: Any, two: list[Path], whole: Path) -> None:
     ranks(2, train, both(two, 1, 1), {"crash": 5})
     ranks(1, train, [[str(two[0]), 1]], {"crash": 9})

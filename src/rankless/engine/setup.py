@@ -26,7 +26,7 @@ from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs import starts
 from rankless.runs.directory import RunDirectory
-from rankless.runs.journal import ending
+from rankless.runs.journal import death, ending
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.checks import check_attributes, check_data
 from rankless.tasks.protocol import Examples, Task
@@ -88,9 +88,9 @@ class Setup:
 
         On other ranks the copy of the journal alone, where the rank keeps one.
         """
-        reason = ending(self.run.journal)
-        unscored = self.state.unscored
+        unscored, told = self.state.unscored, death(self.run.journal)  # by the launcher, in this copy alone
         journal, warnings = open_journal(self.mirrors, self.run, self.start, unscored=unscored)
+        reason = told or ending(self.run.journal)
         self.messages.extend(("warning", text) for text in warnings)
         if not self.world.is_first:
             if not self.mirrors.is_writer:

@@ -198,11 +198,22 @@ def append(path: Path, **entry: Any) -> None:
         file.write(line(entry))
 
 
-def ending(path: Path) -> str | None:
-    """Why the run that wrote a journal ended, as a sentence; None without a journal."""
+def death(path: Path) -> str | None:
+    """The text of the last entry of a journal where that is a death, else None."""
     try:
         entries = tail(path)
     except OSError:
+        return None
+    return str(entries[-1].get("text")) if entries and entries[-1].get("event") == "death" else None
+
+
+def ending(path: Path) -> str | None:
+    """Why the run that wrote a journal ended, as a sentence; None without a journal, or in an empty one."""
+    try:
+        entries = tail(path)
+    except OSError:
+        return None
+    if not entries:
         return None
     for entry in reversed(entries):
         kind = entry.get("event")
