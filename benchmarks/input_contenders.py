@@ -52,13 +52,13 @@ def rankless(files: list[str], mosaic: bool, kind: str = "none", partners: str =
     from rankless.data.datasets.annotated import BoxedImages
     from rankless.data.datasets.detection import DetectionExamples, collate
     from rankless.data.images.image_cache import open_images
-    from rankless.data.images.image_file import Shown, size
+    from rankless.data.images.image_file import Shown, header
     from rankless.data.index.annotations import Annotations, flat_paths
     from rankless.recipe.schema import Augment
 
     names, ends = flat_paths(files)
     count = len(files) * BOXES
-    sizes = [size(file) for file in files]
+    sizes = [header(file).size for file in files]
     known = Annotations(
         class_names=("thing",),
         format="benchmark",

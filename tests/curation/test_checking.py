@@ -53,6 +53,16 @@ def test_a_broken_header_is_counted_once(tmp_path):
     assert found.unreadable == {"train": {0, 2}}
 
 
+def test_a_format_that_the_ending_does_not_say_is_counted_and_does_not_fail(tmp_path):
+    root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD})
+    odd = root / "images/train-001.png"
+    Image.open(odd).convert("RGB").save(odd, format="jpeg")
+    for quick in (False, True):
+        found = check(str(root), quick=quick)
+        assert found.ok and counts(found) == {"train": {"other format": 1}, "val": {}}
+        assert list(map(str, found.findings["train"].first["other format"])) == [f"{odd}: it is JPEG"]
+
+
 def test_a_leak_is_named_and_fails(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD, "val": GOOD, "test": GOOD})
     shutil.copy(root / "images/train-001.png", root / "images/test-002.png")

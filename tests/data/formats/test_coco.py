@@ -600,3 +600,19 @@ def test_pycocotools_reads_what_is_written_of_real_data(tmp_path):
     again = opened(tmp_path, "test")
     assert np.array_equal(again.boxes, given_data.boxes)
     assert again.class_names == given_data.class_names
+
+
+@pytest.mark.parametrize(
+    ("sides", "found"),
+    [
+        ({"width": 0, "height": 0}, {"no stated size": 1}),
+        ({"width": "40", "height": 20}, {"no stated size": 1}),
+        ({"width": 40, "height": -20}, {"no stated size": 1}),
+        ({"width": 40, "height": 21}, {"other size": 1}),
+        ({"width": None, "height": None}, {}),
+        ({}, {}),
+    ],
+)
+def test_sizes_that_no_image_has_are_counted(tmp_path, sides, found):
+    put(tmp_path, box(), images=[{"id": 1, "file_name": "a.jpg", **sides}])
+    assert reported(tmp_path) == found

@@ -173,7 +173,7 @@ def test_numbers_as_names_are_sorted_by_value(tmp_path):
         ("gone.jpg,40,20,cat,1,2,3,4", {"no image": 1}),
         (",,,,,,,", {}),
         ("   ", {}),
-        ("a.jpg,?,1e999,,,,,", {}),
+        ("a.jpg,?,1e999,,,,,", {"no stated size": 1}),
     ],
 )
 def test_dirty_rows(tmp_path, row, counts):
@@ -285,3 +285,11 @@ def test_any_file(tmp_path_factory, header, content):
     with contextlib.suppress(UserError):
         found = opened(root / "train.csv")
         assert all(0 <= label < len(found.class_names) for label in found.labels)
+
+
+def test_sizes_that_no_image_has_are_counted(tmp_path):
+    rows = ("a.jpg,0,0,cat,1,2,11,12", "b.jpg,wide,20,cat,1,2,11,12", "c d.jpg,,,cat,1,2,11,12")
+    put(tmp_path, HEADER, *rows)
+    found = opened(tmp_path).findings
+    assert found.counts == {"no stated size": 2}
+    assert str(found.first["no stated size"][1]) == f"{tmp_path}/train.csv: {tmp_path}/b.jpg is 40 × 20"

@@ -426,7 +426,7 @@ def test_darknets_own_data_file(tmp_path: Path) -> None:
 def test_names_in_both_unicode_forms_and_odd_endings(tmp_path: Path) -> None:
     put(tmp_path, "train/猫 🐈 e")
     sample = put(tmp_path, "train/x")
-    sample.rename(sample.with_name(unicodedata.normalize("NFC", "é") + ".PnG"))
+    sample.rename(sample.with_name(unicodedata.normalize("NFC", "é") + ".JpEg"))
     label = tmp_path / "labels/train/x.txt"
     label.rename(label.with_name(unicodedata.normalize("NFD", "é") + ".TXT"))
     data = open_annotations(described(tmp_path, "train: images/train\nnames: [x]\n"), "train")

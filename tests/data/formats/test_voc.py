@@ -164,9 +164,11 @@ def test_a_wrong_size_is_reported_and_the_image_counts(tmp_path: Path) -> None:
     put(tmp_path, "e", size="<size><width>1e300</width><height>0</height></size>")
     data = open_annotations(str(tmp_path), "train")
     assert data.boxes.tolist() == [[0, 0, 40, 20]] and data.sizes.tolist() == [[20, 40]] * 5
-    assert counts(data) == {"other size": 2, "empty": 4}
+    assert counts(data) == {"other size": 2, "no stated size": 2, "empty": 4}
     first, second = map(str, data.findings.first["other size"])
     assert first.endswith("a.jpg: 40 × 20, its annotation says 400 × 20") and second.endswith("20 × 40")
+    expected = [f"{tmp_path}/Annotations/{x}.xml: {tmp_path}/JPEGImages/{x}.jpg is 40 × 20" for x in "ce"]
+    assert [str(one) for one in data.findings.first["no stated size"]] == expected
 
 
 def test_a_image_turned_by_exif_and_annotated_as_stored_is_reported(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from rankless.data.images.image_file import EXTENSIONS, UnreadableImage, is_image, read, size
+from rankless.data.images.image_file import EXTENSIONS, UnreadableImage, header, is_image, read
 from rankless.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -25,7 +25,7 @@ def rows(sample: torch.Tensor) -> np.ndarray:
 def test_lossless_formats_come_back_exactly(tmp_path: Path, ending: str) -> None:
     RGB.save(tmp_path / f"a.{ending}")
     assert np.array_equal(rows(read(tmp_path / f"a.{ending}")), PIXELS)
-    assert size(str(tmp_path / f"a.{ending}")) == (20, 30)
+    assert header(str(tmp_path / f"a.{ending}")).size == (20, 30)
 
 
 @pytest.mark.parametrize("ending", ["jpg", "webp", "gif"])
@@ -34,7 +34,7 @@ def test_lossy_formats_come_back_nearly(tmp_path: Path, ending: str) -> None:
     smooth.save(tmp_path / f"a.{ending}")
     error = np.abs(rows(read(tmp_path / f"a.{ending}")).astype(int) - np.asarray(smooth))
     assert error.mean() < 3
-    assert size(tmp_path / f"a.{ending}") == (48, 64)
+    assert header(tmp_path / f"a.{ending}").size == (48, 64)
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif"])
@@ -46,7 +46,29 @@ def test_exif_orientation(tmp_path: Path, ending: str, orientation: int) -> None
     with Image.open(tmp_path / f"a.{ending}") as image:
         expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     assert np.array_equal(rows(read(tmp_path / f"a.{ending}")), expected)
-    assert size(tmp_path / f"a.{ending}") == expected.shape[:2]
+    assert header(tmp_path / f"a.{ending}").size == expected.shape[:2]
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "contradicts"),
+    [
+        ("a.jpg", "png", True),
+        ("a.png", "jpeg", True),
+        ("a.JPG", "webp", True),
+        ("a.jfif", "jpeg", False),
+        ("a.JPEG", "mpo", False),
+        ("a.pgm", "ppm", False),
+        ("a.tif", "tiff", False),
+        ("a", "png", False),
+    ],
+)
+def test_whether_the_ending_is_of_another_format(
+    tmp_path: Path, name: str, format: str, contradicts: bool
+) -> None:
+    more = {"save_all": True, "append_images": [RGB]} if format == "mpo" else {}
+    RGB.save(tmp_path / name, format=format, **more)
+    found = header(tmp_path / name)
+    assert (found.format, found.contradicts(name)) == (format.upper(), contradicts)
 
 
 def test_gray_bilevel_palette_and_cmyk(tmp_path: Path) -> None:
@@ -112,7 +134,7 @@ def test_damage_is_reported_with_the_path_and_a_reason(tmp_path: Path) -> None:
         assert str(path) in str(caught.value) and caught.value.reason
         assert "0x" not in str(caught.value)
     with pytest.raises(UnreadableImage, match="No such file"):
-        size(tmp_path / "missing.jpg")
+        header(tmp_path / "missing.jpg")
 
 
 def test_the_error_pickles() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from rankless.data.images import image_file
-from rankless.data.images.image_file import UnreadableImage, read, read_for, size
+from rankless.data.images.image_file import UnreadableImage, header, read, read_for
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 RGB = Image.fromarray(PIXELS)
@@ -32,7 +32,7 @@ def flat(mode: str, color: object) -> Image.Image:
 def color_of(path: Path) -> list[int]:
     """The color of an image that has but one, to within 3 levels."""
     found = read(path)
-    assert found.shape == (3, 16, 24) and size(path) == (16, 24)
+    assert found.shape == (3, 16, 24) and header(path).size == (16, 24)
     low, high = found.amin((1, 2)), found.amax((1, 2))
     assert (high.int() - low.int()).max() <= 3
     return found.float().mean((1, 2)).round().int().tolist()
@@ -66,7 +66,7 @@ def test_texts_that_unpack_to_gigabytes_take_no_memory(tmp_path: Path, kind: byt
     file.write_bytes(with_chunk(buffer.getvalue(), kind, head + deflated(1 << 30)))
     assert file.stat().st_size < 2_000_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for look in (read, size):
+    for look in (read, header):
         try:
             assert look(file) is not None
         except UnreadableImage as error:
@@ -193,7 +193,7 @@ def test_names_and_links(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         RGB.save(path, format="png")
         assert np.array_equal(read(path).permute(1, 2, 0), PIXELS), name
-        assert size(str(path)) == (20, 30)
+        assert header(str(path)).size == (20, 30)
     (tmp_path / "link.png").symlink_to(tmp_path / "-x.png")
     assert np.array_equal(read(tmp_path / "link.png").permute(1, 2, 0), PIXELS)
     (tmp_path / "dead.png").symlink_to(tmp_path / "gone.png")
@@ -214,7 +214,7 @@ def test_what_is_no_file_is_reported_at_once(tmp_path: Path) -> None:
         ("folder.jpg", "it is a folder"),
         ("pipe.jpg", "it is a pipe or a device, not a file"),
     ):
-        for reader in (read, size):
+        for reader in (read, header):
             with pytest.raises(UnreadableImage, match=reason):
                 reader(tmp_path / name)
     assert time.monotonic() - started < 5
@@ -231,7 +231,7 @@ def test_what_is_no_file_is_reported_at_once(tmp_path: Path) -> None:
 )
 def test_files_that_are_no_images(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "a.jpg").write_bytes(content)
-    for reader in (read, size):
+    for reader in (read, header):
         with pytest.raises(UnreadableImage, match=reason):
             reader(tmp_path / "a.jpg")
 
@@ -248,14 +248,14 @@ def test_cut_short(tmp_path: Path, ending: str, share: float) -> None:
 
 def test_a_hundred_megapixels_are_read_and_more_than_the_limit_reported(tmp_path: Path) -> None:
     flat("L", 77).resize((10000, 10000)).save(tmp_path / "large.jpg")
-    assert size(tmp_path / "large.jpg") == (10000, 10000)
+    assert header(tmp_path / "large.jpg").size == (10000, 10000)
     found = read_for(tmp_path / "large.jpg", image_file.Shown((416, 416)))
     assert (found.reduced, tuple(found.image.shape)) == (8, (3, 1250, 1250))
-    header = b"IHDR" + struct.pack(">IIBBBBB", 20000, 9000, 8, 2, 0, 0, 0)
-    content = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", 20000, 9000, 8, 2, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
     content += struct.pack(">I", 10) + b"IDAT" + bytes(14)
     (tmp_path / "bomb.png").write_bytes(content)
-    for reader in (read, size):
+    for reader in (read, header):
         with pytest.raises(UnreadableImage, match="more than 178 million pixels"):
             reader(tmp_path / "bomb.png")
 
@@ -274,7 +274,7 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 def survives(content: bytes) -> None:
     """Read or refused, whole, reduced and by its header; a warning would be an error here."""
-    for reader in (read, size, lambda file, name: read_for(file, image_file.Shown((4, 4)), name=name)):
+    for reader in (read, header, lambda file, name: read_for(file, image_file.Shown((4, 4)), name=name)):
         try:
             reader(io.BytesIO(content), name="a.jpg")  # type: ignore[operator]
         except UnreadableImage as error:

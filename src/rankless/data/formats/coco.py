@@ -34,7 +34,7 @@ from rankless.data.formats.listed_images import ListedImages
 from rankless.data.formats.splits import as_file_name, chosen, usual_order, without_year
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
-from rankless.data.index.raw import NO_AREA, Raw
+from rankless.data.index.raw import NO_AREA, Raw, stated_size
 from rankless.errors import UserError, printable
 from rankless.files import reading
 
@@ -202,8 +202,8 @@ def _area(entry: Annotation, width: float, height: float) -> float:
 
 def _stated(entry: Image) -> tuple[int, int]:
     sides = (entry.height, entry.width)
-    known = all(isinstance(side, int | float) and 0 < side < 2**31 for side in sides)
-    return (int(sides[0]), int(sides[1])) if known else (0, 0)
+    height, width = (side if side is None or isinstance(side, int | float) else 0 for side in sides)
+    return stated_size(height, width)
 
 
 def _short(value: Any) -> str:

@@ -22,7 +22,7 @@ from rankless.data.formats.splits import as_file_name, chosen, usual_order
 from rankless.data.formats.writing import ImageFiles, file_names, fit_names, on_one_line, shortest
 from rankless.data.images.image_file import is_image
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
-from rankless.data.index.raw import NO_AREA, Raw
+from rankless.data.index.raw import NO_AREA, Raw, stated_size
 from rankless.errors import UserError, printable
 from rankless.files import reading
 
@@ -436,11 +436,9 @@ class _Reader(ListedImages):
             return NO_AREA
 
     def _stated(self, cells: list[str]) -> tuple[int, int]:
-        try:
-            height, width = (int(float(cells[at])) for at in self.columns.stated or ())
-        except (ValueError, IndexError, OverflowError):
-            return 0, 0
-        return (height, width) if 0 < height < 2**31 and 0 < width < 2**31 else (0, 0)
+        texts = [cells[at].strip() for at in self.columns.stated or () if at < len(cells)]
+        sides = [(float(text) if _is_number(text) else 0) if text else None for text in texts]
+        return stated_size(sides[0], sides[1]) if len(sides) == 2 else (0, 0)
 
 
 def _box_rows(annotations: Annotations, names: Sequence[str]) -> Iterator[Any]:

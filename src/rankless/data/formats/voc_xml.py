@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from rankless.data.formats import outlines
 from rankless.data.formats.writing import shortest
+from rankless.data.index.raw import stated_size
 from rankless.errors import printable
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -38,7 +39,7 @@ class Annotation(NamedTuple):
 
     Attributes:
         objects: those that can be understood, in the order of the file.
-        size: (height, width) in pixels as written, (0, 0) if it is missing or not numbers.
+        size: of the image, as :func:`rankless.data.index.raw.stated_size` has it.
         problems: kind (of :data:`rankless.data.index.findings.KINDS`) and sentence of whatever is odd.
         readable: False where the file is not an annotation at all, so that its objects are unknown.
     """
@@ -167,10 +168,9 @@ def _bounds(polygon: ElementTree.Element, report: Callable[[str, str], None]) ->
 
 
 def _size(root: ElementTree.Element) -> tuple[int, int]:
-    size = root.find("size")
-    sides = [_float(_text(size, name)) for name in ("height", "width")] if size is not None else []
-    whole = [int(side) for side in sides if side is not None and 0 < side < 2**31]
-    return (whole[0], whole[1]) if len(whole) == 2 else (0, 0)
+    texts = [_text(root.find("size"), name) for name in ("height", "width")]
+    height, width = ((_float(text) or 0) if text else None for text in texts)
+    return stated_size(height, width)
 
 
 def _text(element: ElementTree.Element | None, name: str) -> str:

@@ -22,12 +22,11 @@ from rankless.data.formats import packing, shards
 from rankless.data.formats.shards import KINDS, Member, Sample, samples
 from rankless.data.formats.splits import how_to_divide
 from rankless.data.formats.writing import ImageFiles
-from rankless.data.images import image_file
 from rankless.data.index.annotations import CROWD, Annotations
 from rankless.data.index.byte_ranges import Ranged, Window, opened, path_in
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw, RawBuilder
-from rankless.data.index.scan import scan
+from rankless.data.index.scan import scan, size
 from rankless.errors import UserError, counted, listed, printable
 from rankless.files import reading
 from rankless.files.remote import Location, RemotePath, name_of, size_of
@@ -356,7 +355,8 @@ class _Part:
             if number is not None:
                 self.made.add_box(image, row.box, number, line, row.flags, row.area)
         self.byte_ranges.append((sample.image.offset, sample.image.length))
-        self.sizes.append(self._size(file, sample.image, path))
+        window = Window(file, sample.image.offset, sample.image.length)
+        self.sizes.append(size(io.BufferedReader(window), path, findings))
 
     def _label(self, label: str, path: str) -> int | None:
         """The number of a class; None, and a finding, if it has none."""
@@ -374,13 +374,6 @@ class _Part:
         if label not in self.labels:
             findings.add("unnamed class", path, f"'{printable(label)}'; expected one of the class names")
         return self.labels.get(label)
-
-    def _size(self, file: Ranged, image: Member, path: str) -> tuple[int, int]:
-        try:
-            return image_file.size(io.BufferedReader(Window(file, image.offset, image.length)), name=path)
-        except image_file.UnreadableImage as error:
-            self.made.findings.add("unreadable image", path, error.reason)
-            return 0, 0
 
     def raw(self) -> Raw:
         """Return all of it; classes without given names are numbered in the order of their names."""

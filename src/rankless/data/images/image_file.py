@@ -27,9 +27,16 @@ from rankless.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-EXTENSIONS = frozenset(
-    {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-)
+_FORMATS = {  # by ending; Pillow names them so
+    ".bmp": ("BMP",),
+    ".gif": ("GIF",),
+    **dict.fromkeys((".jfif", ".jpeg", ".jpg"), ("JPEG", "MPO")),
+    **dict.fromkeys((".pbm", ".pgm", ".ppm"), ("PPM",)),
+    ".png": ("PNG",),
+    **dict.fromkeys((".tif", ".tiff"), ("TIFF",)),
+    ".webp": ("WEBP",),
+}
+EXTENSIONS = frozenset(_FORMATS)
 """Endings by which a file counts as an image, compared in lower case."""
 
 MOST_PIXELS = 178_956_970
@@ -83,6 +90,23 @@ class Shown:
         down, across = self.size[0] / height, self.size[1] / width
         scale = min(down, across) if self.fit == "letterbox" else max(down, across)
         return next((factor for factor in (8, 4, 2) if factor * scale * self.detail <= 1), 1)
+
+
+class Header(NamedTuple):
+    """An image as its header describes it.
+
+    Attributes:
+        size: (H, W) of what :func:`read` would return.
+        format: of the content, as in ``PNG``.
+    """
+
+    size: tuple[int, int]
+    format: str
+
+    def contradicts(self, path: str) -> bool:
+        """Check whether the file's ending is that of another format."""
+        ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - asked of a million files
+        return self.format not in _FORMATS.get(ending, (self.format,))
 
 
 class Decoded(NamedTuple):
@@ -139,14 +163,14 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
     return Decoded(torch.from_numpy(pixels).permute(2, 0, 1), factor, source)
 
 
-def size(path: Source, *, name: str = "") -> tuple[int, int]:
-    """Return (H, W) of what :func:`read` would return, from the file's header alone (a TIFF is decoded).
+def header(path: Source, *, name: str = "") -> Header:
+    """Return an image's size and format from the file's header alone (a TIFF is decoded).
 
     Args:
         path, name: as for :func:`read`.
     """
-    height, width, turned = _stored(path, name)
-    return (width, height) if turned else (height, width)
+    height, width, turned, format = _stored(path, name)
+    return Header((width, height) if turned else (height, width), format)
 
 
 def sideways(path: Source) -> bool:
@@ -157,12 +181,12 @@ def sideways(path: Source) -> bool:
         return False
 
 
-def _stored(path: Source, name: str) -> tuple[int, int, bool]:
-    """Height and width as stored, and whether EXIF swaps them."""
+def _stored(path: Source, name: str) -> tuple[int, int, bool, str]:
+    """Height and width as stored, whether EXIF swaps them, and the format."""
     try:
         with _quiet(), _opened(path) as file, Image.open(file) as image:
             width, height = _header(image)
-            return height, width, _orientation(image) in _TURNED
+            return height, width, _orientation(image) in _TURNED, image.format or ""
     except Exception as error:
         raise UnreadableImage(name or str(path), _reason(error)) from error
 

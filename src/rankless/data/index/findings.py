@@ -82,7 +82,11 @@ KINDS: dict[str, Kind] = {
     ),
     "label without image": Kind("reported", "label file has", "label files have", "no image"),
     "empty": Kind("reported", "image has", "images have", "no boxes"),
+    "other format": Kind("reported", "image is", "images are", "of another format than the ending says"),
     "other size": Kind("reported", "image is", "images are", "of another size than the annotation says"),
+    "no stated size": Kind(
+        "reported", "annotation gives", "annotations give", "no possible width and height of the image"
+    ),
     "sideways": Kind("reported", "image is", "images are", "turned by EXIF, but annotated as if not turned"),
     "unknown image": Kind("dropped", "annotation is", "annotations are", "of an image that is not listed"),
     "repeated id": Kind("reported", "annotation id is", "annotation ids are", "given more than once"),

@@ -13,6 +13,19 @@ from numpy.typing import NDArray
 from rankless.data.index.findings import Findings
 
 NO_AREA = float("nan")
+NO_SIZE = -1, -1
+
+
+def stated_size(height: float | None, width: float | None) -> tuple[int, int]:
+    """Return the size that an annotation gives, for :class:`Raw`; None is a side that it does not mention.
+
+    Returns:
+        height and width; 0, 0 where neither is mentioned, :data:`NO_SIZE` where they are no size.
+    """
+    if height is None and width is None:
+        return 0, 0
+    sides = height or 0, width or 0
+    return (int(sides[0]), int(sides[1])) if all(1 <= side < 2**31 for side in sides) else NO_SIZE
 
 
 @dataclass
@@ -23,7 +36,7 @@ class Raw:
         paths: image files, (N,).
         sizes: height and width of each upright image from its header; 0, 0 where it cannot be read (which
             the reader has added to ``findings``); int32, (N, 2).
-        stated: height and width that the annotation states; 0, 0 where it does not; int32, (N, 2).
+        stated: height and width as :func:`stated_size` has them; int32, (N, 2).
         annotated_in: where each image is annotated: its label file, or the one file of all; (N,).
         image: the number of the image that each box belongs to, int64, (T,).
         boxes: float64 xyxy, (T, 4), in pixels on the continuous plane, where the first pixel reaches from 0

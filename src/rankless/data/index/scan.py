@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rankless.data.images import image_file
+from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw, RawBuilder, joined
 from rankless.data.index.scan_chunks import Item, NotStored, Work, chunks, load, read_chunk
 from rankless.errors import UserError
@@ -157,11 +158,24 @@ def _error(report: dict[str, Any]) -> Exception:
 def with_headers(raw: Raw) -> Raw:
     """Read the images' sizes from their headers; unreadable ones stay 0, 0 and are added to the findings."""
     for number, file in enumerate(raw.paths):
-        try:
-            raw.sizes[number] = image_file.size(file)
-        except image_file.UnreadableImage as error:
-            raw.findings.add("unreadable image", file, error.reason)
+        raw.sizes[number] = size(file, file, raw.findings)
     return raw
+
+
+def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int, int]:
+    """Return height and width from an image's header, and add to the findings whatever is wrong with it.
+
+    Returns:
+        0, 0 for an unreadable image.
+    """
+    try:
+        header = image_file.header(source, name=path)
+    except image_file.UnreadableImage as error:
+        findings.add("unreadable image", path, error.reason)
+        return 0, 0
+    if header.contradicts(path):
+        findings.add("other format", path, f"it is {header.format}")
+    return header.size
 
 
 def with_sizes(raw: Raw) -> Raw:

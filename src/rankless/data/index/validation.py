@@ -70,7 +70,11 @@ def validate(raw: Raw, format: str) -> Annotations:
 
 
 def _compare_sizes(raw: Raw, findings: Findings) -> None:
-    """Report images whose annotation states another size."""
+    """Report images whose annotation states another size, or none that is possible."""
+    none = np.flatnonzero((raw.sizes > 0).all(1) & (raw.stated < 0).any(1)).tolist()
+    real = ((row, *raw.sizes[row].tolist()) for row in none)
+    first = (Finding(raw.annotated_in[row], f"{raw.paths[row]} is {w} × {h}") for row, h, w in real)
+    findings.add_many("no stated size", len(none), first)
     compared = (raw.sizes > 0).all(1) & (raw.stated > 0).all(1)
     other = compared & (raw.sizes != raw.stated).any(1)
     swapped = other & (raw.sizes == raw.stated[:, ::-1]).all(1)
