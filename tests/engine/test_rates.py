@@ -89,6 +89,20 @@ def test_the_warm_up_is_a_share_of_the_run() -> None:
     assert rates(Schedule(name="constant"), 8) == [1.0] * 8
 
 
+def test_the_automatic_warm_up_takes_40_steps_to_the_whole_rate_and_changes_no_longer_run() -> None:
+    found = rates(Schedule(name="constant", warmup="auto"))
+    assert found == pytest.approx([(n + 1) / 40 for n in range(40)] + [1.0] * 10)
+    few = rates(Schedule(name="cosine", warmup="auto", final=0.01), 12)
+    usual = rates(Schedule(name="cosine", final=0.01), 12)
+    assert few == pytest.approx([min(each, (n + 1) / 40) for n, each in enumerate(usual)])
+    assert max(few) < 0.25 and few[-1] == pytest.approx(0.01)
+    cycle = rates(Schedule(name="one-cycle", warmup="auto"), 12)
+    assert cycle == rates(Schedule(name="one-cycle"), 12), "which has no warm-up"
+    for name in ("cosine", "constant", "poly", "step"):
+        long = rates(Schedule(name=name, warmup="auto"), 800)
+        assert long == rates(Schedule(name=name, warmup="5%"), 800)
+
+
 @pytest.mark.parametrize("warmup", [STEPS - 1, STEPS, 10 * STEPS])
 def test_a_run_may_be_all_warm_up(warmup: int) -> None:
     found = rates(Schedule(name="cosine", warmup=warmup))

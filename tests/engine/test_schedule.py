@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -119,19 +120,22 @@ def test_a_small_number_of_steps_that_may_mean_epochs_is_reported() -> None:
         (169, 64, 4, "add batch.images=8 optim.lr=0.00125"),
         (169, 64, 8, "add batch.images=8 batch.micro=4 optim.lr=0.00125"),
         (169, 64, 32, "add batch.images=8 batch.micro=4 optim.lr=0.00125"),
-        (1279, 64, 8, "add batch.images=32 optim.lr=0.005"),
-        (1280, 64, 8, ""),
+        (1216, 64, 8, "add batch.images=32 optim.lr=0.005"),
+        (1217, 64, 8, ""),
         (5, 8, 4, "use a smaller batch.images"),
         (50, 64, 64, "add batch.images=8 batch.micro=8 optim.lr=0.00125"),
     ],
 )
-def test_few_steps_in_an_epoch_are_reported_with_the_line_to_add(
+def test_few_steps_in_a_run_are_reported_with_the_line_to_add(
     images: int, batch: int, micro: int, line: str
 ) -> None:
-    run = StepSchedule(Recipe(batch=Batch(images=batch, micro=micro)), images)
-    assert [sentence.rpartition("; ")[2] for sentence in run.warnings()] == [line] * bool(line)
+    few = batch <= images
+    run = StepSchedule(Recipe(batch=Batch(images=batch, micro=micro), epochs=1 if few else 2), images)
+    expected = f"train for more epochs, or {line}" if few else line
+    assert [sentence.rpartition("; ")[2] for sentence in run.warnings()] == [expected] * bool(line)
+    assert not few or not StepSchedule(replace(run.recipe, epochs=20), images).warnings(), "enough steps"
     if line.startswith("add"):
-        better = default([f"batch.images={batch}", f"batch.micro={micro}", *line.split()[1:]])
+        better = default([f"batch.images={batch}", f"batch.micro={micro}", "epochs=1", *line.split()[1:]])
         assert not StepSchedule(better, images).warnings()
         assert better.batch.micro_batches >= min(2, batch // micro), (
             "two devices could share a step, and still can"
@@ -143,5 +147,6 @@ def test_few_steps_in_an_epoch_are_reported_with_the_line_to_add(
 def test_every_shipped_recipe_has_a_schedule_for_any_data(name: str, images: int) -> None:
     run = StepSchedule(load(name, ["data.root=mine"]), images)
     rates = [rate(run, step) for step in range(run.steps)]
-    assert max(rates) == 1.0 and min(rates) > 0 and (rates[-1] < 0.02 or run.steps < 20)
+    reached = run.steps >= 800 or run.recipe.schedule.warmup != "auto"
+    assert (max(rates) == 1.0 or not reached) and min(rates) > 0 and (rates[-1] < 0.02 or run.steps < 20)
     assert not any("evaluate.every" in one or "close_mosaic" in one for one in run.warnings())

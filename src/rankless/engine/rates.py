@@ -9,6 +9,7 @@ import torch
 from rankless.engine.schedule import StepSchedule
 from rankless.recipe.schema import Optim
 
+_SOONEST = 40  # steps in which ``auto`` reaches the whole rate: 5% of 800, so longer runs are not changed
 _MOMENTA = 0.95, 0.85  # of one-cycle: at its ends and at its peak, PyTorch's (Smith 2018 has the same range)
 
 
@@ -16,8 +17,15 @@ def rate(run: StepSchedule, step: int) -> float:
     """The factor on ``optim.lr`` in step ``step`` (from 0) of a run.
 
     The warm-up is ``((step + 1) / warmup) ** warmup_power``; every schedule but ``step``, whose milestones
-    are steps of the run, begins at its end.
+    are steps of the run, begins at its end. With the warm-up ``auto`` the rate is at most a fortieth of
+    ``optim.lr`` times the number of the step, even where the schedule falls before step 40.
     """
+    factor, schedule = _rate(run, step), run.recipe.schedule
+    limited = schedule.warmup == "auto" and schedule.name != "one-cycle"
+    return min(factor, (step + 1) / _SOONEST) if limited else factor
+
+
+def _rate(run: StepSchedule, step: int) -> float:
     schedule = run.recipe.schedule
     if schedule.name == "one-cycle":
         first = 1 / schedule.div_factor

@@ -18,7 +18,7 @@ from rankless.errors import UserError, counted
 from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Recipe
 
-_FEW = 20  # steps in an epoch
+_FEW = 20  # steps in a run; of an epoch, if the batch that is suggested is not too small
 _SMALLEST = 8  # images in a batch that is suggested: batch norm needs some
 
 
@@ -48,7 +48,9 @@ class StepSchedule:
     def warmup(self) -> int:
         """Steps of the warm-up; ``one-cycle`` has none."""
         schedule = self.recipe.schedule
-        return 0 if schedule.name == "one-cycle" else self.length.whole(schedule.warmup)
+        if schedule.name == "one-cycle":
+            return 0
+        return self.length.whole("5%" if schedule.warmup == "auto" else schedule.warmup)
 
     @cached_property
     def decay(self) -> int:
@@ -98,11 +100,11 @@ class StepSchedule:
                 f"batch.images is {batch:,}, but the data has {counted(self.images, 'training image')}, so "
                 f"each step takes every image {batch / self.images:.1f} times; {self._smaller_batch()}"
             )
-        elif self.images < _FEW * batch and self._smaller_batch():
+        elif self.steps < _FEW and self.images < _FEW * batch and self._smaller_batch():
             found.append(
-                f"an epoch has only {_steps(float(self.length.exact('1 epoch')))} "
-                f"(batch.images is {batch:,} for {counted(self.images, 'training image')}), so a run "
-                f"learns little in few epochs; {self._smaller_batch()}"
+                f"the run has only {counted(self.steps, 'step')} (batch.images is {batch:,} for "
+                f"{counted(self.images, 'training image')}), in which a network learns little; train for "
+                f"more epochs, or {self._smaller_batch()}"
             )
         key, rise, usual = "warmup", self.warmup, "5%"
         if self.recipe.schedule.name == "one-cycle":
@@ -152,8 +154,3 @@ class StepSchedule:
         for step in range(start, self.steps):
             for micro in mine:
                 yield Line(step, micro_batch(self.images, recipe.seed, step, micro, recipe.batch))
-
-
-def _steps(number: float) -> str:
-    shown = f"{number:.3g}"
-    return f"{shown} step" if shown == "1" else f"{shown} steps"

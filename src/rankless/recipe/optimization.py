@@ -77,8 +77,9 @@ class Schedule:
         name: ``cosine`` down to ``final``, ``step`` (times ``gamma`` at each milestone), ``poly``
             (``(1 - done) ** power``), ``exponential`` (times ``decay`` after each epoch), ``one-cycle`` (up
             and down once) or ``constant``.
-        warmup: how long the rate rises from 0: steps, or as in ``5 epochs`` or ``5%`` (of the run). All but
-            ``one-cycle``.
+        warmup: how long the rate rises from 0: steps, or as in ``5 epochs`` or ``5%`` (of the run). ``auto``
+            is ``5%``, and step n has at most n / 40 of ``optim.lr``, which lowers the peak of a run of few
+            steps and changes no run of 800 or more. All but ``one-cycle``.
         warmup_power: the rise is ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4.
         length: when ``cosine`` and ``poly`` reach their end: ``run``, or a duration, which may be longer than
             the run, as ``200 epochs`` of 90 (``T_max`` in PyTorch).
@@ -96,7 +97,7 @@ class Schedule:
     """
 
     name: Literal["cosine", "step", "poly", "exponential", "one-cycle", "constant"] = "cosine"
-    warmup: Duration = "5%"
+    warmup: Literal["auto"] | Duration = "5%"
     warmup_power: Positive = 1.0
     length: Literal["run"] | Period = "run"
     final: Fraction = 0.01
@@ -124,7 +125,7 @@ class Schedule:
                     yield _idle(key, value, f"an effect only with schedule.name {known}")
         if self.name == "one-cycle":
             for key in ("warmup", "warmup_power"):
-                if (value := getattr(self, key)) != getattr(Schedule, key):
+                if (value := getattr(self, key)) not in (getattr(Schedule, key), "auto"):
                     yield _idle(key, value, "no effect with 'one-cycle', whose rise is schedule.rise")
 
 

@@ -86,7 +86,7 @@ def shown(width: int, *, is_terminal: bool) -> str:
     terminal.start(RunStart(Path("runs/digits"), recipe, 0, 2, 1))
     notes = [f"{number} boxes reach over the edge of the image, clipped" for number in range(2, 6)]
     terminal.event("note", 0, _about_the_data(notes, notes[:1]))
-    terminal.event("warning", 0, "an epoch has only 16 steps, so a run learns little in few epochs " * 2)
+    terminal.event("warning", 0, "the run has only 16 steps, in which a network learns little " * 2)
     terminal.step(entry(1, 0.5))
     terminal.step(entry(2, 1.0))
     terminal.progress("evaluating", 1, 4)
