@@ -104,12 +104,14 @@ def compare(plan: Plan, session: Session, source: str) -> Agreement:
 
 
 def images(plan: Plan) -> tuple[Any, str]:
-    """Return a batch of the first images to be scored, and where they are from.
+    """Return a batch of the first images to be scored (trained on where none are), and where they are from.
 
     Where that data is not here, or none of it can be read, it is the built-in images.
     """
     recipe, names = plan.facts.recipe, plan.facts.class_names
     recipe = replace(recipe, evaluate=replace(recipe.evaluate, rectangular=False))
+    if recipe.data.val == "none":
+        recipe = replace(recipe, data=replace(recipe.data, val=recipe.data.train))
     task: Any = open_task(recipe, names)
     items: list[Any] = []
     try:

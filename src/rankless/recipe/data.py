@@ -159,8 +159,8 @@ class Data:
         folder: where the files of ``torchvision/NAME`` are, as torchvision's ``root``.
         format: of the data; ``auto`` detects it.
         train: name of the split to train on, or its annotation file, relative to ``root``.
-        val: name or file of the split to evaluate on; ``none`` trains without evaluations, and the last
-            weights are the run's.
+        val: name or file of the split to evaluate on; ``none`` trains without evaluations, on every image
+            where the data has no splits, and the last weights are the run's.
         classes: ``auto`` is all classes of the data; a list, or a file of names, selects some of them and
             orders them. Where the data has only numbers, it names the classes 0, 1, ….
         fit: how an image is resized to the input: ``letterbox`` preserves its aspect ratio, ``stretch`` fills

@@ -53,11 +53,15 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 
 def _resolved_data(data: Data) -> Data:
-    """Replace a data set's name by its folder, and a file of class names by the names."""
+    """Replace a data set's name by its folder, a file of class names by the names, a part by the whole."""
+    from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.class_choice import class_list
+    from rankless.data.datasets.open_split import split_to_train_on
     from rankless.data.datasets.torchvision_sets import located
 
     data = located(data)
+    if data.root != DIGITS:
+        data = replace(data, train=split_to_train_on(data.root, data.train, data.val, data.format))
     return replace(data, classes=class_list(data.classes, data.root) or "auto")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from rankless.data.datasets.open_split import examine
+from rankless.data.datasets.open_split import examine, split_to_train_on
 from rankless.data.formats.registry import format_named, recognize
 from rankless.errors import UserError
 from rankless.recipe.schema import Data, Recipe
@@ -67,8 +67,10 @@ def test_a_lone_list_is_divided_and_says_so(tmp_path, as_file):
     assert sorted(names(train) + names(val)) == names(whole)
     assert train.labels.tolist() == [int(name[-6:-4]) % 2 for name in names(train)]
     said = "2007_train.txt is the only list: 4 of its 20 images are 'val', divided by a hash"
-    assert any(note.startswith(said) and "data.train=2007_train data.val=none" in note for note in val.notes)
+    assert any(note.startswith(said) and "data.val=none trains on all of them" in note for note in val.notes)
     assert not any("only list" in note for note in whole.notes)
+    assert split_to_train_on(given, "train", "none") == "2007_train"
+    assert split_to_train_on(given, "train", "val") == "train"
     # The order of the lines decides nothing, nor does where the folder lies.
     rows = (root / "2007_train.txt").read_text().splitlines()
     other = lines(tmp_path / "elsewhere", _2007_train=20)

@@ -55,6 +55,14 @@ def open_annotations(
     return annotations
 
 
+def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:
+    """``train``; where ``val`` is none and only we would set images aside for it, the split with them all."""
+    if val != "none" or is_remote(root):
+        return train
+    page = format_named(recognize(root, format)[0])
+    return page.undivided(Path(root).expanduser(), train) if hasattr(page, "undivided") else train
+
+
 def examine(
     root: str, split: str, format: str = "auto", *, classes: Classes = "auto", rescan: bool = False
 ) -> Annotations:

@@ -65,6 +65,11 @@ def splits(root: Path) -> list[str]:
     return usual_order(_split_folders(root))
 
 
+def undivided(root: Path, split: str) -> str:
+    """The split that has every image where ``split`` is one of the parts that are made here; else itself."""
+    return _ALL if split in _USUAL and root.is_dir() and _is_divided(root, split) else split
+
+
 def read(root: Path, split: str) -> Raw:
     """Read one split class by class, each in the order of its file names.
 
@@ -77,7 +82,7 @@ def read(root: Path, split: str) -> Raw:
     """
     if not root.is_dir():
         raise UserError(f"{root}: a file; expected {LAYOUT}")
-    divided = not any(_holds_folders(root / name) for name in (*WORDS, split))
+    divided = _is_divided(root, split)
     if divided and split not in (*_USUAL, _ALL):
         raise UserError(
             f"{root}: no split '{split}': its folders are taken as classes and divided into 'train' "
@@ -90,13 +95,15 @@ def read(root: Path, split: str) -> Raw:
     contents = _class_folders(top)
     names = _class_names(contents, top)
     about = _left_out(contents)
-    if divided and split != _ALL:
+    if divided and split == _ALL:
+        about.append(f"{root} has no folders 'train' and 'val': none of its images is set aside")
+    elif divided:
         part = {name: _part_of(files, split) for name, files in contents.classes.items()}
         count, total = (sum(map(len, each.values())) for each in (part, contents.classes))
         about.append(
             f"{root} has no folders 'train' and 'val': {count} of its {total} images are '{split}', "
-            "divided class by class by a hash of the file's name; data.train=all data.val=none trains on all "
-            "of them, without evaluations"
+            "divided class by class by a hash of the file's name; data.val=none trains on all of them, "
+            "without evaluations"
         )
         contents.classes = part
     made = RawBuilder()
@@ -125,6 +132,11 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 def _can_be_a_folder(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not set(name) & {"/", "\0"}
+
+
+def _is_divided(root: Path, split: str) -> bool:
+    """Whether the root holds the class folders, so that splits are made here."""
+    return not any(_holds_folders(root / name) for name in (*WORDS, split))
 
 
 def _holds_folders(folder: Path) -> bool:

@@ -66,6 +66,11 @@ def splits(root: Path) -> list[str]:
     return list(_DIVIDED) if _lone(files) else usual_order(files)
 
 
+def undivided(root: Path, split: str) -> str:
+    """The split that has every image where ``split`` is one of the parts that are made here; else itself."""
+    return (split in _DIVIDED and _lone(_splits(root))) or split
+
+
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
     """One split; see :class:`rankless.data.formats.registry.Format`."""
     files = _splits(root)
@@ -209,8 +214,7 @@ def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
     raw.only([index for index, name in enumerate(names) if (name in aside) == (split == "val")])
     raw.about.append(
         f"{file.name} is the only list: {len(raw.paths)} of its {count} images are '{split}', divided by a "
-        f"hash of the image's path; data.train={_SUFFIX.sub('', file.stem)} data.val=none trains on all of "
-        "them, without evaluations"
+        f"hash of the image's path; data.val=none trains on all of them, without evaluations"
     )
 
 

@@ -78,6 +78,13 @@ class Format(Protocol):
         """
         ...
 
+    def undivided(self, root: Path, split: str) -> str:
+        """The split that has every image where ``split`` is a part that the page makes; else ``split``.
+
+        A format whose splits are always those on the disk lacks this.
+        """
+        ...
+
     def write(self, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
         """Write a data set into the empty folder ``out``; a format that is only read lacks this.
 
