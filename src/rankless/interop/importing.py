@@ -21,7 +21,7 @@ from rankless.models.checkpoints.darknet_weights import classes_of, read_weights
 from rankless.models.checkpoints.fit import Fit, agrees_in_order, align, fit
 from rankless.models.checkpoints.fit import by_order as in_order
 from rankless.models.checkpoints.foreign import read_checkpoint
-from rankless.models.checkpoints.ports import from_port, port_named
+from rankless.models.checkpoints.ports import from_port, likely_port, port_named
 from rankless.models.checkpoints.unwrapping import Checkpoint
 from rankless.models.classifiers.catalog import build_classifier, variant
 from rankless.models.darknet.architectures import COCO_CLASSES
@@ -221,7 +221,8 @@ def import_weights(
         classes: number of classes without names; by default that of the checkpoint's head.
         key: the entry of the checkpoint that holds the weights; chosen if not given.
         partial: load every matching tensor; initialize the others by the recipe's seed.
-        by_order: match the tensors by their order, whatever their names.
+        by_order: match the tensors by their order, whatever their names; with ``partial`` up to the first of
+            another shape.
         port: the port whose names the tensors have, of :data:`~rankless.models.checkpoints.ports.PORTS`.
         overrides: ``key=value`` for the recipe that is written with the weights.
     """
@@ -240,6 +241,8 @@ def import_weights(
     else:
         recipe = recipe_for(model, overrides)
         checkpoint = read_checkpoint(source, key)
+        if partial and not by_order and (likely := _likely_port(checkpoint, recipe, model)):
+            checkpoint, recipe = _from_port(source, likely, None, model, key, overrides, partial)
     fitted, class_names, notes = _fitted(
         checkpoint, recipe, class_names or classes, source, by_order=by_order, partial=partial
     )
@@ -275,10 +278,10 @@ def _fitted(
     notes, head = list(checkpoint.facts), _head(recipe)
     if by_order:
         ours = build_any(recipe, 2).state_dict()
-        checkpoint = replace(checkpoint, state=in_order(ours, checkpoint.state, str(source)))
+        checkpoint = replace(checkpoint, state=in_order(ours, checkpoint.state, str(source), partial))
         notes.append("the tensors are matched by their order, not by their names: evaluate the result")
     if not isinstance(classes, tuple):
-        count = classes or _classes_of(checkpoint.state, recipe, head, source)
+        count = classes or _classes_of(checkpoint.state, recipe, head, source, partial)
         classes = tuple(map(str, range(count)))
         notes.append(f"no class names are given: the classes are named by their numbers, 0 to {count - 1}")
     state = build_any(recipe, len(classes)).state_dict()
@@ -380,6 +383,15 @@ def _from_port(
     return Checkpoint(state, facts), recipe
 
 
+def _likely_port(checkpoint: Checkpoint, recipe: Recipe, model: str | None) -> str:
+    """Return the port that a file's names are of, where the model is one that ports have; else nothing."""
+    known = darknet.MODELS.get(model or "")
+    if known is None or known.anchor_free:
+        return ""
+    ours = build_any(recipe, 2).state_dict()
+    return likely_port(checkpoint.state, recipe.model.name, ours, darknet.network(recipe.model, 2))
+
+
 def _is_darknet(source: Path) -> bool:
     """Check for ``.weights``, or a published backbone such as ``darknet53.conv.74``."""
     return source.suffix == ".weights" or ".conv." in source.name
@@ -395,8 +407,8 @@ def _head(recipe: Recipe) -> Head:
     }
 
 
-def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source: Path) -> int:
-    """Infer the number of classes from the shape of the checkpoint's head."""
+def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source: Path, partial: bool) -> int:
+    """Infer the number of classes from the shape of the checkpoint's head; a backbone has the published."""
     ours = build_any(recipe, 2).state_dict()
     theirs, _ = align(ours, state)
     counts = set[float]()
@@ -405,6 +417,9 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
             counts.add(2 + (theirs[name].shape[0] - of_two) / (of_three - of_two))
     if not counts and agrees_in_order(ours, state, tuple(head)):
         return 2  # the names differ: reported where the names are compared
+    if not counts and partial:
+        detects = recipe.task == "detect"
+        return zoo.MODELS[recipe.model.name].classes if detects else variant(recipe.model).classes
     count = counts.pop() if len(counts) == 1 else 0
     if count < 1 or count != int(count):
         raise UserError(

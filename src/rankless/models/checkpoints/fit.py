@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -160,6 +161,11 @@ def fit(
                 "the names differ, but all shapes agree in order: --by-order matches them so; "
                 "evaluate the result, since equal shapes do not prove equal networks"
             )
+        elif partial and 2 * len(alike := leading(model_state, theirs)) > len(_without_counters(theirs)):
+            hint = (
+                f"no tensor fits by its name, but the first {len(alike)} shapes do: "
+                "--by-order --partial takes them"
+            )
         raise mismatch(source, misfits, hint)
     state = {name: tensor.detach().clone() for name, tensor in model_state.items()}
     state |= {name: renamed[name].to(model_state[name].dtype) for name in taken}
@@ -167,21 +173,38 @@ def fit(
     return Fit(state, misfits.missing, misfits.unexpected, misfits.misshapen, notes)
 
 
-def by_order(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+def by_order(
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], source: str, partial: bool = False
+) -> dict[str, Tensor]:
     """Match tensors by their order: for the same network with other names.
 
     The shapes cannot prove that it is the same network: one that concatenates its maps in another order has
     equal shapes. Counters of batches are left out where only one of the two has them.
+
+    Args:
+        ours, theirs: the tensors of the model and of the file.
+        source: of the tensors, for messages.
+        partial: match up to the first tensor of another shape, as of a backbone; the rest keeps its names.
     """
     names, others = list(ours), list(theirs)
     if len(names) != len(others):
         names, others = _without_counters(ours), _without_counters(theirs)
+    if partial:
+        alike = leading(ours, theirs)
+        rest = [name for name in theirs if name not in alike.values() and not name.endswith(COUNTER)]
+        return {mine: theirs[other] for mine, other in alike.items()} | {name: theirs[name] for name in rest}
     if len(names) != len(others):
         raise UserError(
             f"{source}: has {counted(len(others), 'tensor')}, the model {len(names)}, so they cannot be "
             "matched by order; leave --by-order out, or give another model"
         )
     return {name: theirs[other] for name, other in zip(names, others, strict=True)}
+
+
+def leading(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, str]:
+    """Match names by order up to the first two whose shapes differ; counters of batches are left out."""
+    both = zip(_without_counters(ours), _without_counters(theirs), strict=False)
+    return dict(takewhile(lambda pair: _compatible(ours[pair[0]], theirs[pair[1]]), both))
 
 
 def agrees_in_order(

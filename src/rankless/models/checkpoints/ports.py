@@ -6,7 +6,7 @@ of the numbers that a head predicts for an anchor, and what it does with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +61,30 @@ def port_named(name: str) -> Port:
         problem = f"--from is '{name}': expected {one_of(PORTS)}{nearest(name, PORTS)}"
         raise UserError("\n".join([problem, *known]))
     return PORTS[name]
+
+
+def likely_port(state: Mapping[str, Tensor], model: str, ours: Mapping[str, Tensor], network: Network) -> str:
+    """Return the port whose names most tensors of a file have; empty where most have ours, or nobody's.
+
+    Args:
+        state: the file's tensors.
+        model: name of the network here.
+        ours: its tensors.
+        network: its layers.
+    """
+    candidates = {"": list(ours)} | {
+        name: [theirs for _, theirs in _names(port, network)]
+        for name, port in PORTS.items()
+        if port.model in ("", model)
+    }
+
+    def known(names: Sequence[str]) -> int:
+        wanted = dict.fromkeys(names, torch.empty(0))
+        return len(wanted.keys() & align(wanted, _with_backbone(state, names))[0].keys())
+
+    counts = {name: known(names) for name, names in candidates.items()}
+    likely = max(counts, key=counts.__getitem__)  # ours where it is as good
+    return likely if 2 * counts[likely] > len(state) else ""
 
 
 def from_port(
@@ -121,7 +145,9 @@ def from_port(
 
 def _with_backbone(state: Mapping[str, Tensor], theirs: Iterable[str]) -> Mapping[str, Tensor]:
     """Add ``backbone.`` to the names of a backbone that was saved alone, if they then agree."""
-    wanted, (bare, _) = set(theirs), align(dict.fromkeys(theirs, torch.empty(0)), state)
+    wanted = set(theirs)
+    both = wanted | {name.removeprefix("backbone.") for name in wanted}
+    bare, _ = align(dict.fromkeys(both, torch.empty(0)), state)
     if len(wanted & {f"backbone.{name}" for name in bare}) <= len(wanted & bare.keys()):
         return state
     return {longer if (longer := f"backbone.{name}") in wanted else name: one for name, one in bare.items()}

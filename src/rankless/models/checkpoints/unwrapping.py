@@ -40,6 +40,10 @@ _PLAIN = (
     "params",
 )
 _NEVER = ("optim", "sched", "scaler", "amp", "loss", "criterion")  # prefixes of what is not a model
+_TRAINING = {
+    "the optimizer's state": ("optimizer", "optimizer_state_dict", "optimizer_states", "optim", "opt"),
+    "the epoch": ("epoch", "epochs", "last_epoch"),
+}
 _DEEPEST = 5
 # Tensors that share or repeat memory are stored once but would be saved several times.
 _REPEATED = 8
@@ -86,6 +90,7 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
     if trail:
         average = " (averaged weights)" if key is None and trail[0] in _AVERAGED else ""
         facts.append(f"the weights are under '{'.'.join(map(printable, trail))}'{average}")
+        facts += _of_training(content)
     return Checkpoint(_tensors(node, facts, size), facts)
 
 
@@ -96,6 +101,27 @@ def _makers(content: Mapping[Any, Any]) -> list[str]:
     if "amp" in content and "optimizer" in content:
         return ["a checkpoint of a training with Apex or automatic mixed precision"]
     return []
+
+
+def _of_training(content: Mapping[Any, Any]) -> list[str]:
+    """Say what of a training beside the weights is left out: the optimizer's state and the epoch."""
+    left = [
+        f"{what} under '{name}'"
+        for name in map(str, content)
+        for what, kind in (("the optimizer's state", Mapping | list), ("the epoch", int | float))
+        if name in _TRAINING[what] and isinstance(content[name], kind) and content[name]
+    ]
+    if not left:
+        return []
+    epoch = next(
+        (content[name] for name in _TRAINING["the epoch"] if isinstance(content.get(name), int)), None
+    )
+    past = f" less the {counted(epoch, 'epoch')} it has" if epoch and not isinstance(epoch, bool) else ""
+    return [
+        f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} left out: a training from these weights "
+        f"begins at epoch 0 with a new optimizer; give it the epochs that are left (epochs{past}), "
+        "schedule.warmup=0 and the learning rate it had reached as optim.lr"
+    ]
 
 
 def _descend(content: Mapping[Any, Any], key: str) -> Any:

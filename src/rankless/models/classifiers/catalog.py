@@ -124,8 +124,8 @@ def variant(model: model_kinds.Model) -> Classifier:
     if cfg := getattr(model, "cfg", ""):
         where = "a cfg's text" if "\n" in cfg else f"'{cfg}'"
         raise UserError(
-            f"'model.cfg' is {where}, which describes a detector, and task is 'classify'; expected a "
-            "classifier's name in model.name, such as darknet53 or resnet18"
+            f"'model.cfg' is {where}, and task is 'classify', but cfg files are read for detectors alone; "
+            "expected a classifier's name in model.name, such as darknet53 or resnet18"
         )
     chosen = classifier_named(model.name)
     if chosen.densenet is None or not isinstance(model, model_kinds.DensenetModel):
