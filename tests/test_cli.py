@@ -261,7 +261,8 @@ def test_options_of_other_programs_lead_to_keys_all_at_once(calls, capsys):
         ("--pretrained_weights --pretrained --weights", "model.pretrained"),
         ("--dsconv", "model.densenet.separable"),
         ("--adam", "optim.name"),
-        ("--no_val --eval_interval --evaluation_interval", "evaluate.every"),
+        ("--eval_interval --evaluation_interval", "evaluate.every"),
+        ("--no_val", "data.val"),
         ("--lr_scheduler", "schedule.name"),
     ],
 )
@@ -470,11 +471,20 @@ def test_files_given_as_elsewhere_lead_to_keys(calls, capsys, tmp_path, monkeypa
     assert said.endswith("expected a recipe; if it holds data, add data.root=./flowers to one")
 
 
-@pytest.mark.parametrize("asked", ["O2", "bf16-pure"])
-def test_half_precision_weights_are_refused_with_the_reason(calls, capsys, asked):
+@pytest.mark.parametrize(
+    ("asked", "more"),
+    [
+        ("O2", ""),
+        *(
+            (name, "; rankless benchmark RECIPE --pure times O3's, as a baseline of speed")
+            for name in ("O3", "bf16-pure")
+        ),
+    ],
+)
+def test_half_precision_weights_are_refused_with_the_reason(calls, capsys, asked, more):
     assert problems(capsys, "train", "digits", f"precision={asked}") == [
         f"command line: 'precision' is '{asked}': expected one of auto, fp32, tf32, bf16, fp16; weights and "
-        "optimizer stay in float32; bf16 and fp16 compute in half precision (Apex's O1)"
+        "optimizer stay in float32; bf16 and fp16 compute in half precision (Apex's O1)" + more
     ]
 
 

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rankless import UserError, evaluate, train
+from rankless.models.checkpoints import weights
 from rankless.recipe.load import changed, load
 from rankless.runs.directory import RunDirectory
 
@@ -142,3 +144,22 @@ def test_where_nothing_is_found_a_lower_confidence_is_named(
     assert cli.main(["predict", *words, "--confidence", "0.999"]) == 0
     advice = capfd.readouterr().out.splitlines()[-1]
     assert "--confidence 0.999; try --confidence " in advice or "and --confidence is 0.999; try " in advice
+
+
+def test_a_low_confidence_that_finds_nothing_is_not_advised_again(
+    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from rankless import cli
+
+    loaded = weights.load(finished / "best.safetensors")
+    # Only the heads' convolutions have a bias: no score is above zero.
+    mute = {
+        name: torch.full_like(one, -1e4) if name.endswith("conv.bias") else one
+        for name, one in loaded.state.items()
+    }
+    file = tmp_path / "mute.safetensors"
+    weights.save(file, mute, recipe=loaded.recipe, class_names=loaded.class_names)
+    words = [str(file), "digits:val:0-1", "--out", str(tmp_path / "out"), "--confidence", "0.01"]
+    assert cli.main(["predict", *words]) == 0
+    advice = capfd.readouterr().out.splitlines()[-1]
+    assert "no score came near --confidence 0.01; train for longer" in advice

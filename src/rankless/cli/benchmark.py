@@ -15,6 +15,7 @@ from rankless.cli.options import (
     Json,
     compute_on,
     device_count,
+    flag,
     part,
     recipe_and_overrides,
     recipe_of,
@@ -61,6 +62,9 @@ def benchmark(
         Parameter(help="Time to measure: the whole training (30), each format (3).", show_default=False),
     ] = None,
     device: Device = "auto",
+    pure: Annotated[
+        bool, Parameter(help="Training: time the plain loop in pure half precision (Apex's O3), too."), flag
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Measure a recipe's training beside a plain PyTorch loop, or a trained model in every format."""
@@ -70,8 +74,8 @@ def benchmark(
     target, overrides = recipe_and_overrides(words)
     if target is None or _is_recipe(target):
         _refuse({"--formats": formats, "--batch": batch}, "a trained model", "a recipe")
-        return _training(words, devices or "auto", seconds or 30.0, as_json)
-    _refuse({"--devices": devices}, "a recipe", "a trained model")
+        return _training(words, devices or "auto", seconds or 30.0, as_json, pure=pure)
+    _refuse({"--devices": devices, "--pure": pure or None}, "a recipe", "a trained model")
     return _prediction(Path(target), overrides, formats or "", batch or "1", seconds or 3.0, as_json)
 
 
@@ -103,7 +107,7 @@ def _refuse(options: dict[str, object], wanted: str, given: str) -> None:
         )
 
 
-def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool) -> int:
+def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool, *, pure: bool) -> int:
     count = device_count(devices)
     from rankless.launch import environments
 
@@ -114,7 +118,7 @@ def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool)
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.bench import bench as measure
 
-    found = measure(chosen, count, seconds, lambda line: say(line, file=sys.stderr))
+    found = measure(chosen, count, seconds, lambda line: say(line, file=sys.stderr), pure)
     if as_json:
         print_json({"recipe": name, **found.as_json()})
     else:

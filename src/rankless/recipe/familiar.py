@@ -122,7 +122,7 @@ OPTIONS: Mapping[str, str] = {
     "momentum": "optim.momentum",
     "multiscale_training": "data.multi_scale=0.5",
     "n_cpu": "workers",
-    "no_val": "evaluate.every=0",
+    "no_val": "data.val=none: no evaluations, and every image of undivided data is trained on",
     **dict.fromkeys(("n", "n_gpu", "np", "nproc", "nproc_per_node", "num_gpus", "ranks"), _PLAN),
     "output_dir": _RUN,
     "pretrained": "model.pretrained",
@@ -252,10 +252,15 @@ def other_yolo(name: str) -> str:
 
 
 _WHOLE = "weights and optimizer stay in float32; bf16 and fp16 compute in half precision (Apex's O1)"
+_PURE = "; rankless benchmark RECIPE --pure times O3's, as a baseline of speed"
 _SYNC = "here it is sync"
 
 VALUES: Mapping[tuple[str, str], str] = {
-    **{("precision", word): _WHOLE for word in ("O2", "O3", "bf16-pure", "fp16-pure")},
+    ("precision", "O2"): _WHOLE,
+    **{
+        ("precision", word): _WHOLE + _PURE
+        for word in ("O3", "bf16-pure", "fp16-pure", "pure-bf16", "pure-fp16")
+    },
     ("data.format", "yolo"): "here it is darknet",
     ("precision", "O0"): "here it is fp32",
     ("precision", "O1"): "here it is bf16 or fp16",

@@ -103,6 +103,19 @@ def test_the_plain_loop_computes_the_same_gradient_however_it_cuts_the_batch() -
     assert (weights[0] - weights[1]).norm() < 1e-3 * moved
 
 
+def test_pure_half_precision_leaves_no_float32_number() -> None:
+    recipe = steady(load("digits", [*SMALL, "optim.name=adamw", "ema.decay=0.9"]))
+    loop = BareLoop(recipe, torch.device("cpu"))
+    for precision, dtype in (("fp32", torch.float32), ("pure-bf16", torch.bfloat16), ("fp32", torch.float32)):
+        loop.step(4, precision)
+        moments = [loop.optimizer.state[p][name] for p in loop.model.parameters() for name in MOMENTS]
+        held = [*loop.model.parameters(), *loop.average.model.parameters(), *moments]
+        assert {one.dtype for one in held} == {dtype}
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
 def test_the_table_fits_into_80_columns() -> None:
     speeds = [
         Speed("rankless", 1024, "bf16", 12345.67, 9876.54, (0.98, 1.02), 70 << 30),
@@ -152,8 +165,9 @@ def test_it_trains_both_in_turns_and_leaves_nothing_behind(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(benching, "_ROUNDS", 1)
+    monkeypatch.setattr(benching.os, "getloadavg", lambda: (99.0, 9.0, 9.0))
     monkeypatch.setattr(benching, "_threads", lambda recipe, ranks: 1)
-    words = [*SMALL, "data.multi_scale=0.5", "--devices", "2", "--seconds", "0.1", "--json"]
+    words = [*SMALL, "data.multi_scale=0.5", "--devices", "2", "--seconds", "0.1", "--pure", "--json"]
     assert main(["benchmark", *words]) == 0
     found = json.loads(capfd.readouterr().out)
     ours, *plain = found["speeds"]
@@ -161,6 +175,10 @@ def test_it_trains_both_in_turns_and_leaves_nothing_behind(tmp_path: Path, monke
     assert (ours["what"], ours["images"]) == ("rankless", 2)
     assert [(one["what"], one["images"]) for one in plain[:2]] == [("plain", 4), ("plain", 2)]
     assert plain[0]["beside"] == [1.0, 1.0]
+    assert plain[-1]["precision"] in ("pure-bf16", "pure-fp16") and plain[-1]["images"] == 4
+    assert any("other work on this machine disturbed" in note for note in found["notes"])
+    assert any("Apex's O3" in note for note in found["notes"])
+    assert not any("pure" in advice["text"] for advice in found["advice"])
     assert all(one["best"] >= one["median"] > 0 and one["memory"] > 100 << 20 for one in found["speeds"])
     assert sum(found["shares"].values()) == pytest.approx(1.0)
     assert min(found["shares"].values()) >= 0 and found["shares"]["compute"] > 0

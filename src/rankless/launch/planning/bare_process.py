@@ -3,7 +3,8 @@
 The same model, loss, memory layout, optimizer and average as Rankless, and nothing of its machinery: the
 images lie ready in memory, kernels need not be deterministic, nothing is recorded. It reads the recipe (JSON,
 resolved) with the number of its threads, then questions ``[images, precision, steps]``: so many steps of the
-whole batch, so many images at a time.
+whole batch, so many images at a time. In a precision such as ``pure-bf16`` weights and optimizer are of that
+type, too, as with Apex's O3.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         answer({"seconds": seconds, "memory": memory_taken(loop.device)})
 
 
+PURE = "pure-"
+"""What a precision begins with where nothing is float32."""
+
+
 class BareLoop:
     """A plain training loop."""
 
@@ -73,27 +78,50 @@ class BareLoop:
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
         self.batches: dict[int, list[Any]] = {}
         self.done = 0
+        self.dtype = torch.float32
+        self.model.register_forward_pre_hook(self._cast)
+
+    def _cast(self, _: Any, inputs: Any) -> Any:
+        """Return the model's images in its type; they are float32."""
+        return (inputs[0].to(self.dtype), *inputs[1:]) if hasattr(inputs[0], "dtype") else inputs
+
+    def _become(self, dtype: torch.dtype) -> None:
+        """Convert weights, average and what the optimizer keeps of each weight."""
+        if dtype == self.dtype:
+            return
+        self.dtype = dtype
+        for model in (self.model, self.average.model if self.average else self.model):
+            model.to(dtype)
+        for kept in self.optimizer.state.values():
+            kept.update(
+                {name: one.to(dtype) for name, one in kept.items() if name != "step" and one is not None}
+            )
 
     def step(self, images: int, precision: str) -> float:
         """Train one step of the whole batch in parts of this many images; return its seconds."""
         import torch
 
-        from rankless.recipe.precision import autocast
+        from rankless.recipe.convolutions import SoundConvolutions
+        from rankless.recipe.precision import autocast, dtype_of
 
+        pure = precision.removeprefix(PURE) if precision.startswith(PURE) else ""
+        self._become(dtype_of(pure))
+        on_cpu = self.device.type == "cpu"
+        scaler = torch.amp.GradScaler(self.device.type, enabled=False) if pure else self.scaler
         batches = self._ready(images)
         began = time.perf_counter()
         total = torch.zeros((), device=self.device)
         for batch in batches:
-            with autocast(precision, self.device):
+            with SoundConvolutions() if on_cpu and pure else autocast(precision, self.device):
                 loss = self.task.loss(self.model, batch.to(self.device))
                 mean = loss.sum / self.recipe.batch.images
-            self.scaler.scale(mean).backward()
+            scaler.scale(mean).backward()
             total += mean.detach()
         if self.recipe.optim.clip:
-            self.scaler.unscale_(self.optimizer)
+            scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optim.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        scaler.step(self.optimizer)
+        scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average:
             self.average.update(self.done)

@@ -20,6 +20,7 @@ from rankless.hardware.cores import usable_cores
 from rankless.launch.devices import visible
 from rankless.launch.local import ranks_for
 from rankless.launch.opening import begin, checked, device, with_precision
+from rankless.launch.planning.bare_process import PURE
 from rankless.launch.planning.bench_advice import Measured, Shares, advice
 from rankless.launch.planning.measurement_worker import AskedProcess
 from rankless.launch.planning.memory_guard import guarded
@@ -276,7 +277,9 @@ class Bench:
             yield "nothing of workers, data.cache, batch.micro and precision stands out"
 
 
-def bench(recipe: Recipe, devices: int | None, seconds: float, say: Callable[[str], None]) -> Bench:
+def bench(
+    recipe: Recipe, devices: int | None, seconds: float, say: Callable[[str], None], pure: bool = False
+) -> Bench:
     """Train a recipe and the same in a plain loop, in turns.
 
     Args:
@@ -284,6 +287,7 @@ def bench(recipe: Recipe, devices: int | None, seconds: float, say: Callable[[st
         devices: how many share a step; None is what a training would take.
         seconds: to measure for, beside what starting takes; each has a step in every round at least.
         say: takes a line before everything that takes a while.
+        pure: measure the plain loop in half precision without float32 weights, too.
     """
     recipe, _ = checked(recipe, None, [])
     busy = os.getloadavg()[0] > usable_cores() / 2  # before anything is started here
@@ -297,7 +301,7 @@ def bench(recipe: Recipe, devices: int | None, seconds: float, say: Callable[[st
         say("training in a plain loop …")
         bare = stack.enter_context(Bare(recipe, _threads(recipe, ranks)))
         whole = bare.largest(recipe.batch.images)
-        modes = _modes(recipe, whole)
+        modes = _modes(recipe, whole, pure)
         for mode in modes[1:]:
             bare.turn(mode, 0.0)
         bare.forget()
@@ -327,7 +331,7 @@ def _threads(recipe: Recipe, ranks: int) -> int:
     return recipe.threads if device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
 
 
-def _modes(recipe: Recipe, whole: int) -> list[Mode]:
+def _modes(recipe: Recipe, whole: int, pure: bool = False) -> list[Mode]:
     """The whole batch first; then what there is advice about, where the recipe has it otherwise."""
     modes: list[Mode] = [(whole, recipe.precision)]
     if recipe.batch.micro < whole:
@@ -335,6 +339,9 @@ def _modes(recipe: Recipe, whole: int) -> list[Mode]:
     fast = resolve("auto", device(), recipe.cpu_isa)
     if recipe.precision in ("fp32", "tf32") and fast == "bf16":
         modes.append((whole, fast))
+    if pure:
+        halves = [one for one in (recipe.precision, fast) if one in ("bf16", "fp16")]
+        modes.append((whole, PURE + (halves or ["bf16"])[0]))
     return modes
 
 
@@ -358,7 +365,9 @@ def _found(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[
 
     speeds = [speed("rankless", recipe.batch.micro, recipe.precision, ours.seconds, ours.memory)]
     speeds += [speed("plain", *mode, bare.rounds[mode], bare.memory[mode]) for mode in modes]
-    best = {(one.images, one.precision): one.beside[0] for one in speeds[1:]}
+    best = {
+        (one.images, one.precision): one.beside[0] for one in speeds[1:] if not one.precision.startswith(PURE)
+    }
     shares = ours.shares()
     workers = loader_processes(recipe, ranks, device().type)
     notes = []
@@ -370,6 +379,11 @@ def _found(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[
         notes.append("other work on this machine disturbed this: the best steps count, or measure again")
     if device().type == "cuda" and ranks > 1:
         notes.append(f"the plain loop has one GPU: {ranks} times its speed would be perfect")
+    if modes[-1][1].startswith(PURE):
+        notes.append(
+            f"{modes[-1][1]} (Apex's O3) is for speed alone: weights and optimizer in half precision round "
+            "small updates away; no training has it"
+        )
     return Bench(
         recipe,
         ranks,
