@@ -103,7 +103,9 @@ def check_numbers(html: str, folder: Path) -> None:
     panels = [
         lines for title, lines in found.charts.items() if title.startswith("Parts of the training loss")
     ]
-    assert sorted(name for lines in panels for name in lines) == sorted(steps[0]["parts"])
+    assert sorted(name for lines in panels for name in lines) == sorted(
+        n for n in steps[0]["parts"] if "/" not in n
+    )
     for title, name, expected in (
         ("Loss", "training", [[entry["step"], entry["loss"]] for entry in steps]),
         ("Learning rate", "learning rate", [[entry["step"], entry["lr"]] for entry in steps]),
@@ -411,10 +413,13 @@ def test_panels_fill_their_rows(widths: list[str], three: list[int], two: list[i
 def test_a_step_says_what_it_waited_for(trained: Path) -> None:
     timings = [entry["timing"] for entry in journal.read(trained / "journal.jsonl") if "step" in entry]
     always = {"seconds", "time", "waited", "network"}
-    assert all(always <= set(timing) <= {*always, "memory"} for timing in timings)
+    assert all(always <= set(timing) <= {*always, "memory", "busy"} for timing in timings)
     first, *_ = memory = [timing["memory"] for timing in timings if "memory" in timing]
     assert all(len(ranks) == 2 for ranks in memory)
     assert all(50 < held < 2**20 for held in first)  # MiB of a process with PyTorch: neither KiB nor bytes
+    busy = [timing["busy"] for timing in timings if "busy" in timing]
+    assert len(busy) == len(memory) and all(0 < share <= 1 for ranks in busy for share in ranks)
+    assert "a rank computes" in (trained / "report.html").read_text(encoding="utf-8")
     assert "memory of a rank" in (trained / "report.html").read_text(encoding="utf-8")
     assert all(0 <= timing[name] <= 1 for timing in timings for name in ("waited", "network"))
     assert any(timing["network"] for timing in timings)  # two ranks wait for each other

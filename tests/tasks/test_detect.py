@@ -226,7 +226,8 @@ def test_a_batch_of_digits_has_a_loss_that_reaches_every_weight():
     found = task.loss(model, task.collate([examples.item(index, 0) for index in (0, 3)]))
     found.sum.backward()
     assert found.count.item() == 2
-    assert set(found.parts) == {"box", "objectness", "classes"}
+    names = {"box", "objectness", "classes"}
+    assert set(found.parts) == names | {f"{level}/{name}" for level in ("P4", "P5") for name in names}
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 

@@ -149,7 +149,7 @@ class _Loop:
                 for text in self.stragglers.compare():
                     self.sinks.event("slow", done, text)
             if step == start or is_evaluated or saving:
-                self.stragglers.gather_memory()
+                self.stragglers.gather_use()
             scores = None
             if is_evaluated and not stopping:
                 with self.saver.saving_on_error(done):
@@ -187,8 +187,8 @@ class _Loop:
         with saver.saving_on_divergence(step):
             numbers = update(state, step, totals)
         seconds = time.perf_counter() - began
-        self.stragglers.end(seconds)
         waits = {"waited": batches.waited - waited, "network": peers.seconds - for_peers}
+        self.stragglers.end(seconds, waits["waited"])
         self.watchdog.begin("logging", step + 1)  # in sinks of the user's, too
         self._log(step, lr, numbers, seconds, waits)
         saver.look()
@@ -202,8 +202,7 @@ class _Loop:
         timing |= {name: round(waited / seconds, 3) for name, waited in waits.items()}
         if ranks := self.stragglers.take_spread():
             timing["ranks"] = ranks
-        if memory := self.stragglers.take_memory():
-            timing["memory"] = memory
+        timing |= self.stragglers.take_use()
         self.sinks.step(
             {
                 "step": done,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -32,31 +34,51 @@ class Stragglers:
         self._waited = self._waits.seconds
         self._named: set[int] = set()
         self._spread: list[float] = []
-        self._memory: list[int] = []
+        self._use: dict[str, list[Any]] = {}
+        self._forget_use()
 
     def begin(self) -> None:
         """Begin a step."""
         self._waited = self._waits.seconds
 
-    def end(self, seconds: float) -> None:
-        """A step of this rank has taken ``seconds``, all waits included."""
-        self._own.append((seconds - (self._waits.seconds - self._waited)) / self.micro_batches)
+    def end(self, seconds: float, images: float = 0.0) -> None:
+        """A step of this rank has taken ``seconds``, all waits included, those for ``images`` among them."""
+        peers = self._waits.seconds - self._waited
+        self._own.append((seconds - peers) / self.micro_batches)
+        self._waiting += peers + images
 
     def take_spread(self) -> list[float]:
         """On rank 0, the milliseconds of each rank's micro-batch as last compared; once, and then nothing."""
         spread, self._spread = self._spread, []
         return spread
 
-    def take_memory(self) -> list[int]:
-        """On rank 0, the MiB of each rank as last gathered; once, and then nothing."""
-        taken, self._memory = self._memory, []
+    def take_use(self) -> dict[str, list[Any]]:
+        """On rank 0, ``memory`` (MiB) and ``busy`` of each rank as last gathered; once, and then nothing."""
+        taken, self._use = self._use, {}
         return taken
 
-    def gather_memory(self) -> None:
-        """Gather each device's peak memory on rank 0; every rank must call this."""
+    def gather_use(self) -> None:
+        """Gather each rank's peak memory and occupancy on rank 0; every rank must call this.
+
+        A GPU is busy while its host waits neither for images nor for other ranks. A CPU is as busy as the
+        process's time on its cores says, beside the threads that it computes with.
+        """
         device = self.world.device
-        held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else memory.peak()
-        self._memory = self.world.gather(round(held / 2**20)) or []
+        if device.type == "cuda":
+            held = torch.cuda.max_memory_allocated(device)
+            busy = 1 - self._waiting / (time.perf_counter() - self._since)
+        else:
+            held = memory.peak()
+            sharing = self.world.size if self.world.transport.in_process else 1
+            threads = torch.get_num_threads() * sharing
+            busy = (time.process_time() - self._computed) / (time.perf_counter() - self._since) / threads
+        gathered = self.world.gather([round(held / 2**20), round(min(max(busy, 0.0), 1.0), 3)])
+        if gathered:
+            self._use = {"memory": [one[0] for one in gathered], "busy": [one[1] for one in gathered]}
+        self._forget_use()
+
+    def _forget_use(self) -> None:
+        self._waiting, self._since, self._computed = 0.0, time.perf_counter(), time.process_time()
 
     def compare(self) -> list[str]:
         """On rank 0, sentences about ranks that are slow now and were not before; every rank must call it."""

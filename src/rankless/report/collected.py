@@ -115,6 +115,7 @@ class Collected:
             1970, None where nobody wrote it down.
         spread: step, and milliseconds that a micro-batch takes each rank.
         memory: MiB that each rank's device has held at most, as last gathered; empty if unknown.
+        busy: the share of the time that each rank's device computed, as last gathered; empty if unknown.
         recipe: dotted key and value; empty where it cannot be read.
         recipe_text: ``recipe.yaml`` as it is.
         starts: entries of ``environment.json``.
@@ -139,6 +140,7 @@ class Collected:
         self.events: list[dict[str, Any]] = []
         self.spread: list[tuple[int, list[float]]] = []
         self.memory: list[int] = []
+        self.busy: list[float] = []
         self.times: tuple[float, float] | None = None
         self.pace = Pace()
 
@@ -193,6 +195,9 @@ class Collected:
         held = timing.get("memory")
         if isinstance(held, list) and all(_number(one) is not None for one in held):
             self.memory = held
+        busy = timing.get("busy")
+        if isinstance(busy, list) and all(_number(one) is not None for one in busy):
+            self.busy = busy
 
     def _read_beside(self) -> None:
         self.starts, _ = starts.read(self.run.environment)

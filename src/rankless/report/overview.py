@@ -37,6 +37,9 @@ def claim(run: Collected, digest: str | None) -> str:
     if run.memory:
         sizes = dict.fromkeys(f"{one / 1024:.1f}" for one in (min(run.memory), max(run.memory)))
         tiles.append(tile("memory of a rank", f"{'–'.join(sizes)} GiB"))
+    if run.busy:
+        shares = dict.fromkeys(f"{one:.0%}" for one in (min(run.busy), max(run.busy)))
+        tiles.append(tile("a rank computes", f"{'–'.join(shares)} of the time"))
     steps = f"{run.step:,}"
     tiles.append(tile("steps", steps))
     sentence = f"{_what(run)}; {text(run.state)}, {steps} {'step' if run.step == 1 else 'steps'}"

@@ -56,6 +56,7 @@ def loss_charts(run: Collected) -> str:
     loss, norm = list(steps.points("loss")), list(steps.points("gradient_norm"))
     validation = score_points(run, "loss")
     parts = [name for name in steps.names if name.startswith("part:")]
+    parts = [name for name in parts if f"part:{name.partition('/')[2]}" not in parts]  # of single heads
     # Of few steps the smoothed line is the line of the steps, which it would hide.
     few, smooth = len(loss) < FEW, "" if len(loss) < FEW else ", smoothed"
     gray = "Gray: each step." if steps.width == 1 else f"Gray: the mean of {steps.width:,} steps each."

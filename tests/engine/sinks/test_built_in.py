@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rankless.engine.sinks.background import BackgroundSink
 from rankless.engine.sinks.built_in import BUILT_IN
@@ -104,6 +105,28 @@ def test_tensorboard_is_read_by_its_own_reader(tmp_path: Path) -> None:
     assert text.step == 4 and text.tensor_proto.string_val[0] == b"so much"
     recipe = found.Tensors("recipe/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "| batch.images | 8 |" in recipe
+    kinds = [node.op for node in tensorflow_graph(found).node]
+    assert kinds.count("aten::_convolution") == 21  # of yolov4-tiny, in its paper
+
+
+def tensorflow_graph(found: Any) -> Any:
+    from tensorboard.compat.proto.graph_pb2 import GraphDef
+
+    return GraphDef.FromString(found._graph)
+
+
+def test_a_network_that_is_not_traced_is_a_sentence_in_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink, before = sink_class("tensorboard")(), torch.get_rng_state()
+    sink.start(RunStart(tmp_path, {**RECIPE, "task": "nowhere:Task"}, 0, 4, 1))
+    sink.close()
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    (text,) = found.Tensors("graph/text_summary")
+    assert b"not drawn: the network cannot be traced (" in text.tensor_proto.string_val[0]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.processes  # it asks which processor this is

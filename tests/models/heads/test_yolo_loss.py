@@ -30,6 +30,7 @@ HEADS = (
     YoloHead(ANCHORS, mask=(2, 3), stride=16, scale_xy=1.05, anchor_iou=0.3),
     YoloHead(ANCHORS, mask=(1, 2), stride=8, scale_xy=1.2, anchor_iou=0.3),
 )
+LEVELS = ("P4", "P3")
 HEIGHT, WIDTH, CLASSES = 32, 48, 3
 LOSSES = [
     yolo("yolov3", ignore=0.3),
@@ -484,6 +485,8 @@ def test_each_head_is_trained_by_its_own_numbers(box_loss):
         assert together.parts[part].item() == pytest.approx(
             sum(one.parts[part].item() for one in alone), rel=1e-12
         )
+        for level, one in zip(LEVELS, alone, strict=True):
+            assert together.parts[f"{level}/{part}"] == one.parts[part]
 
 
 FIELDS = {field.name for field in fields(loss_kinds.Yolov4Loss)}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from rankless.engine.sinks.numbers import flat, of_scores, of_step
 from rankless.engine.sinks.sink import RunStart, Sink
+from rankless.randomness import GENERATORS
 from rankless.structures import Scores
 
 
 class TensorBoardSink(Sink):
-    """Writes scalars, the recipe and what happened."""
+    """Writes scalars, the recipe, the network's graph and what happened."""
 
     def start(self, run: RunStart) -> None:
         """Open a file; TensorBoard drops the steps of earlier ones that are about to come again."""
@@ -20,6 +23,8 @@ class TensorBoardSink(Sink):
         self._writer = SummaryWriter(run.run / "tensorboard", purge_step=run.first + 1 if run.first else None)
         rows = [f"| {key} | {value.replace('|', ' ')} |" for key, value in flat(run.recipe)]
         self._add_text("recipe", "\n".join(["| key | value |", "|---|---|", *rows]), run.first)
+        if not run.first:
+            self._add_graph(run.recipe)
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """Write the scalars of a step."""
@@ -37,6 +42,24 @@ class TensorBoardSink(Sink):
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
+
+    def _add_graph(self, recipe: Mapping[str, Any]) -> None:
+        """Draw the network as it is built for the recipe, traced with one black image; or say why not."""
+        import torch
+
+        from rankless.recipe.load import from_json
+        from rankless.tasks import open_task
+
+        with GENERATORS, torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # about what depends on the image's size
+            try:
+                task: Any = open_task(from_json(json.dumps(recipe)))
+                image = torch.zeros(1, 3, *task.size)
+                traced = torch.jit.trace(task.model().eval(), image, check_trace=False, strict=False)
+                self._writer.add_graph(traced, image)
+            except Exception as error:  # a network of the user's, or one that PyTorch cannot trace
+                said = str(error).strip().partition("\n")[0]
+                self._add_text("graph", f"not drawn: the network cannot be traced ({said})", 0)
 
     def _add(self, numbers: Mapping[str, float], step: int) -> None:
         for name, value in numbers.items():

@@ -83,6 +83,8 @@ class Rows:
         self._steps += 1
         self._loss += float(entry["loss"])
         for name, value in entry["parts"].items():
+            if name.partition("/")[2] in entry["parts"]:
+                continue  # of one head: only in the journal
             self._parts[name] = self._parts.get(name, 0.0) + float(value)
         self.pace.add(entry["timing"]["seconds"], entry["timing"]["waited"])
         self._lr = float(entry["lr"])
@@ -208,6 +210,7 @@ class Terminal(Sink):
         self.rows = Rows(1, 1, images)
         self.steps = self.epochs = 0
         self.seconds: float | None = None  # of a step, smoothed: for the time that is left
+        self._busy: list[float] = []  # shares of the time that the ranks compute, as last gathered
         self._patience = threading.Timer(_PATIENCE, self._explain)
 
     def start(self, run: RunStart) -> None:
@@ -248,6 +251,9 @@ class Terminal(Sink):
             usual += [f"{speed_text(speed)} images/s", f"waited {pace.waited:.0%}"]
         if memory := _memory_gib():
             usual.append(f"{memory:.1f} GiB")
+        if busy := entry["timing"].get("busy", self._busy):
+            self._busy = busy
+            usual.append("busy " + "–".join(dict.fromkeys(f"{one:.0%}" for one in (min(busy), max(busy)))))
         self.bar.update(
             done,
             # The last step may go on into an epoch that is not asked for.

@@ -44,6 +44,7 @@ Options = loss_kinds.Yolov3Loss | loss_kinds.Yolov4Loss | loss_kinds.CfgLoss
 CONFIDENT_CLASS = 0.25
 # YOLOv4 clips the gradient of each truth on the raw box at this.
 LARGEST_BOX_GRADIENT = 5.0
+_PARTS = ("box", "objectness", "classes")
 _BOX_LOSS: dict[Name, BoxLoss] = {"yolov3": "mse", "yolov4": "ciou"}
 
 
@@ -88,14 +89,18 @@ class YoloLoss:
 
         Returns:
             The sum over the images, the number of images, and the parts ``box``, ``objectness`` and
-            ``classes``, which add up to the sum.
+            ``classes``, which add up to the sum; of several heads also those of each, such as ``P3/box``.
         """
         sums = [self._head(one, head, batch) for one, head in zip(raw, heads, strict=True)]
         box, objectness, classes = (torch.stack(part).sum() for part in zip(*sums, strict=True))
+        parts = dict(zip(_PARTS, (box, objectness, classes), strict=True))
+        if len(heads) > 1:
+            for level, of_head in zip(_levels(heads), sums, strict=True):
+                parts |= {f"{level}/{name}": part for name, part in zip(_PARTS, of_head, strict=True)}
         return LossSum(
             sum=box + objectness + classes,
             count=box.new_full((), batch.boxes.shape[0]),
-            parts={"box": box.detach(), "objectness": objectness.detach(), "classes": classes.detach()},
+            parts={name: part.detach() for name, part in parts.items()},
         )
 
     def settings(self, head: YoloHead) -> Settings:
@@ -199,6 +204,12 @@ class YoloLoss:
         if self.name == "yolov4":
             near = near & (cells[..., 5:].amax(-1).sigmoid() > CONFIDENT_CLASS)
         return overlap, near
+
+
+def _levels(heads: Sequence[YoloHead]) -> list[str]:
+    """Return the level of each head, as in P3 for 8 pixels per cell; its number where two share one."""
+    levels = [f"P{head.stride.bit_length() - 1}" for head in heads]
+    return levels if len(set(levels)) == len(levels) else [f"head{n}" for n in range(1, len(levels) + 1)]
 
 
 def _first(*values: float | Literal["auto"] | None) -> float:
