@@ -102,8 +102,7 @@ def _refuse(options: dict[str, object], wanted: str, given: str) -> None:
     wrong = [name for name, value in options.items() if value is not None]
     if wrong:
         raise UserError(
-            f"{name}: measures {wanted}, but {given} is given; leave it out or name {wanted}"
-            for name in wrong
+            f"{name} applies to {wanted}, but {given} is to be measured; leave it out" for name in wrong
         )
 
 
