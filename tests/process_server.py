@@ -77,15 +77,6 @@ class Forked:
         """Kill it."""
         self.send_signal(signal.SIGKILL)
 
-    @property
-    def proc(self) -> Forked:
-        """The process; torch's agent asks for it, and closes it."""
-        return self
-
-    def close(self, death_sig: int | None = None) -> None:
-        """End its process group."""
-        os.killpg(self.pid, death_sig or signal.SIGTERM)
-
     def _ended(self, seconds: float | None) -> int | None:
         if self.returncode is None and select.select([self._status], [], [], seconds)[0]:
             number = self._number()

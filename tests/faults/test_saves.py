@@ -12,7 +12,7 @@ import pytest
 from harness_for_faults import Run, finish, kill
 
 from rankless.engine import checkpoint
-from rankless.launch.agent import NOTICE
+from rankless.launch.ranks import NOTICE
 from rankless.runs.saving import saving_process
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]

@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankless.launch.agent import Outcome
+    from rankless.launch.job import Job
+    from rankless.launch.supervisor import RoundEnd
 
 
 class Started(BaseException):
     """Every check is passed and the ranks would be started now."""
 
 
-def one_rank(place: Path, *_: Any, **__: Any) -> Outcome:
+def one_rank(_: object, place: Path, *__: Any) -> RoundEnd:
     """What :mod:`rankless.launch.worker` does for rank 0, without what it does to its process."""
     from rankless.engine.loop import StopRequest
     from rankless.errors import UserError
     from rankless.launch import worker
-    from rankless.launch.agent import Outcome
-    from rankless.launch.job import leave_note, read_job
+    from rankless.launch.job import leave_note, read_job, read_notes
+    from rankless.launch.supervisor import RoundEnd
 
     job = read_job(place)
     try:
@@ -33,18 +34,16 @@ def one_rank(place: Path, *_: Any, **__: Any) -> Outcome:
         leave_note(place, 0, answer)
     except UserError as error:
         leave_note(place, 0, {"exit": error.exit_code, "problems": list(error.problems)})
-    return Outcome(None, None, {})
+    return RoundEnd(notes=read_notes(place))
 
 
-def no_rank_at_first(place: Path, *_: Any, **__: Any) -> Outcome:
+def no_rank_at_first(job: Job, place: Path, *_: Any, **__: Any) -> RoundEnd:
     """One rank for what reads weights or a run; none for a training that begins, which costs too much."""
-    from rankless.launch.job import read_job
     from rankless.runs.directory import RunDirectory
 
-    job = read_job(place)
     if job.verb == "train" and not RunDirectory(Path(job.run)).steps():
         raise Started
-    return one_rank(place)
+    return one_rank(job, place)
 
 
 @contextlib.contextmanager
@@ -53,9 +52,9 @@ def in_this_process(supervise: Any = no_rank_at_first) -> Iterator[None]:
     from rankless.engine import workers
     from rankless.launch import local
 
-    real = local.supervise, workers.loader_processes
-    local.supervise, workers.loader_processes = supervise, lambda *_: 0
+    real = local.run_ranks, workers.loader_processes
+    local.run_ranks, workers.loader_processes = supervise, lambda *_: 0
     try:
         yield
     finally:
-        local.supervise, workers.loader_processes = real
+        local.run_ranks, workers.loader_processes = real

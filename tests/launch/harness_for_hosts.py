@@ -33,14 +33,11 @@ ENVIRONMENT = {
     "instruction_set": {"ATen": "AVX2", "oneDNN": "AVX2"},
 }
 Reply = dict[str, Any] | None
-DONE: dict[str, Any] = {"notes": [{"finished": True}], "codes": {}, "signal": None, "step": 8}
-STOPPED: dict[str, Any] = {"notes": [{"signal": 15}], "codes": {}, "signal": "SIGTERM", "step": 4}
+DONE: dict[str, Any] = {"notes": [{"finished": True}], "step": 8}
+STOPPED: dict[str, Any] = {"notes": [{"signal": 15}], "signal": 15, "step": 4}
+ABANDONED: dict[str, Any] = {"step": 4}
 FAILED: dict[str, Any] = {
-    "notes": [],
-    "codes": {"0": -9},
-    "causes": {"0": "rank 0 was killed by SIGKILL"},
-    "tracebacks": {},
-    "signal": None,
+    "failed": {"0": {"code": -9, "cause": "rank 0 was killed by SIGKILL"}},
     "step": 4,
 }
 
@@ -138,7 +135,7 @@ class FakeChannel:
         self.machine.heard.append(do)
         if do in ("request", "abandon"):
             if self.machine.pending is not None:
-                self.end({**(STOPPED if do == "request" else FAILED), "codes": {}})
+                self.end(STOPPED if do == "request" else ABANDONED)
             return
         if (reply := self.machine.reply(do, request)) is not None:
             self.machine.pending = None

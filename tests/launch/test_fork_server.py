@@ -60,7 +60,7 @@ for how in sys.argv[2:]:
         while not Path(f"{sys.argv[1]}/wait.json").exists():
             time.sleep(0.01)
         assert rank.poll() is None
-        rank.close(signal.SIGKILL)
+        os.killpg(rank.pid, signal.SIGKILL)
     ended[how] = rank.wait(60)
     assert rank.poll() == ended[how]
     rank.send_signal(signal.SIGTERM)  # to nobody

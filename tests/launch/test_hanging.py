@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from rankless.errors import UserError
-from rankless.launch import agent
+from rankless.launch import ranks
 from rankless.launch.hanging import FORK_SERVER, STOPPED, Hanging, patience
 from rankless.launch.job import Pulse, leave_pulse, read_pulse
 
@@ -126,14 +126,14 @@ def test_only_what_a_process_itself_has_told_counts(tmp_path: Path) -> None:
 
 def test_a_process_that_no_signal_ends_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose driver or disk does not answer in the kernel: waiting for it would never end."""
-    monkeypatch.setattr(agent, "UNKILLABLE", 0.01)
+    monkeypatch.setattr(ranks, "_UNKILLABLE", 0.01)
 
     def wait(seconds: float) -> int:
         raise subprocess.TimeoutExpired("rank", seconds)
 
-    closed = []
+    killed = list[tuple[int, int]]()
+    monkeypatch.setattr(os, "killpg", lambda *about: killed.append(about))
     process = SimpleNamespace(pid=77, poll=lambda: None, wait=wait)
-    ranks = {n: SimpleNamespace(proc=process, close=closed.append) for n in range(2)}
     with pytest.raises(UserError, match=r"rank 4 \(process 77\) does not end when it is killed"):
-        agent.Agent._kill_all(SimpleNamespace(first=4, _handlers=lambda: ranks))  # type: ignore[arg-type]
-    assert closed == [signal.SIGKILL, signal.SIGKILL]
+        ranks.Ranks._kill_all(SimpleNamespace(processes={4: process, 5: process}))  # type: ignore[arg-type]
+    assert killed == [(77, signal.SIGKILL)] * 2

@@ -167,7 +167,7 @@ def test_ctrl_c_in_a_round(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_ranks_that_do_not_end_are_not_waited_for_without_end(
     stubborn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "_GRACE", 0.2)
+    monkeypatch.setattr(coordinator, "GRACE", 0.2)
     one, two = Machine("h1", [None, DONE]), Machine("h2", [None if stubborn == "asked" else FAILED, DONE])
     with cluster(monkeypatch, one, two) as found:
         channel_end = gang.Channel.end  # type: ignore[attr-defined]

@@ -46,7 +46,7 @@ _running: ForkServer | None = None
 
 
 class Forked:
-    """A process that the server has forked, with what torch's agent asks of a process and of its handler.
+    """A process that the server has forked.
 
     Attributes:
         pid: the process, which leads a process group and a session.
@@ -56,11 +56,6 @@ class Forked:
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server, self.pid = server, pid
         self.returncode: int | None = None
-
-    @property
-    def proc(self) -> Forked:
-        """The process."""
-        return self
 
     def poll(self) -> int | None:
         """The exit code, None while it lives."""
@@ -76,10 +71,6 @@ class Forked:
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return code
-
-    def close(self, death_sig: int | None = None) -> None:
-        """End its process group, as torch's handlers of processes do."""
-        os.killpg(self.pid, death_sig or signal.SIGTERM)
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it lives."""

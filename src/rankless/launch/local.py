@@ -8,22 +8,20 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rankless.arguments import Text, several
 from rankless.data.path_checks import refuse_gone
-from rankless.errors import INTERRUPTED, UserError, counted, escaped, one_of, remedy
+from rankless.errors import INTERRUPTED, UserError, counted, one_of, remedy
 from rankless.files.numbered import given_or_numbered
 from rankless.launch import environments, fork_server
-from rankless.launch.agent import GRACE, Hooks, supervise
 from rankless.launch.devices import visible
 from rankless.launch.fork_server import ForkServer
 from rankless.launch.inline import refuse as refuse_inline
 from rankless.launch.inline import train as train_inline
-from rankless.launch.job import Job, job_folder, log_of, notes, read_notes, take_cause, write_job
+from rankless.launch.job import Job, job_folder, write_job
 from rankless.launch.opening import (
     cards,
     checked,
@@ -35,10 +33,11 @@ from rankless.launch.opening import (
     training_job,
     with_precision,
 )
-from rankless.launch.rank_job import error_in
-from rankless.launch.rank_log import last_traceback
+from rankless.launch.ranks import Ranks, saved_step
 from rankless.launch.record import record_death, record_error
+from rankless.launch.requests import Requests
 from rankless.launch.sharing import refuse_idle, too_few
+from rankless.launch.supervisor import GRACE, Progress, RoundEnd, supervise, where_from
 from rankless.launch.threads import PARALLEL
 from rankless.printing import say, warn
 from rankless.recipe.data import IN_RECIPE
@@ -48,27 +47,8 @@ from rankless.recipe.schema import Recipe
 from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, weights_of
-from rankless.runs.saving import saving_process
 from rankless.tasks import resolve_recipe, trained
 from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_unasked
-
-SHOWN = 30
-"""Lines of a log that are printed."""
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a job ended.
-
-    Attributes:
-        note: of rank 0, or of the rank that met an error; empty without one.
-        signal: what ended the launcher, None if nothing did.
-        blamed: the rank that died again and again, None if none did.
-    """
-
-    note: dict[str, Any]
-    signal: signal.Signals | None
-    blamed: int | None
 
 
 def train(
@@ -117,12 +97,12 @@ def train(
         raise UserError(f"parallel is {parallel!r}: expected {one_of(PARALLEL)}")
     in_threads = parallel == "threads"
     name, given = recipe.task.rpartition(":")[2].lower(), Path(run) if run else None
-    with given_or_numbered(given, Path("runs", name), "--run") as path, visible(devices) as count:
+    with given_or_numbered(given, Path("runs", name), "--run") as path, visible(devices) as wanted:
         directory = RunDirectory(path)
         if inline or in_threads:
-            refuse_inline(recipe, count, parallel)
+            refuse_inline(recipe, wanted, parallel)
         recipe = resolve_recipe(recipe)
-        ranks = 1 if inline and not in_threads else ranks_for(count, recipe)
+        ranks = 1 if inline and not in_threads else ranks_for(wanted, recipe)
         with opened(directory, recipe, resume=resume) as recipe:
             if resume and is_finished(directory, recipe):
                 return 0
@@ -133,9 +113,8 @@ def train(
                 if inline or in_threads:
                     finished, number = train_inline(job, ranks if in_threads else None)
                 else:
-                    ending = _run(job, ranks, lambda: directory.pointed("last") or 0, traces)
-                    finished = bool(ending.note.get("finished"))
-                    number = ending.signal or ending.note.get("signal") or 0
+                    end = _run(job, ranks, traces)
+                    finished, number = bool(end.note.get("finished")), end.stopped_by
             except UserError as error:
                 record_error(directory, error.problems)
                 raise
@@ -174,7 +153,7 @@ def evaluate(
         overrides = [*overrides, f"task={json.dumps(absolute(name_of(task)))}"]
     if not any(override.startswith("task=") for override in overrides):
         refuse_unasked(loaded.recipe.task, path)
-    with visible(devices) as count, tempfile.TemporaryDirectory(prefix="rankless-") as folder:
+    with visible(devices) as wanted, tempfile.TemporaryDirectory(prefix="rankless-") as folder:
         text = Path(folder) / "recipe.yaml"
         text.write_text(dump(loaded.recipe), encoding="utf-8")
         refuse_unused_in_scoring(overrides, loaded.recipe.task)
@@ -186,19 +165,19 @@ def evaluate(
             )
         if recipe.task in BUILT_IN:
             refuse_gone(recipe.data.root, loaded.recipe.data.root, path)
-        recipe, ranks = with_precision(recipe), ranks_for(count, None)
+        recipe, ranks = with_precision(recipe), ranks_for(wanted, None)
         with _split_is_an_option(split):
-            ending = _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks, lambda: 0, None)
-    if "scores" not in ending.note:
-        if ending.signal is signal.SIGINT:
+            note = (end := _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks)).note
+    if "scores" not in note:
+        if end.signal == signal.SIGINT:
             raise KeyboardInterrupt
-        raise UserError(ending.note.get("problems", ["the evaluation was stopped before its end"]))
-    for sentence in ending.note.get("notes", ()):
+        raise UserError(note.get("problems", ["the evaluation was stopped before its end"]))
+    for sentence in note.get("notes", ()):
         say(sentence, file=sys.stderr)
-    for sentence in ending.note.get("warnings", ()):
+    for sentence in note.get("warnings", ()):
         warn(sentence)
     scored = {"data": recipe.data.root, "split": recipe.data.val} if recipe.task in BUILT_IN else {}
-    return {"weights": str(path), **scored, "images": ending.note["images"], **ending.note["scores"]}
+    return {"weights": str(path), **scored, "images": note["images"], **note["scores"]}
 
 
 def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list[float]:
@@ -252,33 +231,54 @@ def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]
         yield job_path
 
 
-def _run(job: Job, ranks: int, progress: Any, traces: Path | None) -> Ending:
-    """Start the ranks, wait for them, and read what they left."""
-    run = RunDirectory(Path(job.run))
-    with job_written(job, traces) as job_path:
-        outcome = supervise(
-            job_path,
-            ranks,
-            grace=GRACE if job.verb == "train" else 0.0,  # an evaluation has nothing to save
-            hooks=Hooks(
-                ended=lambda: bool(notes(job_path)),
-                progress=progress,
-                saving=lambda: saving_process(run) if job.run else None,
-                cause=partial(take_cause, job_path),
-                died=partial(record_death, run) if job.run else lambda *_: None,
-                report=warn,
-            ),
-            server=server_for(job),
-        )
-        if sys.stdout.isatty():
-            print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
-        left = read_notes(job_path)
-        if outcome.blamed is not None and not left:
-            log = last_traceback(log_of(Path(job.logs), outcome.blamed))
-            print("\n".join(map(escaped, log[-SHOWN:])), end="\n" if log else "", file=sys.stderr)
-    if error := error_in(left):
-        raise error
-    return Ending(left[0] if left else {}, outcome.signal, outcome.blamed)
+class _ThisMachine:
+    """The hosts of a job whose ranks all run on this machine.
+
+    Args:
+        job: what they do.
+        path: the file with the job.
+        ranks: how many.
+        requests: the signals that this process gets.
+    """
+
+    def __init__(self, job: Job, path: Path, ranks: int, requests: Requests) -> None:
+        self.job, self.path, self.ranks, self.requests = job, path, ranks, requests
+        self.progress = Progress(saved_step(job))
+
+    def rounds(self) -> Iterator[RoundEnd]:
+        server = server_for(self.job)
+        grace = GRACE if self.job.verb == "train" else 0.0  # an evaluation has nothing to save
+        for number in count(1):
+            end = Ranks(
+                self.job, self.path, self.ranks, self.requests, server, grace=grace, number=number
+            ).run()
+            server = server if server and server.alive else None
+            yield end
+
+    def record(self, end: RoundEnd) -> None:
+        self.progress.count(end.step)
+        for death in end.deaths if self.job.run else ():
+            record_death(RunDirectory(Path(self.job.run)), death)
+
+    def resumes(self, _: RoundEnd) -> str:
+        return where_from(self.progress.step)
+
+
+def run_ranks(job: Job, path: Path, ranks: int) -> RoundEnd:
+    """Run a job's ranks on this machine until they are done; how the last round ended."""
+    with Requests() as requests:
+        return supervise(_ThisMachine(job, path, ranks, requests)) or RoundEnd()
+
+
+def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
+    """Run the ranks until they are done; raises the error that they met."""
+    with job_written(job, traces) as path:
+        end = run_ranks(job, path, ranks)
+    if sys.stdout.isatty():
+        print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
+    if end.error:
+        raise end.error
+    return end
 
 
 def server_for(job: Job) -> ForkServer | None:

@@ -8,22 +8,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from rankless.errors import UserError
+from rankless.launch.supervisor import Death
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
 
-def record_death(run: RunDirectory, rank: int | None, code: int, text: str) -> None:
-    """Write down how a rank died, or with None the process that forks them.
-
-    Args:
-        run: no rank of it is alive.
-        rank: which.
-        code: how its process ended; the negative number of the signal that killed it.
-        text: the same as a sentence.
-    """
-    how = {"signal": signal.Signals(-code).name} if code < 0 else {"code": code}
-    who = {} if rank is None else {"rank": rank}
-    _append(run, {"event": "death", "at": _step(run), **who, **how, "text": text})
+def record_death(run: RunDirectory, death: Death) -> None:
+    """Write down a death in a run of which no rank is alive."""
+    how = {"signal": signal.Signals(-death.code).name} if death.code < 0 else {"code": death.code}
+    who = {} if death.rank is None else {"rank": death.rank}
+    _append(run, {"event": "death", "at": _step(run), **who, **how, "text": death.text})
 
 
 def record_error(run: RunDirectory, errors: Sequence[str]) -> None:

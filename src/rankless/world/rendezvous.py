@@ -19,7 +19,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from rankless.errors import UserError
 from rankless.files.cache_folder import is_private, remove_at_exit
@@ -30,100 +29,21 @@ from rankless.world.secret import sealed
 _POLL = 0.05  # seconds
 _PREFIX, _FILE = "rankless-", "store"  # names of the folder and the file
 _PATIENCE = 60.0  # seconds in which a store answers
-_TOUCH = 3600.0  # seconds; folders for temporary files are swept of what is days old
 # By the operating system: the loopback interface, which nothing outside the machine can reach.
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 
 
-class OneMachine(RendezvousHandler):
-    """The rendezvous of ranks on the launcher's own machine; it opens no socket.
+@contextmanager
+def private_meeting() -> Iterator[Path]:
+    """An empty file at which the ranks of this machine meet, in a folder that only this user can enter.
 
-    Torch's own rendezvous listens on every interface, takes no password and unpickles what it is sent.
-
-    Args:
-        folder: its files, like the meeting, are touched now and then, so that no cleaner takes them for old.
-
-    Attributes:
-        meeting: the file at which the ranks of the current round meet, in a folder that only this user can
-            enter; every round has another.
+    It opens no socket, where torch's own rendezvous listens on every interface and unpickles what it is sent.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._touched = folder, time.monotonic()
-        self._run_id = str(uuid.uuid4())
-        self.meeting: Path | None = None
-
-    def get_backend(self) -> str:
-        return "one-machine"
-
-    def numbers(self, count: int) -> tuple[int, int]:
-        """The number of the first of ``count`` ranks here, and how many there are in all."""
-        return 0, count
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        self.shutdown()
-        self.meeting = _private_file()
-        # The agent is alone: its own store needs no address. No rank uses the address.
-        return RendezvousInfo(dist.HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 0))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        """No other agent waits for word of it."""
-
-    def num_nodes_waiting(self) -> int:
-        """None ever waits. The agent asks many times a second, so this is where files are touched."""
-        if time.monotonic() > self._touched + _TOUCH:
-            self._touch()
-        return 0
-
-    def _touch(self) -> None:
-        self._touched = time.monotonic()
-        for folder in filter(None, (self._folder, self.meeting and self.meeting.parent)):
-            for path in (folder, *folder.rglob("*")):
-                with suppress(OSError):  # gone meanwhile
-                    os.utime(path)
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        if self.meeting is not None:
-            shutil.rmtree(self.meeting.parent, ignore_errors=True)
-            self.meeting = None
-        return True
-
-
-class OneOfMany(OneMachine):
-    """The rendezvous of one machine's ranks among several machines; a coordinator numbered them.
-
-    Args:
-        folder: as for :class:`OneMachine`.
-        first: the number of the first rank here.
-        size: how many ranks there are on all machines.
-        address, port: of the store that a launcher has opened (:func:`open_store`).
-    """
-
-    def __init__(self, folder: Path, first: int, size: int, address: str, port: int) -> None:
-        super().__init__(folder)
-        self._first, self._size, self._at = first, size, RendezvousStoreInfo(address, port)
-
-    def get_backend(self) -> str:
-        return "one-of-many"
-
-    def numbers(self, count: int) -> tuple[int, int]:
-        return self._first, self._size
-
-    def get_run_id(self) -> str:
-        return "hosts"  # the same for the agents of all machines
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(dist.HashStore(), 0, 1, self._at)
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True  # no rank opens one
+    file = _private_file()
+    try:
+        yield file
+    finally:
+        shutil.rmtree(file.parent, ignore_errors=True)
 
 
 def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> dist.TCPStore:

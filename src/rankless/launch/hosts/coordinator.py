@@ -11,26 +11,27 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rankless.errors import INTERRUPTED, STOPPED, UserError, counted, escaped
-from rankless.launch.agent import HOPELESS, where_from
+import msgspec
+from msgspec.structs import asdict
+
+from rankless.errors import INTERRUPTED, STOPPED, UserError, counted
 from rankless.launch.hosts import start
 from rankless.launch.hosts.gang import Gang, Member
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.returning import Returning
-from rankless.launch.hosts.round_end import RoundEnd, is_failed
 from rankless.launch.hosts.start import names
 from rankless.launch.hosts.training import Training, Wanted
 from rankless.launch.hosts.way import Way
 from rankless.launch.opening import report_nothing_left, report_stopped
+from rankless.launch.ranks import Place
 from rankless.launch.requests import Requests
 from rankless.launch.sharing import too_few
+from rankless.launch.supervisor import GRACE, Death, Progress, RoundEnd, supervise, where_from
 from rankless.printing import say, warn
 
-_GRACE = 600.0  # seconds for the step under way and its checkpoint; a second signal ends it at once
 _WAIT = 600.0  # seconds for hosts to come back when there are fewer than wanted
 _SHORT = 60.0  # seconds for what takes a moment
 _LAST = 10.0  # seconds for hosts to remove what is not to stay
@@ -54,6 +55,7 @@ class Coordinator:
     """
 
     training: Training
+    progress: Progress
 
     def __init__(self, wanted: Wanted, hosts: Sequence[Host], way: Way, requests: Requests) -> None:
         self.wanted, self.requests = wanted, requests
@@ -62,8 +64,10 @@ class Coordinator:
         self.hosts = Returning(self.gang, warn)
         self.has_started = False
         self.outcome: dict[str, Any] = {}
-        self.deaths: list[dict[str, Any]] = []  # to be recorded by the next round's first host
-        self.reached = self.stuck = self.number = 0
+        self.members: list[Member] = []  # of the last round, rank 0's first
+        self.deaths: list[Death] = []  # to be recorded by the next round's first host
+        self.number = 0
+        self.answered = True  # whether a host has said how the last round ended
         self.unheard = False  # whether no host has said how far the last round has come
         self.waiting_since: float | None = None
 
@@ -75,7 +79,7 @@ class Coordinator:
         """
         grace = 3.0
         try:
-            return self._rounds() if self._start() else 0
+            return self._supervised() if self._start() else 0
         except UserError:
             self._leave("withdraw")
             raise
@@ -125,11 +129,26 @@ class Coordinator:
             start.begin(self.gang, self.training, member, self.token, resume=wanted.resume)
             self.hosts.joined.add(member.index)
         start.must_meet(self.gang, members)
-        self.reached = newest.holds["step"] or 0
+        self.progress = Progress(newest.holds["step"] or 0)
         self.has_started = True
         return True
 
-    def _rounds(self) -> int:
+    def _supervised(self) -> int:
+        end = supervise(self)
+        if end is None:
+            return self._stopped(self.requests.first) if self.requests.first else 1
+        if end.error:
+            raise end.error
+        if end.is_finished:
+            return self._dry_run_done(end) if self.wanted.dry_run_steps else self._finished()
+        if by := end.stopped_by:
+            return self._stopped(signal.Signals(by), end)
+        look = f"look at {self.training.run}/logs on the hosts"
+        say(f"error: the ranks could not go on; {look}, then: {self._again()}", file=sys.stderr)
+        return 1
+
+    def rounds(self) -> Iterator[RoundEnd]:
+        """Run a round whenever the next one is asked for; ends when there are too few hosts for one."""
         while members := self._present():
             members = self._meet(members)
             if len(members) < self.wanted.least:
@@ -139,17 +158,21 @@ class Coordinator:
                 held = self.gang.ask(members, "holds", {"run": str(self.training.run)}, _SHORT)
                 self._count(max([reply.get("step") or 0 for reply in held.values()], default=0))
                 self.unheard = False
-            end = self._round(members)
-            end.raise_problems()
-            if end.is_finished:
-                return (
-                    self._dry_run_done(members, end) if self.wanted.dry_run_steps else self._finished(members)
-                )
-            if by := self.requests.first or end.stopped_by:
-                return self._stopped(by, end)
-            if (end.is_failed or not end.regrouping) and not self._judge(end):
-                return 1
-        return self._stopped(self.requests.first) if self.requests.first else 1
+            self.members = members
+            yield self._round(members)
+
+    def record(self, end: RoundEnd) -> None:
+        """Count how far a round has come; the next round's first host writes its deaths into the journal."""
+        self.unheard = not self.answered
+        if self.answered:
+            self._count(end.step)
+        self.deaths += end.deaths
+
+    def resumes(self, end: RoundEnd) -> str:
+        """From where, and on which hosts, the next round starts."""
+        left = names([member for member in self.gang.members if member.index in self.hosts.joined])
+        saved = None if end.lost and not self.progress.step else self.progress.step
+        return f"{where_from(saved)} on {left or 'the hosts that come back'}"
 
     def _present(self) -> list[Member]:
         """The hosts that hold the run; waits where there are too few. Empty when that took too long."""
@@ -177,7 +200,7 @@ class Coordinator:
         for member in self.hosts.lost():
             text = f"lost {member.name} ({member.lost})"
             warn(text)
-            self.deaths.append({"rank": None, "code": 0, "text": text})
+            self.deaths.append(Death(None, 0, text))
 
     def _meet(self, members: list[Member]) -> list[Member]:
         """Find out who reaches whom now; the hosts that can train together."""
@@ -200,13 +223,14 @@ class Coordinator:
         if "port" not in opened:
             self.hosts.leave_out(lead, "; ".join(opened.get("problems", [lead.lost])))
             self._see_losses()
-            return RoundEnd({}, [lead], regrouping=False)
+            self.answered = False
+            return RoundEnd(lost=[lead.name])
         first, size = 0, sum(counts.values())
-        meeting = {"address": lead.own, "port": opened["port"], "size": size, "number": self.number}
         for member in members:
-            here = {"ranks": counts[member.index], "first": first, "own": member.own, "deaths": self.deaths}
-            self.deaths = []
-            self.gang.order(member, "round", job=asdict(self.training.job(member)), **here, **meeting)
+            place = asdict(Place(first, size, lead.own, opened["port"]))
+            here = {"ranks": counts[member.index], "own": member.own, "place": place, "number": self.number}
+            here["deaths"], self.deaths = [asdict(death) for death in self.deaths], []
+            self.gang.order(member, "round", job=vars(self.training.job(member)), **here)
             first += counts[member.index]
         return self._watch(members)
 
@@ -218,27 +242,32 @@ class Coordinator:
             self.gang.pump(0.1)
             self._see_losses()
             if self.requests.first is not None and not asked:
-                asked, until = True, time.monotonic() + _GRACE
+                asked, until = True, time.monotonic() + GRACE
                 if not regrouping:  # otherwise they are saving already, and a second request is a hurry
                     self._send_to_round(members, "request", int(self.requests.first))
-            failed = any(m.lost or (m.replies and is_failed(m.replies[0])) for m in members)
+            failed = any(m.lost or (m.replies and _is_failed(m.replies[0])) for m in members)
             self.gang.missing = failed
             if failed and not abandoned:
-                abandoned, until = True, min(until, time.monotonic() + _GRACE)
+                abandoned, until = True, min(until, time.monotonic() + GRACE)
                 self._send_to_round([member for member in members if not member.replies], "abandon")
             if not (asked or failed or regrouping) and self.hosts.look(self.training, self.token):
-                regrouping, until = True, time.monotonic() + _GRACE
+                regrouping, until = True, time.monotonic() + GRACE
                 self._send_to_round(members, "request", int(signal.SIGTERM))
             if time.monotonic() > until:
                 if asked:
                     raise Hurried
                 for member in waiting:
-                    self.gang.lose(member, f"its ranks did not end within {_GRACE:.0f} s")
+                    self.gang.lose(member, f"its ranks did not end within {GRACE:.0f} s")
         self.gang.missing = False
         self._see_losses()
         replies = {member.index: member.replies.popleft() for member in members if member.replies}
-        lost = [member for member in members if member.lost]
-        return RoundEnd(replies, lost + self._leave_out(members, replies), regrouping)
+        lost = [member for member in members if member.lost] + self._leave_out(members, replies)
+        self.answered = bool(replies)
+        ends = [msgspec.convert(reply, RoundEnd, str_keys=True) for reply in replies.values()]
+        by = self.requests.first
+        end = RoundEnd.merged(ends, [member.name for member in lost], regrouping=regrouping and not by)
+        end.signal = int(by or end.signal)
+        return end
 
     def _leave_out(self, members: list[Member], replies: dict[int, dict[str, Any]]) -> list[Member]:
         """Leave out hosts that could not run their ranks, if enough could.
@@ -260,36 +289,13 @@ class Coordinator:
         for member in members:
             self.gang.send(member, what, of=self.number, number=number)
 
-    def _judge(self, end: RoundEnd) -> bool:
-        """Report why the round ended; whether there is hope."""
-        self.unheard = not end.replies
-        if end.replies:
-            self._count(end.step)
-        self.deaths += end.deaths
-        if self.stuck > HOPELESS:
-            warn(f"{end.why}; {HOPELESS} restarts did not get a checkpoint further, giving up")
-            for line in end.traceback:
-                print(escaped(line), file=sys.stderr)
-            look = f"look at {self.training.run}/logs on the hosts"
-            say(f"error: the ranks could not go on; {look}, then: {self._again()}", file=sys.stderr)
-            return False
-        left = names([member for member in self.gang.members if member.index in self.hosts.joined])
-        on = left or "the hosts that come back"
-        saved = None if end.lost and not self.reached else self.reached
-        warn(f"{end.why}; restarting from {where_from(saved)} on {on}")
-        return True
-
     def _count(self, step: int) -> None:
         """Note how far the last round has come."""
-        if step > self.reached:
-            self.stuck = 0
+        if self.progress.count(step):
             self.hosts.has_trained()
-        else:
-            self.stuck += 1
-        self.reached = max(self.reached, step)
 
-    def _finished(self, members: Sequence[Member]) -> int:
-        lead = members[0]
+    def _finished(self) -> int:
+        members, lead = self.members, self.members[0]
         if not lead.lost:
             replies = self.gang.ask([lead], "report", {"run": str(self.training.run)}, _SHORT)
             for line in replies.get(lead.index, {}).get("text", "").splitlines():
@@ -300,19 +306,18 @@ class Coordinator:
             warn(f"{name} has the run only up to step {steps}; copy it from another host")
         return 0
 
-    def _dry_run_done(self, members: Sequence[Member], end: RoundEnd) -> int:
+    def _dry_run_done(self, end: RoundEnd) -> int:
         """Keep what is compared."""
-        asked = start.must(self.gang, members[:1], "outcome", {"run": str(self.training.run)})
-        self.outcome = asked[members[0].index]
-        traces = {name: text for reply in end.replies.values() for name, text in reply["traces"].items()}
-        self.outcome["traces"] = {int(name.removeprefix("trace-")): text for name, text in traces.items()}
+        lead = self.members[0]
+        asked = start.must(self.gang, [lead], "outcome", {"run": str(self.training.run)})
+        self.outcome = {**asked[lead.index], "traces": end.traces}
         return 0
 
     def _stopped(self, by: signal.Signals, end: RoundEnd | None = None) -> int:
         if self.wanted.dry_run_steps:
             return INTERRUPTED if by is signal.SIGINT else STOPPED
-        step = max(self.reached, end.step if end else 0)
-        known = bool(end.replies) and bool(step or not end.lost) if end else not self.unheard
+        step = max(self.progress.step, end.step if end else 0)
+        known = self.answered and bool(step or not end.lost) if end else not self.unheard
         return report_stopped(by, step, self._again(), known=known)
 
     def _again(self) -> str:
@@ -321,6 +326,11 @@ class Coordinator:
         words = ["rankless", "train", "--resume", "--run", str(self.training.run), "--hosts", hosts]
         least = ["--min-hosts", str(self.wanted.least)] if self.wanted.least > 1 else []
         return shlex.join([*words, *least, *self.gang.way.options])
+
+
+def _is_failed(reply: Mapping[str, Any]) -> bool:
+    """Whether the ranks of a host did not end as they should."""
+    return bool(reply.get("failed") or reply.get("problems"))
 
 
 def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], way: Way) -> int:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankless.errors import escaped
-from rankless.launch.agent import how_it_ended
 from rankless.launch.hanging import STOPPED, patience
 from rankless.launch.hosts.channel import MISSED, SILENCE, Channel, Event
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.way import Way
+from rankless.launch.supervisor import how_it_ended
 
 _CONNECT = 60.0  # seconds for a connection and the supervisor's first word
 _START = 300.0  # seconds for the imports of the process there, from a cold network disk, too

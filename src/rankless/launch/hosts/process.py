@@ -21,6 +21,8 @@ from contextlib import ExitStack, redirect_stdout, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from rankless import __version__
 from rankless.errors import UserError, of_the_system
 from rankless.hardware.processes import die_with_parent, name_process
@@ -207,10 +209,7 @@ class HostProcess(DoctorCommands):
         number: int,
         job: dict[str, Any],
         ranks: int,
-        first: int,
-        size: int,
-        address: str,
-        port: int,
+        place: dict[str, Any],
         own: str,
         deaths: list[dict[str, Any]],
     ) -> dict[str, Any]:
@@ -220,40 +219,44 @@ class HostProcess(DoctorCommands):
             number: of the round.
             job: the fields of a :class:`rankless.launch.job.Job`.
             ranks: how many run here.
-            first: the number of the first.
-            size: how many run on all hosts.
-            address, port: of the store.
+            place: of the ranks among those of the other hosts.
             own: the address of this host that the others use.
             deaths: what ended the round before, for the journal.
         """
         from rankless.hardware.network import interface_of
-        from rankless.launch.hosts.round import run_round
+        from rankless.launch import local
         from rankless.launch.job import Job
+        from rankless.launch.ranks import Place, Ranks
         from rankless.launch.record import record_death
+        from rankless.launch.supervisor import GRACE, Death
         from rankless.runs.directory import RunDirectory
-        from rankless.world.rendezvous import OneOfMany
+        from rankless.world.rendezvous import on_interface
 
-        interface = interface_of(own) if size > ranks else None
-        wanted = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
-        added = {name: value for name, value in wanted.items() if name not in os.environ}
-        os.environ.update(added)
+        at, task = Place(**place), Job(**job)
         self.in_round, self.unwatched = True, 0
         for death in deaths:
-            record_death(RunDirectory(Path(job["run"])), **death)
+            record_death(RunDirectory(Path(task.run)), Death(**death))
         try:
-            return run_round(
-                Job(**job),
-                ranks,
-                first,
-                lambda folder: OneOfMany(folder, first, size, address, port),
-                self._requests_of(number),
-                lambda: number in self.abandoned,
-                self._is_watching,
-            )
+            with (
+                on_interface(interface_of(own) if at.size > ranks else None),
+                self._requests_of(number) as requests,
+                local.job_written(task, None, at.first) as path,
+            ):
+                end = Ranks(
+                    task,
+                    path,
+                    ranks,
+                    requests,
+                    local.server_for(task),
+                    grace=GRACE,
+                    number=number,
+                    place=at,
+                    abandoned=lambda: number in self.abandoned,
+                    watching=self._is_watching,
+                ).run()
+                return dict(msgspec.to_builtins(end, str_keys=True))
         finally:
             self.store, self.in_round = None, False
-            for name in added:
-                del os.environ[name]
 
     def do_outcome(self, run: str) -> dict[str, Any]:
         """The digest of the last checkpoint's weights, and the seconds of every step."""

@@ -1,0 +1,263 @@
+"""The ranks of one machine in one round: started, watched, and ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from rankless.errors import UserError
+from rankless.launch.fork_server import ForkServer
+from rankless.launch.hanging import FORK_SERVER, Hanging
+from rankless.launch.job import Job, leave_cause, log_of, read_notes, read_pulse, take_cause
+from rankless.launch.rank_log import last_traceback
+from rankless.launch.requests import ASKS, Requests
+from rankless.launch.supervisor import Death, Failure, RoundEnd, how_it_ended
+from rankless.runs.directory import RunDirectory
+from rankless.runs.saving import saving_process
+from rankless.world.rendezvous import private_meeting
+
+NOTICE = 3.0  # seconds in which ranks that miss another one end by themselves
+SHOWN = 30
+"""Lines of a log that are printed."""
+# -P: where the command is given may be a stranger's folder, whose files must not pass for libraries.
+_INTERPRETER = (sys.executable, "-P", "-m", "rankless.launch.worker")
+_POLL = 0.05
+_UNKILLABLE = 30.0  # seconds that a killed process may take to end
+_TOUCH = 3600.0  # seconds; folders for temporary files are swept of what is days old
+
+
+class Place(msgspec.Struct):
+    """The place of one machine's ranks among those of several.
+
+    Attributes:
+        first: the number of the first rank here.
+        size: how many ranks there are on all machines.
+        address, port: of the store where they meet.
+    """
+
+    first: int
+    size: int
+    address: str
+    port: int
+
+
+class Process(Protocol):
+    """A rank's process, which leads its own process group."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+
+
+class Ranks:
+    """The ranks of a round.
+
+    Args:
+        job: what they do.
+        path: the file with the job, which the ranks read.
+        count: how many run here.
+        requests: the signals that this process gets.
+        server: forks the ranks as long as it lives; without one they are new interpreters.
+        grace: seconds for the ranks to end when they are asked to.
+        number: of the round, from 1.
+        place: among the ranks of other machines; None if there are no others.
+        abandoned: whether the ranks of other machines have gone, so that these cannot go on.
+        watching: called again and again while the ranks are watched.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        path: Path,
+        count: int,
+        requests: Requests,
+        server: ForkServer | None,
+        *,
+        grace: float,
+        number: int = 1,
+        place: Place | None = None,
+        abandoned: Callable[[], bool] = lambda: False,
+        watching: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.job, self.path, self.count, self.requests, self.server = job, path, count, requests, server
+        self.grace, self.number, self.place = grace, number, place
+        self.abandoned, self.watching = abandoned, watching
+        self.first = place.first if place else 0
+        self.processes: dict[int, Process] = {}
+        self.hanging = Hanging(partial(read_pulse, path))
+        self._touched = time.monotonic()
+
+    def run(self) -> RoundEnd:
+        """Run the ranks until all have ended, for whatever reason."""
+        with private_meeting() if self.place is None else contextlib.nullcontext() as meeting:
+            try:
+                self._start(meeting)
+                failed = self._watch(meeting)
+            finally:
+                self._kill_all()
+        return self._ended(failed)
+
+    def _start(self, meeting: Path | None) -> None:
+        """Start the ranks, each with its signals blocked until it listens for them."""
+        words = [str(self.path), str(os.getpid()), *([str(meeting)] if meeting else [])]
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
+        try:
+            for local in range(self.count):
+                environment = {**os.environ, **self._variables(local)}
+                self.processes[self.first + local] = (
+                    self.server.fork(words, environment)
+                    if self.server
+                    else subprocess.Popen([*_INTERPRETER, *words], env=environment, start_new_session=True)
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def _variables(self, local: int) -> dict[str, str]:
+        """What a rank reads of its number and its peers, by the names that torchrun uses."""
+        place = self.place
+        found = {
+            "RANK": self.first + local,
+            "LOCAL_RANK": local,
+            "WORLD_SIZE": place.size if place else self.count,
+            "LOCAL_WORLD_SIZE": self.count,
+            "MASTER_ADDR": place.address if place else "127.0.0.1",
+            "MASTER_PORT": place.port if place else 0,
+            "TORCHELASTIC_RESTART_COUNT": self.number - 1,
+            "TORCHELASTIC_RUN_ID": "hosts",  # the same on all machines
+            "TORCHELASTIC_USE_AGENT_STORE": place is not None,  # no rank opens one
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        }
+        return {name: str(value) for name, value in found.items()}
+
+    def _watch(self, meeting: Path | None) -> dict[int, int]:
+        """Wait for the end of all ranks, which the first failure and a request bring about.
+
+        Returns:
+            The exit codes of the ranks that failed by themselves.
+        """
+        while None in (codes := self._codes()).values():
+            if self.requests.first is not None:
+                self._stop(self.requests.first)
+                return {}
+            if any(codes.values()) or self.abandoned():
+                return self._end_the_rest()
+            self._kill_hung()
+            self._touch(meeting)
+            time.sleep(_POLL)
+        return {} if self.requests.first else {rank: code for rank, code in codes.items() if code}
+
+    def _codes(self) -> dict[int, int | None]:
+        """Exit codes by rank; None where it lives."""
+        return {rank: process.poll() for rank, process in self.processes.items()}
+
+    def _stop(self, by: signal.Signals) -> None:
+        """Ask the ranks to end, and wait for it."""
+        for process in self.processes.values():
+            process.send_signal(signal.SIGINT if by is signal.SIGINT else signal.SIGTERM)
+        self._wait_for_all(self.grace)
+
+    def _end_the_rest(self) -> dict[int, int]:
+        """Give the other ranks a moment after a death; the codes of all that failed by themselves."""
+        self._wait_for_all(NOTICE)
+        if self._is_saving():  # the others wait for it, or have left it alone with its work
+            self._wait_for_all(self.grace, self._is_saving)
+            self._wait_for_all(NOTICE)
+        return {rank: code for rank, code in self._codes().items() if code}
+
+    def _wait_for_all(self, seconds: float, going_on: Callable[[], bool] = lambda: True) -> None:
+        """Wait until every rank has ended: while ``going_on``, at most so long, not when somebody hurries."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.requests.hurry and None in self._codes().values():
+            if not going_on():
+                break
+            self._kill_hung()
+            time.sleep(0.02)
+
+    def _is_saving(self) -> bool:
+        """Whether a rank that lives is writing a checkpoint."""
+        saving = saving_process(RunDirectory(Path(self.job.run))) if self.job.run else None
+        return any(one.pid == saving and one.poll() is None for one in self.processes.values())
+
+    def _kill_hung(self) -> None:
+        """Kill each process that hangs, with its process group; the rest then ends as after every death."""
+        self.watching()
+        alive = {rank: one.pid for rank, one in self.processes.items() if one.poll() is None}
+        if self.server is not None and alive:
+            alive[FORK_SERVER] = self.server.pid
+        for rank, text in self.hanging.look(alive).items():
+            if rank != FORK_SERVER:
+                leave_cause(self.path, rank, text)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(alive[rank], signal.SIGKILL)
+
+    def _kill_all(self) -> None:
+        """Kill the ranks that are left, each with its process group.
+
+        Raises:
+            UserError: one does not end: what it waits for in the kernel does not answer.
+        """
+        left = {rank: one for rank, one in self.processes.items() if one.poll() is None}
+        for process in left.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for rank, process in left.items():
+            try:
+                process.wait(_UNKILLABLE)
+            except subprocess.TimeoutExpired:
+                raise UserError(
+                    f"rank {rank} (process {process.pid}) does not end when it is killed, "
+                    "as a driver or a disk that it waits for does not answer; see dmesg, restart the machine "
+                    "where that does not mend it, and go on with --resume"
+                ) from None
+
+    def _touch(self, meeting: Path | None) -> None:
+        """Touch the files of the job and the meeting now and then, so that no cleaner takes them for old."""
+        if time.monotonic() < self._touched + _TOUCH:
+            return
+        self._touched = time.monotonic()
+        for folder in filter(None, (self.path.parent, meeting and meeting.parent)):
+            for path in (folder, *folder.rglob("*")):
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    os.utime(path)
+
+    def _ended(self, codes: dict[int, int]) -> RoundEnd:
+        """Collect what ranks that have ended left beside the job and in their logs."""
+        death = None
+        if codes and self.server is not None and not self.server.alive:
+            code = self.server.code or 0
+            text = f"the process that forks the ranks {how_it_ended(code)}, and they died with it"
+            death = Death(None, code, text)
+        return RoundEnd(
+            notes=read_notes(self.path),
+            failed={rank: self._failure(rank, code) for rank, code in codes.items()},
+            signal=int(self.requests.first or 0),
+            step=saved_step(self.job),
+            fork_server=death,
+            traces=dict(_traces(self.path.parent)) if self.place else {},
+        )
+
+    def _failure(self, rank: int, code: int) -> Failure:
+        cause = take_cause(self.path, rank) or f"rank {rank} {how_it_ended(code)}"
+        return Failure(code, cause, last_traceback(log_of(Path(self.job.logs), rank))[-SHOWN:])
+
+
+def saved_step(job: Job) -> int:
+    """The newest saved step of a training; 0 without one."""
+    return (RunDirectory(Path(job.run)).pointed("last") or 0) if job.run else 0
+
+
+def _traces(folder: Path) -> Iterator[tuple[int, str]]:
+    for file in folder.glob("trace-*.jsonl"):
+        yield int(file.stem.removeprefix("trace-")), file.read_text("utf-8")
