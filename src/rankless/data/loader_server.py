@@ -9,10 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import sys
-from collections.abc import Iterable, Sequence
-from multiprocessing import forkserver, resource_tracker, util
-from unittest.mock import patch
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import connection, forkserver, resource_tracker, util
+from pathlib import Path
+from typing import Any, NoReturn
 
 from rankless.hardware.processes import fork, name_process
 
@@ -30,16 +33,23 @@ def fork_early() -> None:
     """
     global _imported
     _imported = frozenset(sys.modules)
-    resource_tracker.ensure_running()  # which is an interpreter
-    with patch.object(util, "spawnv_passfds", _forked_server):
-        _ensure_running()
+    address = connection.arbitrary_address("AF_UNIX")
+    with socket.socket(socket.AF_UNIX) as listener, _ending_signals_blocked():
+        listener.bind(address)
+        if not util.is_abstract_socket_namespace(address):
+            Path(address).chmod(0o600)
+        listener.listen()
+        alive, ours = os.pipe()
+        pid = fork()
+        if not pid:
+            _serve(listener.fileno(), alive)
+        os.close(alive)
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, ours, pid
 
 
-def _forked_server(_: str, __: Sequence[str], descriptors: Sequence[int]) -> int:
-    """Do what the interpreter would do that multiprocessing means to start; the process."""
-    pid = fork()
-    if pid:
-        return pid
+def _serve(*descriptors: int) -> NoReturn:
+    """Be the interpreter that multiprocessing would start."""
     try:
         name_process("loader server")
         first = 3
@@ -67,18 +77,20 @@ def ensure(modules: Iterable[str]) -> None:
         _imported = frozenset()
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
     multiprocessing.get_context("forkserver").set_forkserver_preload(sorted(needed))
-    _ensure_running()
+    with _ending_signals_blocked():
+        forkserver.ensure_running()
 
 
-def _ensure_running() -> None:
-    """Start it with the ending signals blocked, which its children inherit.
+@contextmanager
+def _ending_signals_blocked() -> Iterator[None]:
+    """Inside, the ending signals are blocked, which processes that are started inherit.
 
     A signal sent to the whole process group must not take the data away from a rank that is about to save its
     last step.
     """
-    resource_tracker.ensure_running()  # on its own, because it unblocks the signals when it starts
+    resource_tracker.ensure_running()  # before, because it unblocks the signals when it starts
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     try:
-        forkserver.ensure_running()
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -1,7 +1,10 @@
 """PyTorch's data-parallel wrapper, optimizers, modes and deterministic kernels without its compiler.
 
 All of them import ``torch._dynamo`` or ``torch._inductor``, to ask things that have one answer as long as
-nothing is compiled. These take as long to import as the rest of PyTorch, in every rank and at every restart.
+nothing is compiled. These take longer to import than the rest of PyTorch, in every rank and at every restart:
+4 s of a processor (``import torch._dynamo`` of PyTorch 2.14 on a busy x86 machine). Nothing of PyTorch is
+replaced: these are copies and subclasses, and ``tests/world/test_uncompiled.py`` fails where a PyTorch asks in
+another place.
 """
 
 from __future__ import annotations
@@ -10,14 +13,11 @@ import importlib
 import inspect
 import os
 import sys
-import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, Self
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils import _python_dispatch
@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _COMPILER = "torch._dynamo"
 _GENERATOR = "torch._inductor.config"  # of the compiler's code
-_ONE_AT_A_TIME = threading.Lock()  # ranks may be threads
 _DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"  # it reads this when it is imported
 
 
@@ -90,35 +89,38 @@ class PlainDispatchMode(TorchDispatchMode):
         _python_dispatch._pop_mode()
 
 
-class PlainDataParallel(DistributedDataParallel):
-    """The base class, usable as long as the wrapper itself is not compiled."""
-
-    def __init__(self, module: nn.Module, **options: Any) -> None:
-        with _ONE_AT_A_TIME, _unasked():
-            super().__init__(module, **options)
-
-    if inspect.isgeneratorfunction(_plain(DistributedDataParallel._inside_ddp_forward)):
-        _inside_ddp_forward = contextmanager(_plain(DistributedDataParallel._inside_ddp_forward))
-
-
-class _StandIn(SimpleNamespace):
+class _Answer(SimpleNamespace):
     """A stand-in for a compiler that is not loaded; it loads the real one for anything it cannot answer."""
 
     def __getattr__(self, name: str) -> Any:
-        vars(torch).pop("_dynamo", None)
         return getattr(importlib.import_module(_COMPILER), name)
 
 
-@contextmanager
-def _unasked() -> Iterator[None]:
-    """In here the compiler is asked for its way with data-parallel wrappers without being imported."""
-    if _COMPILER in sys.modules:
-        yield
-        return
-    stand_in = _StandIn(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
-    vars(torch)["_dynamo"] = stand_in
-    try:
-        yield
-    finally:
-        if vars(torch).get("_dynamo") is stand_in:
-            del vars(torch)["_dynamo"]
+class _Torch:
+    """``torch`` with an answer in place of a compiler that has not been imported."""
+
+    _answer = _Answer(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_dynamo" and _COMPILER not in sys.modules:
+            return self._answer
+        return getattr(torch, name)
+
+
+def _importing_nothing(function: Any) -> Any:
+    """A copy of a function that does not import the compiler to ask it about data-parallel wrappers."""
+    names = {**function.__globals__, "torch": _Torch()}
+    copy = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+class PlainDataParallel(DistributedDataParallel):
+    """The same as its base, as long as the wrapper itself is not compiled."""
+
+    __init__ = _importing_nothing(DistributedDataParallel.__init__)
+
+    if inspect.isgeneratorfunction(_plain(DistributedDataParallel._inside_ddp_forward)):
+        _inside_ddp_forward = contextmanager(_plain(DistributedDataParallel._inside_ddp_forward))
