@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import json
-import queue
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from rankless.launch.hosts import coordinator, gang, returning
-from rankless.launch.hosts.channel import Event
+from rankless.launch.hosts import coordinator, host_pool, messages
+from rankless.launch.hosts.channel import Events, Way
+from rankless.launch.hosts.messages import Command, Event
 from rankless.launch.hosts.names import Host, parse_hosts
-from rankless.launch.hosts.process import HostProcess
 from rankless.launch.hosts.training import Wanted
-from rankless.launch.hosts.way import Way
 from rankless.launch.requests import Requests
 from rankless.recipe.load import load, to_json
 
@@ -65,9 +63,7 @@ class Machine:
     pending: int | None = None
 
     def reply(self, do: str, request: dict[str, Any]) -> Reply:
-        """What it answers; a command that a real host would not take fails the test."""
-        if work := getattr(HostProcess, f"do_{do}", None):
-            inspect.signature(work).bind(self, **{n: v for n, v in request.items() if n != "reply_to"})
+        """What it answers."""
         if do in self.answers:
             answer = self.answers[do]
             return answer(request) if callable(answer) else answer  # type: ignore[no-any-return]
@@ -89,8 +85,13 @@ class Machine:
         if do == "round":
             self.pending = request["reply_to"]
             found = self.rounds.pop(0) if len(self.rounds) > 1 else self.rounds[0]
-            return None if found is None else {**found}
+            return None if found is None else ended(found)
         return replies.get(do, {})
+
+
+def ended(found: dict[str, Any]) -> dict[str, Any]:
+    """The reply of a host whose round has ended."""
+    return {**found} if "problems" in found else {"end": found}
 
 
 class FakeChannel:
@@ -98,7 +99,7 @@ class FakeChannel:
 
     machines: dict[str, Machine]
 
-    def __init__(self, host: Host, ssh: Sequence[str], python: str, events: queue.Queue[Event]) -> None:
+    def __init__(self, host: Host, ssh: Sequence[str], python: str, events: Events) -> None:
         self.host, self.events, self.is_open = host, events, True
         self.machine = self.machines[host.name]
         self.since = time.monotonic()
@@ -113,7 +114,7 @@ class FakeChannel:
 
     def put(self, event: dict[str, Any]) -> None:
         if self.is_open:
-            self.events.put((self, event))  # type: ignore[arg-type]
+            self.events.put((self, msgspec.convert(event, Event)))  # type: ignore[arg-type]
 
     def answer(self, reply: dict[str, Any]) -> None:
         self.put({"event": base64.b64encode(json.dumps(reply).encode() + b"\n").decode()})
@@ -129,9 +130,13 @@ class FakeChannel:
     def send(self, do: str, **request: Any) -> None:
         pass
 
-    def command(self, do: str, **request: Any) -> None:
+    def command(self, command: Command[Any]) -> None:
         if not self.machine.up:
             return
+        text = msgspec.json.encode(command)
+        messages.COMMANDS.decode(text)  # a command that a real host would not take fails the test
+        request = json.loads(text)
+        do = request.pop("do")
         self.machine.heard.append(do)
         if do in ("request", "abandon"):
             if self.machine.pending is not None:
@@ -144,7 +149,7 @@ class FakeChannel:
     def end(self, reply: dict[str, Any]) -> None:
         """End the round that runs."""
         order, self.machine.pending = self.machine.pending, None
-        self.answer({"reply_to": order, **reply})
+        self.answer({"reply_to": order, **ended(reply)})
 
     def close(self, grace: float) -> None:
         self.put({"ended": 0})
@@ -171,7 +176,7 @@ class Cluster:
 
     def when(self, condition: Callable[[], object], do: Callable[[], object]) -> None:
         """Do something once, as soon as something is true, while the coordinator waits."""
-        pump, done = self.coordinator.gang.pump, []
+        pump, done = self.coordinator.pool.pump, []
 
         def pumped(seconds: float) -> None:
             pump(min(seconds, 0.001))
@@ -179,7 +184,7 @@ class Cluster:
                 done.append(1)
                 do()
 
-        self.coordinator.gang.pump = pumped  # type: ignore[method-assign]
+        self.coordinator.pool.pump = pumped  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -187,8 +192,8 @@ def cluster(patch: pytest.MonkeyPatch, *machines: Machine, **wanted: Any) -> Ite
     """A coordinator and its hosts; each waits for nothing."""
     by_name = {machine.name: machine for machine in machines}
     patch.setattr(FakeChannel, "machines", by_name, raising=False)
-    patch.setattr(gang, "Channel", FakeChannel)
-    patch.setattr(returning, "_RETRY", 0.0)
+    patch.setattr(host_pool, "Channel", FakeChannel)
+    patch.setattr(coordinator, "_RETRY", 0.0)
     fields = {"least": 1, "resume": False, "recipe": RECIPE, "run": Path("runs/x"), **wanted}
     asked = Wanted(overrides=(), name="x", devices=1, sinks=(), **fields)
     requests = Requests()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import socket
+import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from rankless.launch.doctor import connections, hosts, meaning, report
-from rankless.launch.hosts import process, reach
-from rankless.launch.hosts.gang import Gang, Member
+from rankless.launch.hosts import host, messages, reach
+from rankless.launch.hosts.channel import Way
+from rankless.launch.hosts.host_pool import HostPool, Member
+from rankless.launch.hosts.messages import Answer, Command, Listening
 from rankless.launch.hosts.names import Host
-from rankless.launch.hosts.way import Way
 from rankless.world import speed
 from rankless.world.process_group import World
 
@@ -233,7 +236,7 @@ class Silent:
 
     heard = float("inf")
 
-    def command(self, do: str, **request: Any) -> None:
+    def command(self, command: Command[Any]) -> None:
         """Take a command."""
 
     def drop(self) -> None:
@@ -243,24 +246,28 @@ class Silent:
 class Answering(Silent):
     """A connection to a host that answers at once."""
 
-    def __init__(self, replies: deque[dict[str, Any]]) -> None:
+    def __init__(self, replies: deque[Any]) -> None:
         self.replies = replies
 
-    def command(self, do: str, **request: Any) -> None:
-        self.replies.append({"port": 1})
+    def command(self, command: Command[Any]) -> None:
+        self.replies.append(Listening(ports={"10.0.0.2": 1}))
 
 
 def test_a_host_that_does_not_get_done_is_given_up() -> None:
-    gang = Gang([Host("a"), Host("b")], WAY)
-    for member in gang.members:
+    pool = HostPool([Host("a"), Host("b")], WAY)
+    for member in pool.members:
         member.channel, member.is_ready, member.has_connected = cast("Any", Silent()), True, True
         member.answered = float("inf")
-    answering = gang.members[1]
+    answering = pool.members[1]
     answering.channel = cast("Any", Answering(answering.replies))
-    assert gang.ask(gang.members, "echo", seconds=0.1) == {1: {"port": 1}}
-    assert [member.lost for member in gang.members] == ["'echo' was not done within 0.1 s", ""]
+    assert pool.ask(pool.members, messages.Echo(), 0.1) == {1: Listening(ports={"10.0.0.2": 1})}
+    assert [member.lost for member in pool.members] == ["'echo' was not done within 0.1 s", ""]
 
 
-def test_a_host_with_an_older_version_says_so() -> None:
-    reply = process.HostProcess(io.StringIO())._answered("dance", {})
-    assert reply["problems"][0].endswith("does not know 'dance'; install the same everywhere")
+def test_a_host_with_an_older_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"do": "dance", "reply_to": 7}\n'))
+    host.HostProcess(answers)._read()
+    reply = msgspec.json.decode(answers.getvalue(), type=Answer)
+    assert reply.reply_to == 7
+    assert reply.problems[0].endswith("does not know 'dance'; install the same everywhere")

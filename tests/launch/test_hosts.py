@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -19,10 +20,10 @@ from harness_for_hosts import DONE, FAILED, STOPPED, WAY, Cluster, Machine, clus
 
 from rankless.cli import main
 from rankless.errors import INTERRUPTED, UserError
-from rankless.launch.hosts import coordinator, gang
-from rankless.launch.hosts.gang import Gang
+from rankless.launch.hosts import coordinator, host_pool, messages
+from rankless.launch.hosts.host import HostProcess
+from rankless.launch.hosts.host_pool import HostPool
 from rankless.launch.hosts.names import Host, parse_hosts
-from rankless.launch.hosts.process import HostProcess
 
 
 def test_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +76,7 @@ def test_a_host_that_is_lost_and_comes_back(
     one, two = Machine("h1", [None, None, DONE]), Machine("h2", [None, DONE])
     with cluster(monkeypatch, one, two) as found:
         found.when(lambda: one.pending and two.pending, lambda: found.off("h2"))
-        pump, rounds = found.coordinator.gang.pump, []
+        pump, rounds = found.coordinator.pool.pump, []
 
         def pumped(seconds: float) -> None:
             pump(seconds)
@@ -83,7 +84,7 @@ def test_a_host_that_is_lost_and_comes_back(
             if one.heard.count("round") == 2:
                 two.up = True
 
-        found.coordinator.gang.pump = pumped  # type: ignore[method-assign]
+        found.coordinator.pool.pump = pumped  # type: ignore[method-assign]
         assert found.coordinator.train() == 0
     error = capsys.readouterr().err
     assert "lost h2 (no route)" in error
@@ -107,7 +108,7 @@ def test_a_host_that_comes_back_and_cannot_join_ends_no_round(
     one, two = Machine("h1", [None, None]), Machine("h2", [None])
     with cluster(monkeypatch, one, two) as found:
         found.when(lambda: one.pending and two.pending, lambda: found.off("h2"))
-        pump, seen = found.coordinator.gang.pump, []
+        pump, seen = found.coordinator.pool.pump, []
 
         def pumped(seconds: float) -> None:
             pump(seconds)
@@ -117,7 +118,7 @@ def test_a_host_that_comes_back_and_cannot_join_ends_no_round(
                 if len(seen) == 300 and one.channel is not None:
                     one.channel.end(DONE)
 
-        found.coordinator.gang.pump = pumped  # type: ignore[method-assign]
+        found.coordinator.pool.pump = pumped  # type: ignore[method-assign]
         assert found.coordinator.train() == 0
     assert one.heard.count("request") == 0
     assert one.heard.count("round") == 2
@@ -131,9 +132,9 @@ def test_ctrl_c_while_a_host_joins_lets_the_ranks_save(monkeypatch: pytest.Monke
         found.when(lambda: one.heard.count("round") == 2, lambda: setattr(two, "up", True))
         tell = found.coordinator._send_to_round
 
-        def sent(members: Any, what: str, number: int = 0) -> None:
+        def sent(members: Any, command: Any) -> None:
             interrupt(found)  # at the same moment
-            tell(members, what, number)
+            tell(members, command)
 
         found.when(
             lambda: one.heard.count("round") == 2,
@@ -170,8 +171,8 @@ def test_ranks_that_do_not_end_are_not_waited_for_without_end(
     monkeypatch.setattr(coordinator, "GRACE", 0.2)
     one, two = Machine("h1", [None, DONE]), Machine("h2", [None if stubborn == "asked" else FAILED, DONE])
     with cluster(monkeypatch, one, two) as found:
-        channel_end = gang.Channel.end  # type: ignore[attr-defined]
-        monkeypatch.setattr(gang.Channel, "end", lambda *_: None)  # never
+        channel_end = host_pool.Channel.end  # type: ignore[attr-defined]
+        monkeypatch.setattr(host_pool.Channel, "end", lambda *_: None)  # never
         if stubborn == "asked":
             found.when(lambda: one.pending, lambda: interrupt(found))
             assert found.coordinator.train() == 130
@@ -243,7 +244,7 @@ def lose_all(found: Cluster, *machines: Machine) -> None:
 
     def back() -> None:
         lost()
-        if all(member.lost for member in found.coordinator.gang.members):
+        if all(member.lost for member in found.coordinator.pool.members):
             for machine in machines:
                 machine.up = True
 
@@ -276,7 +277,7 @@ def test_losing_all_hosts_again_and_again_is_hopeless_only_without_progress(
 
     one.answers["holds"] = holds
     with cluster(monkeypatch, one) as found:
-        pump = found.coordinator.gang.pump
+        pump = found.coordinator.pool.pump
 
         def pumped(seconds: float) -> None:
             pump(min(seconds, 0.001))
@@ -284,7 +285,7 @@ def test_losing_all_hosts_again_and_again_is_hopeless_only_without_progress(
             if one.pending:
                 found.off("h1")
 
-        found.coordinator.gang.pump = pumped  # type: ignore[method-assign]
+        found.coordinator.pool.pump = pumped  # type: ignore[method-assign]
         assert found.coordinator.train() == (0 if saves else 1)
     assert ("giving up" in capsys.readouterr().err) is not saves
 
@@ -294,7 +295,7 @@ def test_a_stop_that_no_host_has_answered_does_not_say_that_nothing_was_saved(
 ) -> None:
     one = Machine("h1", [None])
     with cluster(monkeypatch, one) as found:
-        monkeypatch.setattr(gang.Channel, "end", lambda *_: None)
+        monkeypatch.setattr(host_pool.Channel, "end", lambda *_: None)
         found.when(lambda: one.pending, lambda: (interrupt(found), found.off("h1")))
         assert found.coordinator.train() == 130
     assert (
@@ -308,7 +309,7 @@ def test_a_silent_host_is_lost_soon_only_where_ranks_miss_it(
 ) -> None:
     """The client's own cable may be out: then nothing is wrong between the hosts."""
     with cluster(monkeypatch, Machine("h1"), Machine("h2")) as found:
-        everyone = found.coordinator.gang
+        everyone = found.coordinator.pool
         everyone.connect(everyone.members)
         everyone.wait_ready()
         everyone.missing = missing
@@ -327,7 +328,7 @@ def test_a_host_whose_process_hangs_is_lost(monkeypatch: pytest.MonkeyPatch) -> 
     """Its supervisor lives and answers; the process says for how long nobody has looked at its ranks."""
     monkeypatch.setenv("RANKLESS_PATIENCE", "70")
     with cluster(monkeypatch, Machine("h1"), Machine("h2"), Machine("h3")) as found:
-        everyone = found.coordinator.gang
+        everyone = found.coordinator.pool
         everyone.connect(everyone.members)
         everyone.wait_ready()
         everyone.members[0].answered -= 75
@@ -341,7 +342,7 @@ def test_a_host_whose_process_hangs_is_lost(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_process_says_for_how_long_nobody_has_looked_at_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = io.StringIO()
+    events = io.BytesIO()
     process = HostProcess(events)
 
     def beats(count: int) -> list[int]:
@@ -360,7 +361,7 @@ def test_a_process_says_for_how_long_nobody_has_looked_at_its_ranks(monkeypatch:
 
 def test_a_process_whose_supervisor_is_stopped_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds the run's lock, and the host could not come back."""
-    process, slept, killed = HostProcess(io.StringIO()), list[float](), list[int]()
+    process, slept, killed = HostProcess(io.BytesIO()), list[float](), list[int]()
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
@@ -375,7 +376,7 @@ def test_a_process_whose_supervisor_is_stopped_ends(monkeypatch: pytest.MonkeyPa
 
 def test_a_client_that_was_asleep_itself_loses_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster(monkeypatch, Machine("h1")) as found:
-        everyone = found.coordinator.gang
+        everyone = found.coordinator.pool
         everyone.connect(everyone.members)
         everyone.wait_ready()
         channel = found.machines["h1"].channel
@@ -399,14 +400,13 @@ def test_a_dry_run_leaves_nothing_whatever_comes_of_it(monkeypatch: pytest.Monke
 def test_an_old_reply_is_not_taken_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Machine("h1", answers={"clock": None})
     with cluster(monkeypatch, late) as found:
-        everyone = found.coordinator.gang
+        everyone = found.coordinator.pool
         everyone.connect(everyone.members)
         everyone.wait_ready()
-        everyone.order(everyone.members[0], "clock")
+        everyone.order(everyone.members[0], messages.Clock())
         assert late.channel is not None
         late.channel.answer({"reply_to": 1, "time": 0})
-        # A request may be made of a reply, so that holds nothing of the protocol's.
-        assert everyone.ask(everyone.members, "echo", seconds=5) == {0: {}}
+        assert everyone.ask(everyone.members, messages.Echo(), 5) == {0: messages.Listening(reply_to=2)}
 
 
 @pytest.mark.parametrize("text", ["::1", "fe80::1", "2001:db8::1"])
@@ -425,13 +425,13 @@ def test_two_names_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             found.coordinator.train()
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, *events: dict[str, Any]) -> Gang:
+def printed(monkeypatch: pytest.MonkeyPatch, *events: dict[str, Any]) -> HostPool:
     with cluster(monkeypatch, Machine("h1")) as found:
-        everyone = found.coordinator.gang
+        everyone = found.coordinator.pool
         everyone.connect(everyone.members)
         everyone.wait_ready()
         for event in events:
-            everyone._take(everyone.members[0], event)
+            everyone._take(everyone.members[0], msgspec.convert(event, messages.Event))
         return everyone
 
 
@@ -449,13 +449,13 @@ def test_a_line_without_end_is_shown_in_parts(
 ) -> None:
     part = {"err": base64.b64encode(b"x" * 60_000).decode()}
     everyone = printed(monkeypatch, part, part, part)
-    assert len(everyone.members[0].lines["err"]) < 100_000
+    assert len(everyone.members[0].lines["err"].rest) < 100_000
     assert "[h1] " in capsys.readouterr().err
 
 
 def test_a_host_that_prints_without_end_keeps_nobody_from_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster(monkeypatch, Machine("h1")) as found:
-        everyone = found.coordinator.gang
+        everyone = found.coordinator.pool
         everyone.connect(everyone.members)
         everyone.wait_ready()
         taken: list[object] = []
@@ -484,7 +484,7 @@ def test_a_host_that_cannot_be_used_names_the_line_to_run(
 ) -> None:
     with cluster(monkeypatch, Machine("h1", up=False)) as found:
         monkeypatch.setattr(
-            gang.Channel,
+            host_pool.Channel,
             "start",
             lambda self, *_: self.put({"lost": said}),  # type: ignore[attr-defined]
         )

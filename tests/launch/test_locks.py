@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from rankless import UserError, load_recipe, train
-from rankless.launch.hosts.process import HostProcess
+from rankless.launch.hosts.host import HostProcess
+from rankless.launch.hosts.messages import Begin
 from rankless.launch.member_run import Start, open_run
 from rankless.launch.run_lock import locked
 from rankless.recipe.load import to_json
@@ -90,9 +91,10 @@ def test_hosts_that_share_a_directory_hold_it_as_long_as_any_of_them_lives(tmp_p
     run = RunDirectory(tmp_path / "run")
 
     def host(token: str, *, resume: bool) -> HostProcess:
-        process = HostProcess(io.StringIO())
-        shared = process.do_begin(to_json(load_recipe("digits")), str(run.path), resume, token, stays=True)
-        found.append(shared["shared"])
+        process = HostProcess(io.BytesIO())
+        recipe = to_json(load_recipe("digits"))
+        begin = Begin(recipe=recipe, run=str(run.path), resume=resume, token=token, stays=True)
+        found.append(process.answer(begin).shared)
         return process
 
     def is_refused() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from rankless.launch.hosts import supervisor
-from rankless.launch.hosts.channel import Channel, Event
+from rankless.launch.hosts.channel import Channel, Events
 from rankless.launch.hosts.names import Host
 
 pytestmark = pytest.mark.processes
@@ -249,11 +249,11 @@ def test_a_killed_supervisor_takes_a_host_process_along(client: Callable[..., Cl
 
 def test_the_process_list_of_a_host_stays_readable() -> None:
     """The supervisor's source is sent through its input, and not as an argument of several pages."""
-    events: queue.Queue[Event] = queue.Queue()
+    events: Events = queue.Queue()
     channel = Channel(Host("localhost"), (), sys.executable, events)
     try:
-        while "hello" not in (event := events.get(timeout=30)[1]):
-            assert "lost" not in event, event
+        while (event := events.get(timeout=30)[1]).hello is None:
+            assert event.lost is None, event
         command = Path(f"/proc/{channel._process.pid}/cmdline").read_bytes()
         assert b"rankless supervisor" in command
         assert len(command) < 400

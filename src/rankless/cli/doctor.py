@@ -56,8 +56,8 @@ def doctor(
         if chosen:
             found.checks.append(here.data(chosen))
     else:
+        from rankless.launch.hosts.channel import way_over
         from rankless.launch.hosts.names import parse_hosts
-        from rankless.launch.hosts.way import way_over
 
         parsed = parse_hosts(hosts)
         names = [host.name for host in parsed]

@@ -148,9 +148,9 @@ def on_hosts(
     if not (resume and name is None):  # otherwise the host that has the run brings the recipe
         recipe, called = loaded(name, overrides)
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
+    from rankless.launch.hosts.channel import way_over
     from rankless.launch.hosts.coordinator import train_on_hosts
-    from rankless.launch.hosts.detaching import detach as leave
-    from rankless.launch.hosts.way import way_over
+    from rankless.launch.hosts.detach import detach as leave
 
     way = way_over(ssh, python, sync=sync)
     if not detach:
@@ -338,7 +338,7 @@ def attach(
     stop: Annotated[bool, Parameter(help="Make the training save and stop."), flag] = False,
 ) -> int:
     """Show what a detached training prints; Ctrl-C leaves it running."""
-    from rankless.launch.hosts.detaching import attach as follow
+    from rankless.launch.hosts.detach import attach as follow
 
     return follow(run, stop=stop)
 
@@ -384,9 +384,9 @@ def verify(
         print(line, file=log, flush=True)
 
     if hosts is not None:
+        from rankless.launch.hosts.channel import way_over
         from rankless.launch.hosts.names import parse_hosts
-        from rankless.launch.hosts.verifying import verify_on_hosts
-        from rankless.launch.hosts.way import way_over
+        from rankless.launch.verify import verify_on_hosts
 
         report = verify_on_hosts(
             chosen, parse_hosts(hosts), step_count, way_over(ssh, python, sync=sync), echo

@@ -6,7 +6,7 @@ no GPU touched. Only the command ``rankless`` may do so; ranks of a launcher wit
 a script, a test) and ranks that need other libraries than it has loaded (``cpu_isa``, a GPU) are started as
 new interpreters.
 
-Requests and replies are lines of JSON on a pair of sockets that nobody else has.
+It is asked and answers over a pair of sockets that nobody else has (:mod:`rankless.launch.messages`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import gc
 import importlib
-import json
 import os
 import select
 import selectors
@@ -28,7 +27,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from rankless.hardware.processes import die_with_parent, fork
+from rankless.launch.messages import Fork, Forked, Lines, line
 from rankless.launch.requests import ASKS
 
 # What every rank imports besides what the launcher has.
@@ -45,7 +47,7 @@ _allowed = False
 _running: ForkServer | None = None
 
 
-class Forked:
+class ForkedProcess:
     """A process that the server has forked.
 
     Attributes:
@@ -99,12 +101,12 @@ class ForkServer:
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self._connection, self.pid = connection, pid
-        self._received = b""
+        self._lines = Lines()
         self._codes: dict[int, int] = {}
         self.alive = True
         self.code: int | None = None
 
-    def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
+    def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
         """Fork a rank.
 
         Args:
@@ -114,18 +116,17 @@ class ForkServer:
         Returns:
             The rank; one that was killed where the server has died.
         """
-        request = json.dumps({"arguments": list(arguments), "environment": dict(environment)})
         with contextlib.suppress(ConnectionError):
-            self._connection.sendall(request.encode() + b"\n")
+            self._connection.sendall(line(Fork(list(arguments), dict(environment))))
         while self.alive:
             messages = self._messages(_PATIENCE)
             for message in messages:
-                if "started" in message:
-                    return Forked(self, message["started"])
-            if not messages and not self._received:
+                if message.code is None:
+                    return ForkedProcess(self, message.pid)
+            if not messages and not self._lines.rest:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)  # it hangs
-        return Forked(self, self.pid)
+        return ForkedProcess(self, self.pid)
 
     def code_of(self, pid: int, seconds: float | None) -> int | None:
         """Wait for the end of a process; its exit code, None if it lives after ``seconds``.
@@ -151,7 +152,7 @@ class ForkServer:
             _, status = os.waitpid(self.pid, 0)
             self.code = os.waitstatus_to_exitcode(status)
 
-    def _messages(self, seconds: float | None) -> list[dict[str, Any]]:
+    def _messages(self, seconds: float | None) -> list[Forked]:
         """What has come since, after waiting for it for at most ``seconds``; exit codes are noted."""
         ready, _, _ = select.select([self._connection], [], [], seconds)
         if not ready:
@@ -162,9 +163,8 @@ class ForkServer:
             data = b""
         if not data:
             self._reap()
-        *lines, self._received = (self._received + data).split(b"\n")
-        messages = [json.loads(line) for line in lines]
-        self._codes.update((m["ended"], m["code"]) for m in messages if "ended" in m)
+        messages = [msgspec.json.decode(text, type=Forked) for text in self._lines.feed(data)]
+        self._codes.update((message.pid, message.code) for message in messages if message.code is not None)
         return messages
 
 
@@ -237,7 +237,7 @@ def _serve(connection: socket.socket, launcher: int) -> None:
     for module in _PRELOADED:
         importlib.import_module(module)
     gc.freeze()  # no collection in a rank has to walk through what has been imported, or copies its pages
-    requests = connection.makefile("r", encoding="utf-8")
+    requests = connection.makefile("rb")
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
         while True:
@@ -246,20 +246,20 @@ def _serve(connection: socket.socket, launcher: int) -> None:
                     selector.unregister(key.fd)
                     os.close(key.fd)
                     _, status = os.waitpid(key.data, 0)
-                    message = {"ended": key.data, "code": os.waitstatus_to_exitcode(status)}
-                elif line := requests.readline():
+                    message = Forked(key.data, os.waitstatus_to_exitcode(status))
+                elif text := requests.readline():
                     pid = _fork(
-                        json.loads(line),
+                        msgspec.json.decode(text, type=Fork),
                         [selector.fileno(), *(key.fd for key in selector.get_map().values())],
                     )
                     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-                    message = {"started": pid}
+                    message = Forked(pid)
                 else:
                     return
-                connection.sendall(json.dumps(message).encode() + b"\n")
+                connection.sendall(line(message))
 
 
-def _fork(request: dict[str, Any], private: Sequence[int]) -> int:
+def _fork(request: Fork, private: Sequence[int]) -> int:
     """Fork a rank, which does not get the descriptors ``private``; it leads its group when this returns."""
     server = os.getpid()
     ready, leads = os.pipe()
@@ -286,15 +286,15 @@ def _fork(request: dict[str, Any], private: Sequence[int]) -> int:
         os._exit(code)
 
 
-def _rank(request: dict[str, Any], server: int) -> int:
+def _rank(request: Fork, server: int) -> int:
     """Be what ``python -P -m rankless.launch.worker`` would be."""
     os.environ.clear()
-    os.environ.update(request["environment"])
+    os.environ.update(request.environment)
     if not sys.flags.safe_path:
         del sys.path[0]  # where the command lies, or where it was given: a stranger's folder, perhaps
         os.environ["PYTHONSAFEPATH"] = "1"  # for the processes that it starts
     from rankless.launch import worker
 
-    job, _, *meeting = request["arguments"]
+    job, _, *meeting = request.arguments
     sys.argv = [worker.__file__, job, str(server), *meeting]
     return worker.main()

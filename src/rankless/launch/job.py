@@ -52,6 +52,22 @@ class Job:
     sinks: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Place:
+    """The place of one machine's ranks among those of several.
+
+    Attributes:
+        first: the number of the first rank here.
+        size: how many ranks there are on all machines.
+        address, port: of the store where they meet.
+    """
+
+    first: int
+    size: int
+    address: str
+    port: int
+
+
 @contextmanager
 def job_folder(run: Path | None, first: int = 0) -> Iterator[Path]:
     """A private folder (mode 0700) for a job and what its ranks leave, gone at the end.

@@ -13,12 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from rankless.errors import UserError
 from rankless.launch.fork_server import ForkServer
 from rankless.launch.hanging import FORK_SERVER, Hanging
-from rankless.launch.job import Job, leave_cause, log_of, read_notes, read_pulse, take_cause
+from rankless.launch.job import Job, Place, leave_cause, log_of, read_notes, read_pulse, take_cause
 from rankless.launch.rank_log import last_traceback
 from rankless.launch.requests import ASKS, Requests
 from rankless.launch.supervisor import Death, Failure, RoundEnd, how_it_ended
@@ -34,21 +32,6 @@ _INTERPRETER = (sys.executable, "-P", "-m", "rankless.launch.worker")
 _POLL = 0.05
 _UNKILLABLE = 30.0  # seconds that a killed process may take to end
 _TOUCH = 3600.0  # seconds; folders for temporary files are swept of what is days old
-
-
-class Place(msgspec.Struct):
-    """The place of one machine's ranks among those of several.
-
-    Attributes:
-        first: the number of the first rank here.
-        size: how many ranks there are on all machines.
-        address, port: of the store where they meet.
-    """
-
-    first: int
-    size: int
-    address: str
-    port: int
 
 
 class Process(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 
 from rankless.engine.sinks.replay import Replay
 from rankless.errors import UserError
-from rankless.launch.hosts.coordinated import Coordinator, recorded, sent
+from rankless.launch.hosts.detach import Coordinator, recorded, sent
 from rankless.launch.hosts.names import parse_hosts
 from rankless.printing import say
 from rankless.recipe import yaml12

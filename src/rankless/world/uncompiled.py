@@ -3,7 +3,7 @@
 All of them import ``torch._dynamo`` or ``torch._inductor``, to ask things that have one answer as long as
 nothing is compiled. These take longer to import than the rest of PyTorch, in every rank and at every restart:
 4 s of a processor (``import torch._dynamo`` of PyTorch 2.14 on a busy x86 machine). Nothing of PyTorch is
-replaced: these are copies and subclasses, and ``tests/world/test_uncompiled.py`` fails where a PyTorch asks in
+replaced: these are copies and subclasses. ``tests/world/test_uncompiled.py`` fails where a PyTorch asks in
 another place.
 """
 

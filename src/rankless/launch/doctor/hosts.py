@@ -14,13 +14,12 @@ from typing import Any
 from rankless.errors import UserError, counted
 from rankless.launch.doctor import here, hosts
 from rankless.launch.doctor.check import Check, error, ok, warning
-from rankless.launch.hosts import preflight
-from rankless.launch.hosts.gang import Gang, Member, Request
+from rankless.launch.hosts import messages, preflight
+from rankless.launch.hosts.channel import Way, remedy
+from rankless.launch.hosts.host_pool import A, Asked, HostPool, Member
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.reach import best_address
-from rankless.launch.hosts.reasons import remedy
 from rankless.launch.hosts.training import Training
-from rankless.launch.hosts.way import Way
 from rankless.recipe.schema import Recipe
 
 _SKEW = 5.0  # seconds; torchrun's elastic rendezvous leaves out hosts from 15 on
@@ -173,27 +172,27 @@ def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -
         run: the run directory.
         way: how they are reached.
     """
-    doctor = _Doctor(Gang(hosts, way), recipe, run)
+    doctor = _Doctor(HostPool(hosts, way), recipe, run)
     try:
         with redirect_stdout(sys.stderr):  # what hosts print; the standard output is the report's alone
             doctor.look()
     finally:
-        doctor.gang.close()
+        doctor.pool.close()
     return doctor.found
 
 
 class _Doctor:
     """One examination; a failure on one host does not stop the checks of the others."""
 
-    def __init__(self, gang: Gang, recipe: Recipe | None, run: Path) -> None:
-        self.gang, self.recipe, self.run = gang, recipe, run
+    def __init__(self, pool: HostPool, recipe: Recipe | None, run: Path) -> None:
+        self.pool, self.recipe, self.run = pool, recipe, run
         self.found = Examination()
         self.reported: set[int] = set()
 
     def look(self) -> None:
         """Look at everything."""
-        self.gang.connect(self.gang.members)
-        self.gang.wait_ready()
+        self.pool.connect(self.pool.members)
+        self.pool.wait_ready()
         self._report_lost()
         self._own_checks()
         self._facts()
@@ -204,48 +203,43 @@ class _Doctor:
             self._speed([member for member in self._there() if member.facts and member.own])
 
     def _there(self) -> list[Member]:
-        return [member for member in self.gang.members if member.is_ready and not member.lost]
+        return [member for member in self.pool.members if member.is_ready and not member.lost]
 
     def _report_lost(self) -> None:
-        for member in self.gang.members:
+        for member in self.pool.members:
             if member.lost and member.index not in self.reported:
                 self.reported.add(member.index)
-                self._add(member, hosts.lost(member, self.gang.way))
+                self._add(member, hosts.lost(member, self.pool.way))
 
     def _add(self, member: Member, check: Check) -> None:
         self.found.checks.append(replace(check, host=member.name))
 
     def _ask(
-        self,
-        do: str,
-        seconds: float,
-        request: Request | None = None,
-        members: Sequence[Member] | None = None,
-    ) -> dict[int, dict[str, Any]]:
+        self, command: Asked[A], seconds: float, members: Sequence[Member] | None = None
+    ) -> dict[int, A]:
         """Ask hosts; the replies of those that could do it. What went wrong is reported."""
         members = self._there() if members is None else members
-        replies = self.gang.ask(members, do, request, seconds)
+        replies = self.pool.ask(members, command, seconds)
         self._report_lost()
         for member in members:
-            for problem in replies.get(member.index, {}).get("problems", ()):
-                self._add(member, error(do, problem, "fix what it says"))
-        return {index: reply for index, reply in replies.items() if "problems" not in reply}
+            for problem in replies[member.index].problems if member.index in replies else ():
+                self._add(member, error(member.doing, problem, "fix what it says"))
+        return {index: reply for index, reply in replies.items() if not reply.problems}
 
     def _own_checks(self) -> None:
         threads = self.recipe.threads if self.recipe else 1
-        replies = self._ask("doctor", _LOOK, {"run": str(self.run), "threads": threads})
-        for member in self.gang.members:
-            for check in replies.get(member.index, {}).get("checks", ()):
-                self._add(member, Check(**check))
+        for index, reply in self._ask(messages.Doctor(run=str(self.run), threads=threads), _LOOK).items():
+            for check in reply.checks:
+                self._add(self.pool.members[index], Check(**check))
 
     def _facts(self) -> None:
-        def request(member: Member) -> Mapping[str, Any]:
+        def command(member: Member) -> messages.Facts:
             text = self._training().json(member) if self.recipe else ""
-            return {"recipe": text, "run": str(self.run)}
+            return messages.Facts(recipe=text, run=str(self.run))
 
-        for index, reply in self._ask("facts", here.DATA_LIMIT, request).items():
-            member = self.gang.members[index]
-            member.facts = facts = reply["facts"]
+        for index, reply in self._ask(command, here.DATA_LIMIT).items():
+            member = self.pool.members[index]
+            member.facts = facts = reply.facts
             if self.recipe:
                 root = member.host.data or self.recipe.data.root
                 self._add(member, here.of_data(root, facts["data"], facts["problems"]))
@@ -260,29 +254,29 @@ class _Doctor:
         for member in members:
             for _ in range(_CLOCKS):
                 began, clock = time.monotonic(), time.time()
-                reply = self._ask("clock", _TRY, members=[member]).get(member.index)
+                reply = self._ask(messages.Clock(), _TRY, [member]).get(member.index)
                 if reply is None:
                     break
                 half = (time.monotonic() - began) / 2
                 if member.name not in skews or half < skews[member.name][1]:
-                    skews[member.name] = (reply["time"] - clock - half, half)
+                    skews[member.name] = (reply.time - clock - half, half)
         if len(skews) > 1:
             self.found.checks.append(hosts.clocks(skews))
 
     def _connections(self, members: list[Member]) -> bool:
         """Have every host try every other; whether all reach each other."""
-        for index, reply in self._ask("echo", _TRY).items():
-            self.gang.members[index].ports = reply["ports"]
+        for index, reply in self._ask(messages.Echo(), _TRY).items():
+            self.pool.members[index].ports = reply.ports
         members = [member for member in members if not member.lost]
         own = {member.name: member.facts.get("host", member.name) for member in members}
 
-        def targets(member: Member) -> Mapping[str, Any]:
+        def probe(member: Member) -> messages.Probe:
             others = [other for other in members if other is not member]
-            return {"targets": {o.name: {"ports": o.ports, "host": own[o.name]} for o in others}}
+            return messages.Probe(targets={o.name: {"ports": o.ports, "host": own[o.name]} for o in others})
 
-        replies = self._ask("probe", _TRY, targets, members)
+        replies = self._ask(probe, _TRY, members)
         members = [member for member in members if member.index in replies]
-        answers = {member.name: replies[member.index]["found"] for member in members}
+        answers = {member.name: replies[member.index].found for member in members}
         checks = hosts.connections(answers)
         self.found.checks += [
             *checks,
@@ -301,24 +295,32 @@ class _Doctor:
         if len(members) < 2:
             return
         lead = members[0]
-        work = {"parameters": 0, "micro_batches": 0}
+        parameters = micro_batches = 0
         if self.recipe and self._share(members):
-            text = self._training().json(lead)
-            reply = self._ask("parameters", _LOOK, {"recipe": text}, [lead]).get(lead.index, {})
-            work = {"parameters": 0, "micro_batches": self.recipe.batch.micro_batches, **reply}
-        opened = self._ask("open_store", _TRY, {"address": lead.own}, [lead]).get(lead.index)
+            asked = self._ask(messages.Parameters(recipe=self._training().json(lead)), _LOOK, [lead])
+            parameters = asked[lead.index].parameters if asked else 0
+            micro_batches = self.recipe.batch.micro_batches
+        opened = self._ask(messages.OpenStore(address=lead.own), _TRY, [lead]).get(lead.index)
         if opened is None:
             return
-        meeting = {"address": lead.own, "port": opened["port"], "size": len(members)}
+        port = opened.port
 
-        def request(member: Member) -> Mapping[str, Any]:
-            return {**meeting, **work, "rank": members.index(member), "own": member.own}
+        def command(member: Member) -> messages.Speed:
+            return messages.Speed(
+                parameters=parameters,
+                micro_batches=micro_batches,
+                own=member.own,
+                address=lead.own,
+                port=port,
+                rank=members.index(member),
+                size=len(members),
+            )
 
-        replies = self._ask("speed", _MEASURE, request, members)
+        replies = self._ask(command, _MEASURE, members)
         if len(replies) == len(members):
             self.found.measured = len(members)
-            self.found.timings = replies[lead.index]["timings"]
-            self.found.exchange = replies[lead.index]["exchange"]
+            self.found.timings = replies[lead.index].timings
+            self.found.exchange = replies[lead.index].exchange
             if self.found.exchange:
                 self._step(lead)
 
@@ -335,11 +337,11 @@ class _Doctor:
 
     def _step(self, lead: Member) -> None:
         """Measure a step on the first host alone."""
-        request = {"recipe": self._training().json(lead), "devices": self.found.shares[0]}
-        reply = self.gang.ask([lead], "step", request, _STEPS).get(lead.index, {})
-        self.found.step = reply.get("seconds", 0.0)
+        command = messages.Step(recipe=self._training().json(lead), devices=self.found.shares[0])
+        reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.StepTimed())
+        self.found.step = reply.seconds
         if not self.found.step:
-            why = lead.lost or "; ".join(reply["problems"])
+            why = lead.lost or "; ".join(reply.problems)
             fix = (
                 "see that the recipe trains on this host alone, and use a smaller batch.images if it is slow"
             )

@@ -1,23 +1,38 @@
-"""One host, as the coordinator sees it: a supervisor at the other end of an SSH connection."""
+"""How a host is reached: a supervisor there at the other end of an SSH connection, or here without one."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import inspect
-import json
+import io
+import os
 import queue
+import re
+import secrets
 import shlex
 import subprocess
+import sys
 import threading
 import time
+import zipfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
-from rankless.launch.hosts import supervisor
-from rankless.launch.hosts.names import Host
-from rankless.launch.hosts.reasons import quoted
+import msgspec
 
+import rankless
+from rankless.errors import UserError
+from rankless.launch.hosts import supervisor
+from rankless.launch.hosts.messages import Beat, Command, Event
+from rankless.launch.hosts.names import HERE, Host
+from rankless.launch.messages import line
+
+_KINDS = (".py", ".yaml", ".typed")
 BEAT = 1.0
 """Seconds between two signs of life that a supervisor is sent, and answers."""
 SILENCE = 30.0
@@ -29,8 +44,110 @@ OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 # What the connection itself does when nobody answers; it ends after the coordinator has given the host up.
 _ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=8")
 _KEPT_LINES = 20
+_CHANGED = r"(?i)(?:\w+ )?host key for (\S+) has changed[^.;\n]*"
+_SAID = (
+    (r"cannot be started|user config", "SSH", "give an --ssh that works here: ssh {address}"),
+    (r"Permission denied", "SSH", "ssh-copy-id {address}, or add its key to ssh-agent (ssh-add)"),
+    (_CHANGED, "SSH", "ssh-keygen -R {known}, if the change is expected (a new machine, a new system)"),
+    (r"Host key verification failed", "SSH", "ssh {address} once by hand, to see and accept its key"),
+    (r"[Nn]ot known|resolve hostname", "SSH", "give a name that is in ~/.ssh/config, /etc/hosts or the DNS"),
+    (r"Connection refused", "SSH", "start its SSH server (sudo systemctl start ssh)"),
+    (r"timed out|No route|unreachable|Connection closed|reset", "SSH", "see that it is up: ping {address}"),
+    (
+        r"No module named '?rankless",
+        "rankless",
+        "add --sync, or install rankless {version} there as it is installed here",
+    ),
+    (r"not found|No such file", "Python", "give --python PATH, the interpreter there"),
+    (
+        r"No module named",
+        "packages",
+        "install there what is installed here, or give --python another interpreter",
+    ),
+)
 
-Event = tuple["Channel", dict[str, Any]]
+
+@dataclass(frozen=True)
+class Package:
+    """The code of this rankless as hosts are sent it, where they have another one or none: ``--sync``.
+
+    Attributes:
+        folder: where it is unpacked, below the home directory; the name differs between versions.
+        data: a zip archive in base64.
+    """
+
+    folder: str
+    data: str
+
+
+@dataclass(frozen=True)
+class Way:
+    """How hosts are reached and what is started there.
+
+    Attributes:
+        ssh: the command.
+        python: the interpreter of the ranks.
+        helper: the interpreter of the supervisor, which needs no packages.
+        env: variables for the process.
+        cwd: its folder, where that exists; otherwise the home directory.
+        package: the code that hosts are to run in place of their own; None leaves them theirs.
+        options: the words of the command line that say all this.
+    """
+
+    ssh: Sequence[str]
+    python: str
+    helper: str
+    env: Mapping[str, str]
+    cwd: str
+    package: Package | None = None
+    options: Sequence[str] = ()
+
+
+def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
+    """The way that the command line describes.
+
+    Args:
+        ssh: the command, with options where needed.
+        python: the interpreter with rankless on the hosts; None is this one's path.
+        sync: whether hosts run the code of this machine.
+
+    Raises:
+        UserError: no command.
+    """
+    env = {name: text for name, text in os.environ.items() if name.startswith("RANKLESS_") and name != HERE}
+    env.setdefault("RANKLESS_SECRET", secrets.token_hex(32))  # it goes over SSH alone (world/secret)
+    if sys.stdout.isatty():  # rank 0 shows its bar through a pipe
+        size = os.get_terminal_size(1)
+        env |= {"FORCE_COLOR": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}
+    try:
+        words = shlex.split(ssh)
+    except ValueError as error:
+        raise UserError(f"--ssh is '{ssh}': {error}; expected a command, as in 'ssh -p 2222'") from None
+    if not words:
+        raise UserError("--ssh is empty; expected a command, as in 'ssh -p 2222'")
+    code = _package() if sync else None
+    if code:
+        env["PYTHONPATH"] = f"~/{code.folder}"
+    options = ["--ssh", ssh] if words != ["ssh"] else []
+    options += ["--python", python] if python else []
+    options += ["--sync"] if sync else []
+    return Way(words, python or sys.executable, python or "python3", env, str(Path.cwd()), code, options)
+
+
+def _package() -> Package:
+    """Pack the code that runs here; what it depends on is not packed."""
+    root = Path(rankless.__file__).parent
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(path for path in root.rglob("*") if path.suffix in _KINDS):
+            entry = zipfile.ZipInfo(str(Path("rankless") / path.relative_to(root)))
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    content = buffer.getvalue()
+    name = hashlib.sha256(content).hexdigest()[:16]
+    return Package(f".cache/rankless/code/{name}", base64.b64encode(content).decode())
+
+
+Events = queue.Queue[tuple["Channel", Event]]
 
 
 class Channel:
@@ -40,14 +157,14 @@ class Channel:
         host: where.
         ssh: the command, ``("ssh",)`` or with the user's options.
         python: the interpreter there that runs the supervisor.
-        events: gets every event as (channel, event); ``{"lost": why}`` is the last one.
+        events: gets every event as (channel, event); the last one says why the connection was ``lost``.
 
     Attributes:
         heard: when something came last, by the monotonic clock.
         is_open: whether events are wanted.
     """
 
-    def __init__(self, host: Host, ssh: Sequence[str], python: str, events: queue.Queue[Event]) -> None:
+    def __init__(self, host: Host, ssh: Sequence[str], python: str, events: Events) -> None:
         self.host, self.is_open, self.heard = host, True, time.monotonic()
         self._events, self._said = events, deque[str](maxlen=_KEPT_LINES)
         source = inspect.getsource(supervisor).encode()
@@ -69,15 +186,15 @@ class Channel:
 
     def send(self, do: str, **request: Any) -> None:
         """Ask the supervisor for something; it never blocks."""
-        self._written.put(json.dumps({"do": do, **request}).encode() + b"\n")
+        self._written.put(line({"do": do, **request}))
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
         """Have the supervisor start its process."""
         self.send("start", argv=list(argv), env=dict(env), cwd=cwd)
 
-    def command(self, do: str, **request: Any) -> None:
+    def command(self, command: Command[Any]) -> None:
         """Ask the process for something."""
-        self.send("input", text=json.dumps({"do": do, **request}))
+        self.send("input", text=msgspec.json.encode(command).decode())
 
     def close(self, grace: float = 0.0) -> None:
         """Have the supervisor end, with everything that it has started; do not wait."""
@@ -92,22 +209,22 @@ class Channel:
 
     def _read(self) -> None:
         with _piped(self._process.stdout) as output:
-            for line in output:
+            for text in output:
                 self.heard = time.monotonic()
                 try:
-                    event = json.loads(line)
+                    event = msgspec.json.decode(text, type=Event)
                 except ValueError:  # what a login script prints
-                    self._said.append(line.decode(errors="replace").rstrip())
+                    self._said.append(text.decode(errors="replace").rstrip())
                     continue
-                if isinstance(event, dict) and "beat" not in event:
+                if not event.beat:
                     self._put(event)
         self._process.wait()
         time.sleep(0.05)  # for what ssh said last
         why = quoted("; ".join(self._said)) or f"the connection ended with code {self._process.returncode}"
-        self._put({"lost": why})
+        self._put(Event(lost=why))
         self.is_open = False
 
-    def _put(self, event: dict[str, Any]) -> None:
+    def _put(self, event: Event) -> None:
         """Hand an event over, and wait where too many have not been looked at, unless nobody wants them."""
         while self.is_open:
             self.heard = time.monotonic()  # it is not the host that is slow
@@ -117,14 +234,14 @@ class Channel:
 
     def _listen_to_ssh(self) -> None:
         with _piped(self._process.stderr) as errors:
-            for line in errors:
-                if text := line.decode(errors="replace").strip():
-                    self._said.append(text)
+            for text in errors:
+                if said := text.decode(errors="replace").strip():
+                    self._said.append(said)
 
     def _write(self) -> None:
         """Write what is to be sent, and a beat where that is nothing."""
         pipe = _piped(self._process.stdin)
-        beat = json.dumps({"do": "beat"}).encode() + b"\n"
+        beat = line(Beat())
         with suppress(OSError, ValueError):
             while True:
                 try:
@@ -144,3 +261,27 @@ def _piped(stream: IO[bytes] | None) -> IO[bytes]:
     if stream is None:
         raise ValueError("the process was started without this pipe")
     return stream
+
+
+def quoted(said: str) -> str:
+    """What SSH said; of its banner about a changed host key only what is the case."""
+    changed = re.search(_CHANGED, said)
+    return changed[0] if changed else said
+
+
+def remedy(said: str, address: str, python: str) -> tuple[str, str]:
+    """What to do about a host.
+
+    Args:
+        said: why it cannot be used.
+        address: as SSH is given it.
+        python: the interpreter there.
+
+    Returns:
+        What it is about, in a word, and the command or option.
+    """
+    found = ((name, fix) for pattern, name, fix in _SAID if re.search(pattern, said))
+    name, fix = next(found, ("answer", "see what this says: ssh {address} {python} -m rankless --version"))
+    changed = re.search(_CHANGED, said)
+    known = shlex.quote(changed[1]) if changed else ""  # with the port, as in known_hosts
+    return name, fix.format(address=address, python=python, version=rankless.__version__, known=known)

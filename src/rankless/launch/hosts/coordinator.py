@@ -11,22 +11,18 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import msgspec
-from msgspec.structs import asdict
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rankless.errors import INTERRUPTED, STOPPED, UserError, counted
-from rankless.launch.hosts import start
-from rankless.launch.hosts.gang import Gang, Member
+from rankless.launch.hosts import messages, preflight
+from rankless.launch.hosts.channel import Way
+from rankless.launch.hosts.host_pool import HostPool, Member
 from rankless.launch.hosts.names import Host
-from rankless.launch.hosts.returning import Returning
-from rankless.launch.hosts.start import names
+from rankless.launch.hosts.preflight import names
 from rankless.launch.hosts.training import Training, Wanted
-from rankless.launch.hosts.way import Way
+from rankless.launch.job import Place
 from rankless.launch.opening import report_nothing_left, report_stopped
-from rankless.launch.ranks import Place
 from rankless.launch.requests import Requests
 from rankless.launch.sharing import too_few
 from rankless.launch.supervisor import GRACE, Death, Progress, RoundEnd, supervise, where_from
@@ -35,9 +31,12 @@ from rankless.printing import say, warn
 _WAIT = 600.0  # seconds for hosts to come back when there are fewer than wanted
 _SHORT = 60.0  # seconds for what takes a moment
 _LAST = 10.0  # seconds for hosts to remove what is not to stay
+_RETRY = 5.0  # seconds between two attempts to reach a host that was lost
+_LONGEST = 300.0  # seconds between two attempts to take back a host that could be reached and was of no use
+_REPORTED = 4  # refusals for one reason before it is reported: the run there may just be ending
 
 
-class Hurried(BaseException):
+class StopNow(BaseException):
     """Asked to stop before there is anything to save, or a second time."""
 
 
@@ -51,7 +50,7 @@ class Coordinator:
         requests: signals that this process gets.
 
     Attributes:
-        outcome: of a dry run: ``digest``, ``seconds`` of every step, ``world`` and ``traces`` by rank.
+        outcome, traces: of a dry run.
     """
 
     training: Training
@@ -59,11 +58,12 @@ class Coordinator:
 
     def __init__(self, wanted: Wanted, hosts: Sequence[Host], way: Way, requests: Requests) -> None:
         self.wanted, self.requests = wanted, requests
-        self.gang = Gang(hosts, way, self._urgent)
+        self.pool = HostPool(hosts, way, self._urgent)
         self.token = uuid.uuid4().hex
-        self.hosts = Returning(self.gang, warn)
+        self.hosts = Returning(self.pool, warn)
         self.has_started = False
-        self.outcome: dict[str, Any] = {}
+        self.outcome = messages.DryRunOutcome()
+        self.traces = list[str]()
         self.members: list[Member] = []  # of the last round, rank 0's first
         self.deaths: list[Death] = []  # to be recorded by the next round's first host
         self.number = 0
@@ -81,44 +81,44 @@ class Coordinator:
         try:
             return self._supervised() if self._start() else 0
         except UserError:
-            self._leave("withdraw")
+            self._leave(messages.Withdraw())
             raise
-        except Hurried:
+        except StopNow:
             grace = 0.0
             by = self.requests.first or signal.SIGTERM
             how = "at once" if self.has_started else "before the training began"
             say(f"stopped by {by.name} {how}", file=sys.stderr)
             if not self.has_started:
-                self._leave("withdraw")
+                self._leave(messages.Withdraw())
             return INTERRUPTED if by is signal.SIGINT else STOPPED
         finally:
             if self.wanted.dry_run_steps and self.has_started:
-                self._leave("discard")
-            self.gang.close(grace)
+                self._leave(messages.Discard())
+            self.pool.close(grace)
             if sys.stdout.isatty():
                 print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
 
-    def _leave(self, do: str) -> None:
+    def _leave(self, command: messages.Command[messages.Answer]) -> None:
         """Have hosts remove what is not to stay: of a start that trained nothing, or of a dry run."""
-        self.gang.urgent = lambda: None
-        holders = [member for member in self.gang.members if member.index in self.hosts.joined]
-        self._send_to_round(holders, "abandon")
-        self.gang.ask(holders, do, None, _LAST)
+        self.pool.urgent = lambda: None
+        holders = [member for member in self.pool.members if member.index in self.hosts.joined]
+        self._send_to_round(holders, messages.Abandon(of=self.number))
+        self.pool.ask(holders, command, _LAST)
 
     def _urgent(self) -> None:
         if self.requests.hurry or (self.requests.first and not self.has_started):
-            raise Hurried
+            raise StopNow
 
     def _start(self) -> bool:
         """Begin on every host; False where the run that is to go on is finished."""
-        wanted, members = self.wanted, self.gang.members
+        wanted, members = self.wanted, self.pool.members
         if not wanted.dry_run_steps:
             say(f"connecting to {names(members)}", file=sys.stdout)  # at once
-        start.connect(self.gang)
-        training, newest = start.training_of(self.gang, wanted)
-        for text in start.compare(self.gang, training, members):
+        preflight.connect(self.pool)
+        training, newest = preflight.training_of(self.pool, wanted)
+        for text in preflight.compare(self.pool, training, members):
             warn(text)
-        self.training, finished = start.prepare(self.gang, training, newest)
+        self.training, finished = preflight.prepare(self.pool, training, newest)
         if finished:
             report_nothing_left(training.run, finished, self.training.recipe.epochs, self._again())
             return False
@@ -126,10 +126,10 @@ class Coordinator:
         if ranks < wished:
             say(too_few(ranks, wished, "devices"), file=sys.stderr)
         for member in members:  # one after another: they may share a directory
-            start.begin(self.gang, self.training, member, self.token, resume=wanted.resume)
+            preflight.begin(self.pool, self.training, member, self.token, resume=wanted.resume)
             self.hosts.joined.add(member.index)
-        start.must_meet(self.gang, members)
-        self.progress = Progress(newest.holds["step"] or 0)
+        preflight.must_meet(self.pool, members)
+        self.progress = Progress(newest.holds.step or 0)
         self.has_started = True
         return True
 
@@ -155,8 +155,8 @@ class Coordinator:
                 continue
             self.waiting_since = None
             if self.unheard:  # those that were lost say now what they had saved
-                held = self.gang.ask(members, "holds", {"run": str(self.training.run)}, _SHORT)
-                self._count(max([reply.get("step") or 0 for reply in held.values()], default=0))
+                held = self.pool.ask(members, messages.Holds(run=str(self.training.run)), _SHORT)
+                self._count(max([reply.step or 0 for reply in held.values()], default=0))
                 self.unheard = False
             self.members = members
             yield self._round(members)
@@ -170,7 +170,7 @@ class Coordinator:
 
     def resumes(self, end: RoundEnd) -> str:
         """From where, and on which hosts, the next round starts."""
-        left = names([member for member in self.gang.members if member.index in self.hosts.joined])
+        left = names([member for member in self.pool.members if member.index in self.hosts.joined])
         saved = None if end.lost and not self.progress.step else self.progress.step
         return f"{where_from(saved)} on {left or 'the hosts that come back'}"
 
@@ -178,10 +178,10 @@ class Coordinator:
         """The hosts that hold the run; waits where there are too few. Empty when that took too long."""
         while self.requests.first is None:
             self._see_losses()
-            members = [member for member in self.gang.members if member.index in self.hosts.joined]
+            members = [member for member in self.pool.members if member.index in self.hosts.joined]
             if len(members) >= self.wanted.least:
                 return members
-            few = f"{counted(len(members), 'host')} left of {len(self.gang.members)}"
+            few = f"{counted(len(members), 'host')} left of {len(self.pool.members)}"
             if self.waiting_since is None:
                 self.waiting_since = time.monotonic()
                 warn(f"{few}, waiting for at least {self.wanted.least}")
@@ -193,7 +193,7 @@ class Coordinator:
                 )
                 break
             self.hosts.look(self.training, self.token)
-            self.gang.pump(0.5)
+            self.pool.pump(0.5)
         return []
 
     def _see_losses(self) -> None:
@@ -205,32 +205,37 @@ class Coordinator:
     def _meet(self, members: list[Member]) -> list[Member]:
         """Find out who reaches whom now; the hosts that can train together."""
         while members := [member for member in members if not member.lost]:
-            missed = start.find_addresses(self.gang, members)
+            missed = preflight.find_addresses(self.pool, members)
             if not missed and not any(member.lost for member in members):
                 break
             if missed:
-                self.hosts.leave_out(start.loneliest(self.gang, missed), "the others do not reach it")
+                self.hosts.leave_out(preflight.loneliest(self.pool, missed), "the others do not reach it")
         self._see_losses()
         return members
 
     def _round(self, members: list[Member]) -> RoundEnd:
         """Run the ranks once."""
         lead, counts = members[0], self.training.shares(members)
-        self.gang.speaker = lead
+        self.pool.speaker = lead
         self.number += 1
-        asked = self.gang.ask([lead], "open_store", {"address": lead.own}, _SHORT)
-        opened = asked.get(lead.index, {})
-        if "port" not in opened:
-            self.hosts.leave_out(lead, "; ".join(opened.get("problems", [lead.lost])))
+        opened = self.pool.ask([lead], messages.OpenStore(address=lead.own), _SHORT).get(lead.index)
+        if opened is None or opened.problems:
+            self.hosts.leave_out(lead, "; ".join(opened.problems if opened else [lead.lost]))
             self._see_losses()
             self.answered = False
             return RoundEnd(lost=[lead.name])
         first, size = 0, sum(counts.values())
         for member in members:
-            place = asdict(Place(first, size, lead.own, opened["port"]))
-            here = {"ranks": counts[member.index], "own": member.own, "place": place, "number": self.number}
-            here["deaths"], self.deaths = [asdict(death) for death in self.deaths], []
-            self.gang.order(member, "round", job=vars(self.training.job(member)), **here)
+            command = messages.Round(
+                number=self.number,
+                job=self.training.job(member),
+                ranks=counts[member.index],
+                place=Place(first, size, lead.own, opened.port),
+                own=member.own,
+                deaths=self.deaths,
+            )
+            self.deaths = []
+            self.pool.order(member, command)
             first += counts[member.index]
         return self._watch(members)
 
@@ -239,43 +244,45 @@ class Coordinator:
         asked = abandoned = regrouping = False
         until = float("inf")
         while waiting := [member for member in members if not member.replies and not member.lost]:
-            self.gang.pump(0.1)
+            self.pool.pump(0.1)
             self._see_losses()
             if self.requests.first is not None and not asked:
                 asked, until = True, time.monotonic() + GRACE
                 if not regrouping:  # otherwise they are saving already, and a second request is a hurry
-                    self._send_to_round(members, "request", int(self.requests.first))
+                    self._send_to_round(members, self._request(self.requests.first))
             failed = any(m.lost or (m.replies and _is_failed(m.replies[0])) for m in members)
-            self.gang.missing = failed
+            self.pool.missing = failed
             if failed and not abandoned:
                 abandoned, until = True, min(until, time.monotonic() + GRACE)
-                self._send_to_round([member for member in members if not member.replies], "abandon")
+                self._send_to_round(
+                    [member for member in members if not member.replies], messages.Abandon(of=self.number)
+                )
             if not (asked or failed or regrouping) and self.hosts.look(self.training, self.token):
                 regrouping, until = True, time.monotonic() + GRACE
-                self._send_to_round(members, "request", int(signal.SIGTERM))
+                self._send_to_round(members, self._request(signal.SIGTERM))
             if time.monotonic() > until:
                 if asked:
-                    raise Hurried
+                    raise StopNow
                 for member in waiting:
-                    self.gang.lose(member, f"its ranks did not end within {GRACE:.0f} s")
-        self.gang.missing = False
+                    self.pool.lose(member, f"its ranks did not end within {GRACE:.0f} s")
+        self.pool.missing = False
         self._see_losses()
         replies = {member.index: member.replies.popleft() for member in members if member.replies}
         lost = [member for member in members if member.lost] + self._leave_out(members, replies)
         self.answered = bool(replies)
-        ends = [msgspec.convert(reply, RoundEnd, str_keys=True) for reply in replies.values()]
+        ends = [reply.end for reply in replies.values()]
         by = self.requests.first
         end = RoundEnd.merged(ends, [member.name for member in lost], regrouping=regrouping and not by)
         end.signal = int(by or end.signal)
         return end
 
-    def _leave_out(self, members: list[Member], replies: dict[int, dict[str, Any]]) -> list[Member]:
+    def _leave_out(self, members: list[Member], replies: Mapping[int, messages.RoundEnded]) -> list[Member]:
         """Leave out hosts that could not run their ranks, if enough could.
 
         Raises:
             UserError: too few could.
         """
-        problems = {index: reply["problems"] for index, reply in replies.items() if reply.get("problems")}
+        problems = {index: reply.problems for index, reply in replies.items() if reply.problems}
         unable = [member for member in members if member.index in problems]
         if unable and len([m for m in members if not m.lost]) - len(unable) < self.wanted.least:
             raise UserError(f"{member.name}: {text}" for member in unable for text in problems[member.index])
@@ -284,10 +291,13 @@ class Coordinator:
         self._see_losses()
         return unable
 
-    def _send_to_round(self, members: Sequence[Member], what: str, number: int = 0) -> None:
-        """Ask something of the round that runs: a ``request``, by a signal's number, or to ``abandon`` it."""
+    def _request(self, number: signal.Signals) -> messages.Request:
+        return messages.Request(of=self.number, number=int(number))
+
+    def _send_to_round(self, members: Sequence[Member], command: messages.Request | messages.Abandon) -> None:
+        """Ask something of the round that runs."""
         for member in members:
-            self.gang.send(member, what, of=self.number, number=number)
+            self.pool.send(member, command)
 
     def _count(self, step: int) -> None:
         """Note how far the last round has come."""
@@ -297,10 +307,10 @@ class Coordinator:
     def _finished(self) -> int:
         members, lead = self.members, self.members[0]
         if not lead.lost:
-            replies = self.gang.ask([lead], "report", {"run": str(self.training.run)}, _SHORT)
-            for line in replies.get(lead.index, {}).get("text", "").splitlines():
+            replies = self.pool.ask([lead], messages.Report(run=str(self.training.run)), _SHORT)
+            for line in replies[lead.index].text.splitlines() if lead.index in replies else ():
                 say(line)
-        behind = start.behind(self.gang, members, str(self.training.run))
+        behind = preflight.behind(self.pool, members, str(self.training.run))
         say(f"the run directory is on {names([member for member in members if member.name not in behind])}")
         for name, steps in behind.items():
             warn(f"{name} has the run only up to step {steps}; copy it from another host")
@@ -309,8 +319,8 @@ class Coordinator:
     def _dry_run_done(self, end: RoundEnd) -> int:
         """Keep what is compared."""
         lead = self.members[0]
-        asked = start.must(self.gang, [lead], "outcome", {"run": str(self.training.run)})
-        self.outcome = {**asked[lead.index], "traces": end.traces}
+        asked = preflight.must(self.pool, [lead], messages.Outcome(run=str(self.training.run)))
+        self.outcome, self.traces = asked[lead.index], [text for _, text in sorted(end.traces.items())]
         return 0
 
     def _stopped(self, by: signal.Signals, end: RoundEnd | None = None) -> int:
@@ -322,15 +332,112 @@ class Coordinator:
 
     def _again(self) -> str:
         """The command that goes on with it."""
-        hosts = ",".join(str(member.host) for member in self.gang.members)
+        hosts = ",".join(str(member.host) for member in self.pool.members)
         words = ["rankless", "train", "--resume", "--run", str(self.training.run), "--hosts", hosts]
         least = ["--min-hosts", str(self.wanted.least)] if self.wanted.least > 1 else []
-        return shlex.join([*words, *least, *self.gang.way.options])
+        return shlex.join([*words, *least, *self.pool.way.options])
 
 
-def _is_failed(reply: Mapping[str, Any]) -> bool:
+class Returning:
+    """Which hosts hold the run, and the others.
+
+    Args:
+        pool: all hosts.
+        warn: called with a sentence about what happened.
+
+    Attributes:
+        joined: the indices of hosts whose run directory is locked.
+    """
+
+    def __init__(self, pool: HostPool, warn: Callable[[str], None]) -> None:
+        self.pool, self.warn = pool, warn
+        self.joined: set[int] = set()
+        self._asked: dict[int, str] = {}  # what a host that has come back is being asked
+        self._refused: Counter[int] = Counter()
+        self._reasons: Counter[tuple[int, str]] = Counter()
+        self._retry_at: dict[int, float] = {}
+
+    def lost(self) -> list[Member]:
+        """The hosts that have been lost since this was called last."""
+        found = [member for member in self.pool.members if member.lost and member.index in self.joined]
+        for member in found:  # its process has gone, and the lock with it
+            self.joined.discard(member.index)
+            self._wait(member)
+        return found
+
+    def leave_out(self, member: Member, why: str) -> None:
+        """Give up a host that can be reached, but is of no use now; it is tried less and less often."""
+        self._refused[member.index] += 1
+        self._reasons[member.index, why] += 1
+        if member.index not in self.joined and self._reasons[member.index, why] == _REPORTED:
+            self.warn(f"{member.name} cannot join: {why}")
+        if not member.lost:
+            self.pool.lose(member, why)
+        self._wait(member)
+
+    def has_trained(self) -> None:
+        """Those that are there have done some good."""
+        for index in self.joined:
+            del self._refused[index]
+
+    def look(self, training: Training, token: str) -> bool:
+        """Reach for lost hosts now and then, and ask those that answer; whether one has joined.
+
+        Args:
+            training: what they are to take part in.
+            token: of this start.
+        """
+        now, found = time.monotonic(), False
+        for member in self.pool.members:
+            if member.index in self.joined:
+                continue
+            if member.lost:
+                if member.index in self._asked:  # it went again
+                    self._wait(member)
+                elif now > self._retry_at.get(member.index, 0.0):
+                    self._wait(member)
+                    self.pool.connect([member])
+            elif member.is_ready:
+                found |= self._ask(member, training, token)
+        return found
+
+    def _ask(self, member: Member, training: Training, token: str) -> bool:
+        """One question after another; whether this was the last one, and answered well."""
+        asked = self._asked.get(member.index)
+        if asked is None:
+            self._asked[member.index] = "facts"
+            self.pool.order(member, messages.Facts(recipe=training.json(member), run=str(training.run)))
+            return False
+        if not member.replies:
+            return False
+        reply = member.replies.popleft()
+        problems = list(reply.problems)
+        if asked == "facts" and not problems:
+            member.facts = reply.facts
+            there = [m for m in self.pool.members if m.index in self.joined and m.facts]
+            problems = preflight.problems([*there, member])
+        if problems:
+            self.leave_out(member, "; ".join(problems))
+        elif asked == "facts":
+            self._asked[member.index] = "begin"
+            self.pool.order(member, training.beginning(member, token, resume=True))
+        else:
+            del self._asked[member.index]
+            self.joined.add(member.index)
+            self.warn(f"{member.name} is back")
+            return True
+        return False
+
+    def _wait(self, member: Member) -> None:
+        self._asked.pop(member.index, None)
+        member.facts = {}
+        seconds = min(_RETRY * 2 ** min(self._refused[member.index], 10), _LONGEST)
+        self._retry_at[member.index] = time.monotonic() + seconds
+
+
+def _is_failed(reply: messages.RoundEnded) -> bool:
     """Whether the ranks of a host did not end as they should."""
-    return bool(reply.get("failed") or reply.get("problems"))
+    return bool(reply.end.failed or reply.problems)
 
 
 def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], way: Way) -> int:

@@ -23,7 +23,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable  # noqa: UP035  # of Python 3.8
 
 LEASE = 40.0  # seconds without a word from the client, which gives this host up before
 GRACE = 8.0  # seconds between asking and killing, when there is nobody left to ask
@@ -43,6 +43,13 @@ class Supervisor:
         self.heard = time.monotonic()
         self.kill_at: float | None = None  # when everything is killed
         self.gone = False  # nobody listens
+        self.do: dict[str, Callable[..., None]] = {
+            "beat": self.beat,
+            "start": self.start,
+            "input": self.input,
+            "unpack": self.unpack,
+            "end": self.end,
+        }
 
     def run(self) -> None:
         """Serve until the client has gone and nothing is left."""
@@ -118,16 +125,16 @@ class Supervisor:
         for line in lines:
             request = json.loads(line)
             try:
-                getattr(self, "do_" + request.pop("do"))(**request)
+                self.do[request.pop("do")](**request)
             except OSError as error:
                 self.send(failed=str(error))
 
-    def do_beat(self) -> None:
+    def beat(self) -> None:
         """The client is there; so is this, and the process answers for itself."""
         self.send(beat=1)
-        self.do_input('{"do": "beat"}')
+        self.input('{"do": "beat"}')
 
-    def do_start(self, argv: list[str], env: dict[str, str], cwd: str) -> None:
+    def start(self, argv: list[str], env: dict[str, str], cwd: str) -> None:
         """Start the process; its descriptor EVENTS_FD carries lines for the client."""
         home = str(Path.home())
         env = {name: home + text[1:] if text.startswith("~/") else text for name, text in env.items()}
@@ -159,17 +166,12 @@ class Supervisor:
             if pipe is not None:
                 self.names[pipe.fileno()] = name
 
-    def do_input(self, text: str) -> None:
+    def input(self, text: str) -> None:
         """Write a line to the process."""
         if self.child is not None:
             self.asked += text.encode() + b"\n"
 
-    def do_signal(self, number: int) -> None:
-        """Send a signal to the process."""
-        if self.child is not None:
-            os.kill(self.child.pid, number)
-
-    def do_unpack(self, folder: str, data: str) -> None:
+    def unpack(self, folder: str, data: str) -> None:
         """Unpack an archive into a folder below the home directory, unless that is there."""
         target = Path.home() / folder
         if target.is_dir():
@@ -183,10 +185,6 @@ class Supervisor:
                 beside.rename(target)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-
-    def do_end(self, grace: float) -> None:
-        """End the process, and this."""
-        self.end(grace)
 
     def end(self, grace: float) -> None:
         """Ask the process to end; kill it after so many seconds."""

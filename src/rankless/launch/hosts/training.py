@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankless.errors import UserError
+from rankless.launch.hosts.messages import Begin
 from rankless.launch.job import Job
 from rankless.launch.sharing import refuse_idle
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 
 if TYPE_CHECKING:  # the command line reads what is wanted before PyTorch is imported
-    from rankless.launch.hosts.gang import Member
+    from rankless.launch.hosts.host_pool import Member
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class Training:
             recipe = replace(recipe, data=replace(recipe.data, root=member.host.data))
         return to_json(recipe)
 
-    def beginning(self, member: Member, token: str, *, resume: bool) -> dict[str, Any]:
-        """What a host is asked when it is to begin, or to join."""
+    def beginning(self, member: Member, token: str, *, resume: bool) -> Begin:
+        """The command that has a host begin, or join."""
         run, stays = str(self.run), not self.dry_run_steps
-        return {"recipe": self.json(member), "run": run, "token": token, "resume": resume, "stays": stays}
+        return Begin(recipe=self.json(member), run=run, token=token, resume=resume, stays=stays)
 
     def job(self, member: Member) -> Job:
         """What the ranks of a host do."""

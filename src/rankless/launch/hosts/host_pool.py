@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import queue
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from rankless.errors import escaped
 from rankless.launch.hanging import STOPPED, patience
-from rankless.launch.hosts.channel import MISSED, SILENCE, Channel, Event
+from rankless.launch.hosts.channel import MISSED, SILENCE, Channel, Events, Way
+from rankless.launch.hosts.messages import Answer, Command, Event, Held, Sign
 from rankless.launch.hosts.names import Host
-from rankless.launch.hosts.way import Way
+from rankless.launch.messages import Lines
 from rankless.launch.supervisor import how_it_ended
 
 _CONNECT = 60.0  # seconds for a connection and the supervisor's first word
@@ -28,7 +29,7 @@ _ASLEEP = 5.0  # seconds between two looks: this process was stopped, and the ot
 _LINES = 12  # of what a process said last
 _LONGEST = 1 << 16  # bytes of a line that is waited for; a longer one is shown in parts
 _EVENTS = 1000  # that wait to be looked at before what hosts print has to wait, too
-_MODULE = ("-P", "-m", "rankless.launch.hosts.process")
+_MODULE = ("-P", "-m", "rankless.launch.hosts.host")
 
 
 @dataclass(eq=False)
@@ -44,7 +45,7 @@ class Member:
         lost: why it cannot be used; empty while it can.
         facts, holds: what it said about itself, and about the run there.
         replies: to the last command that has one.
-        order: the number of that command.
+        order, awaited, doing: the number of that command, the type of its reply, and its name.
         answered: when its process was last seen to be at work.
         ports, own: where it could be reached, and the address of it that the others use.
     """
@@ -56,14 +57,16 @@ class Member:
     is_ready: bool = False
     lost: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
-    holds: dict[str, Any] = field(default_factory=dict)
-    replies: deque[dict[str, Any]] = field(default_factory=deque)
+    holds: Held = field(default_factory=Held)
+    replies: deque[Any] = field(default_factory=deque)
     ports: dict[str, int] = field(default_factory=dict)
     own: str = ""
     order: int = 0
+    awaited: type[Answer] = Answer
+    doing: str = ""
     began_at: float = 0.0
     answered: float = 0.0
-    lines: dict[str, bytearray] = field(default_factory=dict)
+    lines: dict[str, Lines] = field(default_factory=dict)
     said: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES))
 
     @property
@@ -72,11 +75,12 @@ class Member:
         return self.host.name
 
 
-Request = Mapping[str, Any] | Callable[[Member], Mapping[str, Any]]
-"""A command's arguments: the same for all hosts, or what says each one's."""
+A = TypeVar("A", bound=Answer)
+Asked = Command[A] | Callable[["Member"], Command[A]]
+"""A command: the same for all hosts, or what makes each one's."""
 
 
-class Gang:
+class HostPool:
     """All hosts of a training.
 
     Args:
@@ -96,7 +100,7 @@ class Gang:
         self.speaker: Member | None = None
         self.missing, self._looked = False, time.monotonic()
         self._hangs = patience() or STOPPED
-        self._events: queue.Queue[Event] = queue.Queue(_EVENTS)
+        self._events: Events = queue.Queue(_EVENTS)
 
     def connect(self, members: Iterable[Member]) -> None:
         """Begin to connect; a member is ready, or lost, some seconds later."""
@@ -122,43 +126,39 @@ class Gang:
             self.pump(_POLL)
 
     def ask(
-        self,
-        members: Sequence[Member],
-        do: str,
-        request: Request | None = None,
-        seconds: float = float("inf"),
-    ) -> dict[int, dict[str, Any]]:
+        self, members: Sequence[Member], command: Asked[A], seconds: float = float("inf")
+    ) -> dict[int, A]:
         """Ask members for something and wait for all replies.
 
         Args:
             members: ready ones.
-            do: the command.
-            request: its arguments.
+            command: what.
             seconds: those that have not replied by then are lost.
 
         Returns:
             The replies by the members' indices; none of those that were lost meanwhile.
         """
         for member in members:
-            self.order(member, do, **(request(member) if callable(request) else request or {}))
+            self.order(member, command(member) if callable(command) else command)
         until = time.monotonic() + seconds
         while waiting := [member for member in members if not member.replies and not member.lost]:
             self.pump(_POLL)
             if time.monotonic() > until:
                 for member in [member for member in waiting if not member.replies]:
-                    self.lose(member, f"'{do}' was not done within {seconds:g} s")
+                    self.lose(member, f"'{member.doing}' was not done within {seconds:g} s")
         return {member.index: member.replies.popleft() for member in members if member.replies}
 
-    def order(self, member: Member, do: str, **request: Any) -> None:
+    def order(self, member: Member, command: Command[Any]) -> None:
         """Send a command whose reply comes later; those to commands before are not awaited any more."""
         member.order += 1
+        member.awaited, member.doing = command.answer_type(), str(command.__struct_config__.tag)
         member.replies.clear()
-        self.send(member, do, reply_to=member.order, **request)
+        self.send(member, msgspec.structs.replace(command, reply_to=member.order))
 
-    def send(self, member: Member, do: str, **request: Any) -> None:
+    def send(self, member: Member, command: Command[Any]) -> None:
         """Send what needs no reply."""
         if member.channel is not None and not member.lost:
-            member.channel.command(do, **request)
+            member.channel.command(command)
 
     def pump(self, seconds: float) -> None:
         """Take what has come, waiting for it for at most so long, and see who is silent."""
@@ -216,30 +216,30 @@ class Gang:
             elif not member.is_ready and began > _START:
                 self.lose(member, f"its process was not ready after {_START:.0f} s")
 
-    def _take(self, member: Member, event: Mapping[str, Any]) -> None:
-        if "out" in event:
-            self._show(member, "out", base64.b64decode(event["out"]))
-        elif "err" in event:
-            self._show(member, "err", base64.b64decode(event["err"]))
-        elif "event" in event:
-            for line in self._lines(member, "event", base64.b64decode(event["event"])):
-                reply = json.loads(line)
-                member.answered = time.monotonic() - reply.get("beat", 0)
-                if "ready" in reply:
-                    member.is_ready = True
-                elif (
-                    "beat" not in reply and reply.pop("reply_to") == member.order
-                ):  # what was asked before may come late
-                    member.replies.append(reply)
-        elif "hello" in event:
+    def _take(self, member: Member, event: Event) -> None:
+        if event.out or event.err:
+            self._show(member, "out" if event.out else "err", event.out or event.err)
+        elif event.event:
+            for text in member.lines.setdefault("event", Lines()).feed(event.event):
+                self._hear(member, text)
+        elif event.hello is not None:
             member.has_connected = True
-        elif "failed" in event:
-            self.lose(member, f"{event['failed']} there")
-        elif "ended" in event:
+        elif event.failed:
+            self.lose(member, f"{event.failed} there")
+        elif event.ended is not None:
             said = "" if member.is_ready else "; ".join(member.said)
-            self.lose(member, said or f"its process {how_it_ended(event['ended'])}")
-        elif "lost" in event:
-            self.lose(member, event["lost"])
+            self.lose(member, said or f"its process {how_it_ended(event.ended)}")
+        elif event.lost is not None:
+            self.lose(member, event.lost)
+
+    def _hear(self, member: Member, text: bytes) -> None:
+        """Take what a host's process says; what was asked before may be answered late."""
+        sign = msgspec.json.decode(text, type=Sign)
+        member.answered = time.monotonic() - (sign.beat or 0)
+        if sign.ready:
+            member.is_ready = True
+        elif sign.reply_to and sign.reply_to == member.order:
+            member.replies.append(msgspec.json.decode(text, type=member.awaited))
 
     def _show(self, member: Member, stream: str, data: bytes) -> None:
         """Print what a host printed: that of rank 0 as it is, all else line by line with the host's name."""
@@ -249,7 +249,11 @@ class Gang:
                 while data:
                     data = data[os.write(1, data) :]
             return
-        for line in self._lines(member, stream, data):
+        lines = member.lines.setdefault(stream, Lines())
+        whole = lines.feed(data)
+        if len(lines.rest) >= _LONGEST:
+            whole += lines.feed(b"\n")
+        for line in whole:
             text = line.decode(errors="replace").rstrip()
             if not member.is_ready:
                 member.said.append(text)
@@ -257,15 +261,3 @@ class Gang:
                 file = sys.stdout if stream == "out" else sys.stderr
                 with suppress(OSError):
                     print(f"[{member.name}] {escaped(text)}", file=file, flush=True)
-
-    def _lines(self, member: Member, stream: str, data: bytes) -> list[bytes]:
-        """The whole lines that have come."""
-        before = member.lines.setdefault(stream, bytearray())
-        before += data
-        if b"\n" not in data and (stream == "event" or len(before) < _LONGEST):
-            return []
-        *lines, rest = bytes(before).split(b"\n")
-        if stream != "event" and len(rest) >= _LONGEST:
-            lines, rest = [*lines, rest], b""
-        member.lines[stream] = bytearray(rest)
-        return lines

@@ -1,0 +1,356 @@
+"""The process of one host: ``python -m rankless.launch.hosts.host``, started by the supervisor there.
+
+It takes commands (see ``hosts/messages``) on its standard input, answers each on the descriptor EVENTS_FD,
+and runs the ranks of this host round by round. The standard output is what rank 0 prints. It lives through
+restarts, so that ranks are forked from what it has imported.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import queue
+import signal
+import statistics
+import sys
+import threading
+import time
+import traceback
+from contextlib import ExitStack, redirect_stdout, suppress
+from dataclasses import asdict
+from functools import singledispatchmethod
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from rankless import __version__
+from rankless.engine.environment import describe
+from rankless.errors import UserError, of_the_system
+from rankless.files.writing import remove_tree
+from rankless.hardware.cores import usable_cores
+from rankless.hardware.network import interface_of
+from rankless.hardware.processes import die_with_parent, name_process
+from rankless.launch import fork_server, local, opening
+from rankless.launch.doctor.connections import Echo, probe
+from rankless.launch.doctor.here import checks
+from rankless.launch.hosts import messages
+from rankless.launch.hosts.messages import Answer, Command
+from rankless.launch.hosts.reach import Listener, reachable
+from rankless.launch.messages import line
+from rankless.launch.ranks import Ranks
+from rankless.launch.record import record_death
+from rankless.launch.requests import Requests
+from rankless.launch.resume import check_resume, finished_at, recipe_of_run
+from rankless.launch.run_lock import locked
+from rankless.launch.supervisor import GRACE
+from rankless.models.checkpoints.weights import digest_file
+from rankless.recipe.load import from_json, to_json
+from rankless.runs import journal
+from rankless.runs.directory import RunDirectory, damage
+from rankless.tasks import data_digest, open_task, resolve_recipe
+from rankless.world import speed
+from rankless.world.rendezvous import on_interface, open_store
+
+_SILENCE = 90  # seconds without a word from the supervisor, which ends before where it misses the client
+_STEPS, _WARM_UP = 5, 2  # of a recipe that is timed; the first ones do not count
+
+
+class HostProcess:
+    """Answers the coordinator's commands.
+
+    Args:
+        events: where answers go.
+    """
+
+    def __init__(self, events: IO[bytes]) -> None:
+        self.events = events
+        self.commands: queue.SimpleQueue[Command[Any] | None] = queue.SimpleQueue()
+        # Of rounds, by their numbers: what is asked may come before its round, or after it.
+        self.requests: dict[int, Requests] = {}
+        self.abandoned: set[int] = set()
+        self.lock = threading.Lock()
+        self.opened = ExitStack()  # the run's lock
+        self.listener: Any = None
+        self.store: Any = None
+        self.silent = 0  # seconds without a word from the supervisor
+        self.in_round, self.unwatched = False, 0  # about the seconds in which nobody looked at its ranks
+
+    def serve(self) -> None:
+        """Answer commands until the supervisor has gone."""
+        for work in (self._read, self._leave_a_hung_supervisor):
+            threading.Thread(target=work, daemon=True).start()
+        self._send(messages.Sign(ready=os.getpid()))
+        with self.opened:
+            while (command := self.commands.get()) is not None:
+                self._send(msgspec.structs.replace(self._answered(command), reply_to=command.reply_to))
+
+    def _answered(self, command: Command[Any]) -> Answer:
+        try:
+            return self.answer(command) or Answer()
+        except UserError as error:
+            return Answer(problems=list(error.problems))
+        except Exception as error:
+            known = of_the_system(error)
+            if known is None:
+                traceback.print_exc()
+            return Answer(problems=list(known.problems) if known else [f"{type(error).__name__}: {error}"])
+
+    def _read(self) -> None:
+        """Take commands; those about a round that is running are done here."""
+        for text in sys.stdin:
+            self.silent = 0
+            try:
+                command = messages.COMMANDS.decode(text)
+            except msgspec.ValidationError:
+                head = msgspec.json.decode(text)
+                why = (
+                    f"rankless {__version__} there does not know '{head['do']}'; install the same everywhere"
+                )
+                self._send(Answer(reply_to=head["reply_to"], problems=[why]))
+                continue
+            match command:
+                case messages.Beat():
+                    self.unwatched = self.unwatched + 1 if self.in_round else 0
+                    self._send(messages.Sign(beat=self.unwatched))
+                case messages.Request():
+                    self._requests_of(command.of).ask(command.number)
+                case messages.Abandon():
+                    self.abandoned.add(command.of)
+                case _:
+                    self.commands.put(command)
+        self.commands.put(None)
+
+    def _leave_a_hung_supervisor(self) -> None:
+        """End with the ranks where the supervisor, which passes on the client's beats, has stopped to."""
+        while self.silent < _SILENCE:
+            time.sleep(1)
+            self.silent += 1
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_watching(self) -> None:
+        self.unwatched = 0
+
+    def _requests_of(self, number: int) -> Requests:
+        with self.lock:
+            return self.requests.setdefault(number, Requests())
+
+    def _send(self, message: messages.Sign | Answer) -> None:
+        with suppress(OSError), self.lock:
+            self.events.write(line(message))
+            self.events.flush()
+
+    @singledispatchmethod
+    def answer(self, command: Command[Any]) -> Answer | None:
+        """Do what a command says; None is the empty answer."""
+        raise TypeError(f"{command} is no command of this process")
+
+    @answer.register
+    def _(self, command: messages.Holds) -> messages.Held:
+        return holds(Path(command.run))
+
+    @answer.register
+    def _(self, command: messages.Recipe) -> messages.RecipeHeld:
+        recipe = recipe_of_run(RunDirectory(Path(command.run)), command.overrides)
+        return messages.RecipeHeld(recipe=to_json(recipe))
+
+    @answer.register
+    def _(self, command: messages.Facts) -> messages.FactsFound:
+        return messages.FactsFound(facts=facts(command.recipe))
+
+    @answer.register
+    def _(self, command: messages.Prepare) -> messages.Prepared:
+        run = RunDirectory(Path(command.run))
+        recipe, names = opening.checked(from_json(command.recipe), None, command.sinks)
+        recipe = resolve_recipe(recipe)
+        if command.resume:
+            recipe = check_resume(run, recipe)
+        finished = finished_at(run, recipe) if command.resume else None
+        recipe = opening.with_precision(recipe)
+        return messages.Prepared(recipe=to_json(recipe), sinks=names, finished=finished)
+
+    @answer.register
+    def _(self, command: messages.Begin) -> messages.Begun:
+        run = RunDirectory(Path(command.run))
+        resume = command.resume and (run.recipe.exists() or bool(run.steps()))
+        is_first = self.opened.enter_context(locked(run, resume, command.token))
+        if is_first and not command.stays:
+            self.opened.callback(remove_tree, run.path)
+        if is_first and not resume:
+            opening.begin(run, from_json(command.recipe))
+        return messages.Begun(shared=not is_first)
+
+    @answer.register
+    def _(self, _: messages.Listen) -> messages.Listening:
+        self.listener = Listener()
+        return messages.Listening(ports=self.listener.ports())
+
+    @answer.register
+    def _(self, command: messages.Reach) -> messages.Reached:
+        return messages.Reached(sources=reachable(command.of))
+
+    @answer.register
+    def _(self, command: messages.OpenStore) -> messages.StoreOpened:
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+        self.store = open_store(command.address)
+        return messages.StoreOpened(port=self.store.port)
+
+    @answer.register
+    def _(self, command: messages.Round) -> messages.RoundEnded:
+        number, job, place = command.number, command.job, command.place
+        self.in_round, self.unwatched = True, 0
+        for death in command.deaths:
+            record_death(RunDirectory(Path(job.run)), death)
+        try:
+            with (
+                on_interface(interface_of(command.own) if place.size > command.ranks else None),
+                self._requests_of(number) as requests,
+                local.job_written(job, None, place.first) as path,
+            ):
+                end = Ranks(
+                    job,
+                    path,
+                    command.ranks,
+                    requests,
+                    local.server_for(job),
+                    grace=GRACE,
+                    number=number,
+                    place=place,
+                    abandoned=lambda: number in self.abandoned,
+                    watching=self._is_watching,
+                ).run()
+                return messages.RoundEnded(end=end)
+        finally:
+            self.store, self.in_round = None, False
+
+    @answer.register
+    def _(self, command: messages.Outcome) -> messages.DryRunOutcome:
+        run = RunDirectory(Path(command.run))
+        weights = run.step_directory(run.pointed("last") or 0) / "model.safetensors"
+        return messages.DryRunOutcome(digest=digest_file(weights), seconds=journal.step_seconds(run.journal))
+
+    @answer.register
+    def _(self, _: messages.Withdraw) -> None:
+        with suppress(UserError), self.opened:
+            raise UserError("the start failed")
+
+    @answer.register
+    def _(self, _: messages.Discard) -> None:
+        self.opened.close()
+
+    @answer.register
+    def _(self, command: messages.Report) -> messages.Told:
+        with redirect_stdout(io.StringIO()) as text:
+            opening.report_finished(RunDirectory(Path(command.run)))
+        return messages.Told(text=text.getvalue())
+
+    @answer.register
+    def _(self, command: messages.Doctor) -> messages.Checked:
+        found = checks(Path(command.run), command.threads)
+        return messages.Checked(checks=[asdict(check) for check in found])
+
+    @answer.register
+    def _(self, _: messages.Clock) -> messages.Time:
+        return messages.Time(time=time.time())
+
+    @answer.register
+    def _(self, _: messages.Echo) -> messages.Listening:
+        self.listener = Echo()
+        return messages.Listening(ports=self.listener.ports())
+
+    @answer.register
+    def _(self, command: messages.Probe) -> messages.Probed:
+        return messages.Probed(found=probe(command.targets))
+
+    @answer.register
+    def _(self, command: messages.Speed) -> messages.Measured:
+        interface, parameters = interface_of(command.own), command.parameters
+        with speed.connected(command.rank, command.size, command.address, command.port, interface):
+            timings = speed.measure()
+            exchange = speed.measure_exchange(parameters, command.micro_batches) if parameters else 0.0
+        self.store = None
+        return messages.Measured(timings=timings, exchange=exchange)
+
+    @answer.register
+    def _(self, command: messages.Step) -> messages.StepTimed:
+        seconds = local.step_seconds(from_json(command.recipe), command.devices, _STEPS, _WARM_UP)
+        return messages.StepTimed(seconds=statistics.median(seconds))
+
+    @answer.register
+    def _(self, command: messages.Parameters) -> messages.Counted:
+        model = open_task(resolve_recipe(from_json(command.recipe))).model()
+        return messages.Counted(parameters=sum(p.numel() for p in model.parameters() if p.requires_grad))
+
+
+def facts(recipe: str) -> dict[str, Any]:
+    """What this host is and has, as far as a training depends on it.
+
+    Args:
+        recipe: as JSON, with the path of the data here; empty asks nothing about data.
+
+    Returns:
+        JSON-ready; ``problems`` lists what would keep a training from starting here.
+    """
+    device = opening.device()
+    problems: list[str] = []
+    digest = None
+    if recipe:
+        try:
+            digest = data_digest(from_json(recipe))
+        except UserError as error:
+            problems += error.problems
+    return {
+        "host": platform.node(),
+        "machine": _machine(),
+        "environment": describe(device),
+        "device": device.type,
+        "devices": opening.cards(),
+        "cores": usable_cores(),
+        "data": digest,
+        "problems": problems,
+    }
+
+
+def holds(run: Path) -> messages.Held:
+    """What this host has of a run."""
+    directory = RunDirectory(run)
+    steps = directory.steps()
+    whole = (step for step in reversed(steps) if damage(directory.step_directory(step)) is None)
+    has_run = directory.recipe.exists() or bool(steps)
+    return messages.Held(exists=os.path.lexists(run), has_run=has_run, step=next(whole, None))
+
+
+def _machine() -> str:
+    """The same for two names of one machine, unless they are containers with a network each."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
+    return ""
+
+
+def main() -> int:
+    """Serve one coordinator."""
+    die_with_parent()
+    name_process("rankless host")
+    # Torch warns of every connection from an address that has no name.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    events = os.fdopen(int(os.environ.pop("EVENTS_FD")), "wb")
+    os.set_inheritable(events.fileno(), False)
+    sys.stdin = os.fdopen(os.dup(0), encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # between rounds; in one it is a request
+    if opening.device().type == "cpu":
+        fork_server.allow()
+        fork_server.start()
+    HostProcess(events).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,349 @@
+"""What the coordinator asks of a host's process, and what that answers; and what a supervisor reports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar, get_args
+
+import msgspec
+
+from rankless.launch.job import Job, Place
+from rankless.launch.supervisor import Death, RoundEnd
+
+
+class Event(msgspec.Struct, omit_defaults=True):
+    """What a supervisor reports about its host; one of these fields is set.
+
+    Attributes:
+        hello: it has started.
+        beat: it lives.
+        out, err: what the process printed.
+        event: what the process wrote for the coordinator: lines of JSON.
+        failed: why a request failed.
+        ended: the exit code of the process.
+        lost: why the connection ended; the last event of a channel.
+    """
+
+    hello: dict[str, str] | None = None
+    beat: int = 0
+    out: bytes = b""
+    err: bytes = b""
+    event: bytes = b""
+    failed: str = ""
+    ended: int | None = None
+    lost: str | None = None
+
+
+class Sign(msgspec.Struct):
+    """What stands at the head of everything that a host's process writes.
+
+    Attributes:
+        reply_to: the number of the command that is answered; 0 for none.
+        ready: the process, when it takes commands.
+        beat: in answer to a beat, for how many seconds nobody has looked at the ranks.
+    """
+
+    reply_to: int = 0
+    ready: int = 0
+    beat: int | None = None
+
+
+class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An answer; with ``problems`` it has nothing else."""
+
+    reply_to: int = 0
+    problems: list[str] = []
+
+
+class Held(Answer):
+    """What a host has of a run.
+
+    Attributes:
+        exists: whether its directory exists.
+        has_run: whether that is a run's.
+        step: of its newest whole checkpoint; None without one.
+    """
+
+    exists: bool = False
+    has_run: bool = False
+    step: int | None = None
+
+
+class RecipeHeld(Answer):
+    recipe: str = ""
+
+
+class FactsFound(Answer):
+    facts: dict[str, Any] = {}
+
+
+class Prepared(Answer):
+    """A resolved recipe.
+
+    Attributes:
+        finished: the step at which the run is finished that was to be resumed; None if it is not.
+    """
+
+    recipe: str = ""
+    sinks: list[str] = []
+    finished: int | None = None
+
+
+class Begun(Answer):
+    """Whether another host of this training, which shares the directory, had locked it before."""
+
+    shared: bool = False
+
+
+class Listening(Answer):
+    """The port by address."""
+
+    ports: dict[str, int] = {}
+
+
+class Reached(Answer):
+    """By host and each of its addresses that answered, the own address that was used."""
+
+    sources: dict[str, dict[str, str]] = {}
+
+
+class StoreOpened(Answer):
+    port: int = 0
+
+
+class RoundEnded(Answer):
+    end: RoundEnd = msgspec.field(default_factory=RoundEnd)
+
+
+class DryRunOutcome(Answer):
+    """The digest of the last checkpoint's weights, and the seconds of every step."""
+
+    digest: str = ""
+    seconds: list[float] = []
+
+
+class Told(Answer):
+    text: str = ""
+
+
+class Checked(Answer):
+    checks: list[dict[str, Any]] = []
+
+
+class Time(Answer):
+    time: float = 0.0
+
+
+class Probed(Answer):
+    found: dict[str, Any] = {}
+
+
+class Measured(Answer):
+    timings: list[dict[str, Any]] = []
+    exchange: float = 0.0
+
+
+class StepTimed(Answer):
+    seconds: float = 0.0
+
+
+class Counted(Answer):
+    parameters: int = 0
+
+
+A = TypeVar("A", bound=Answer)
+
+
+def _tag(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Command(msgspec.Struct, Generic[A], kw_only=True, omit_defaults=True, tag_field="do", tag=_tag):
+    """Something that the coordinator asks of a host's process.
+
+    Attributes:
+        reply_to: the number of the command, which its answer has, too.
+    """
+
+    reply_to: int = 0
+
+    @classmethod
+    def answer_type(cls) -> type[Answer]:
+        """The type of its answer."""
+        found: type[Answer] = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        return found
+
+
+class Beat(Command[Answer]):
+    """Shows that the client lives."""
+
+
+class Request(Command[Answer]):
+    """Passes a signal on to a round."""
+
+    of: int
+    number: int
+
+
+class Abandon(Command[Answer]):
+    """Ends a round in which ranks of other hosts have gone."""
+
+    of: int
+
+
+class Holds(Command[Held]):
+    """What the host has of a run."""
+
+    run: str
+
+
+class Recipe(Command[RecipeHeld]):
+    """The recipe of a run that the host has, with changes."""
+
+    run: str
+    overrides: list[str]
+
+
+class Facts(Command[FactsFound]):
+    """What the host is and has, for a recipe."""
+
+    recipe: str
+    run: str
+
+
+class Prepare(Command[Prepared]):
+    """Resolve what in a recipe depends on data and devices, and check it against the run so far."""
+
+    recipe: str
+    run: str
+    resume: bool
+    sinks: list[str]
+
+
+class Begin(Command[Begun]):
+    """Lock the run directory, together with the hosts that share it.
+
+    Attributes:
+        token: of this training.
+        stays: whether the run is there when the process has ended.
+    """
+
+    recipe: str
+    run: str
+    resume: bool
+    token: str
+    stays: bool
+
+
+class Listen(Command[Listening]):
+    """Listen everywhere, to be tried by the other hosts."""
+
+
+class Reach(Command[Reached]):
+    """Try to reach other hosts at their ports, all at once."""
+
+    of: Mapping[str, Mapping[str, int]]
+
+
+class OpenStore(Command[StoreOpened]):
+    """Open the store at which the ranks of the next round meet."""
+
+    address: str
+
+
+class Round(Command[RoundEnded]):
+    """Run the host's ranks until all have ended.
+
+    Attributes:
+        number: of the round.
+        ranks: how many run here.
+        own: the address of the host that the others use.
+        deaths: of the round before, for the journal.
+    """
+
+    number: int
+    job: Job
+    ranks: int
+    place: Place
+    own: str
+    deaths: list[Death]
+
+
+class Outcome(Command[DryRunOutcome]):
+    """What came of a dry run."""
+
+    run: str
+
+
+class Withdraw(Command[Answer]):
+    """Let go of the run directory; a start that trained nothing leaves nothing behind."""
+
+
+class Discard(Command[Answer]):
+    """Remove a run that the process has begun and that is not to stay."""
+
+
+class Report(Command[Told]):
+    """How a finished training went, as lines to be printed."""
+
+    run: str
+
+
+class Doctor(Command[Checked]):
+    """Check the machine."""
+
+    run: str
+    threads: int
+
+
+class Clock(Command[Time]):
+    """The time of the machine's clock, in seconds since 1970."""
+
+
+class Echo(Command[Listening]):
+    """Listen everywhere, and send back what the other hosts send."""
+
+
+class Probe(Command[Probed]):
+    """Try to reach the other hosts."""
+
+    targets: Mapping[str, Any]
+
+
+class Speed(Command[Measured]):
+    """Measure the network as one rank of all hosts.
+
+    Attributes:
+        parameters, micro_batches: of a recipe; 0 for none.
+        own: the address of the host that the others use.
+        address, port, rank, size: as for :func:`rankless.world.speed.connected`.
+    """
+
+    parameters: int
+    micro_batches: int
+    own: str
+    address: str
+    port: int
+    rank: int
+    size: int
+
+
+class Step(Command[StepTimed]):
+    """Time some steps of a recipe on the host alone."""
+
+    recipe: str
+    devices: int
+
+
+class Parameters(Command[Counted]):
+    """How many parameters a recipe trains."""
+
+    recipe: str
+
+
+COMMANDS = msgspec.json.Decoder(
+    Beat | Request | Abandon | Holds | Recipe | Facts | Prepare | Begin | Listen | Reach | OpenStore | Round
+    | Outcome | Withdraw | Discard | Report | Doctor | Clock | Echo | Probe | Speed | Step | Parameters
+)  # fmt: skip
+"""Reads any command."""

@@ -1,0 +1,47 @@
+"""Lines of JSON between processes: every message is a typed struct on one line, and nothing is unpickled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+def line(message: Any) -> bytes:
+    """A message as a line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+class Lines:
+    """Puts whole lines together from what comes in pieces."""
+
+    def __init__(self) -> None:
+        self.rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that are whole now, without their ends."""
+        self.rest += data
+        if b"\n" not in data:
+            return []
+        *whole, rest = bytes(self.rest).split(b"\n")
+        self.rest = bytearray(rest)
+        return whole
+
+
+class Fork(msgspec.Struct):
+    """Asks the fork server for a rank.
+
+    Attributes:
+        arguments: the worker's.
+        environment: all of its environment variables.
+    """
+
+    arguments: list[str]
+    environment: dict[str, str]
+
+
+class Forked(msgspec.Struct):
+    """What the fork server reports of a rank: that it has started, or with a code that it has ended."""
+
+    pid: int
+    code: int | None = None
