@@ -33,7 +33,7 @@ def fork_early() -> None:
     """
     global _imported
     _imported = frozenset(sys.modules)
-    address = connection.arbitrary_address("AF_UNIX")
+    address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
     with socket.socket(socket.AF_UNIX) as listener, _ending_signals_blocked():
         listener.bind(address)
         if not util.is_abstract_socket_namespace(address):
@@ -44,7 +44,7 @@ def fork_early() -> None:
         if not pid:
             _serve(listener.fileno(), alive)
         os.close(alive)
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, ours, pid
 
 

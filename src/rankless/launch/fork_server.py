@@ -6,7 +6,7 @@ no GPU touched. Only the command ``rankless`` may do so; ranks of a launcher wit
 a script, a test) and ranks that need other libraries than it has loaded (``cpu_isa``, a GPU) are started as
 new interpreters.
 
-It is asked and answers over a pair of sockets that nobody else has (:mod:`rankless.launch.messages`).
+It is asked and answers over a pair of sockets that nobody else has.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import Any
 import msgspec
 
 from rankless.hardware.processes import die_with_parent, fork
-from rankless.launch.messages import Fork, Forked, Lines, line
 from rankless.launch.requests import ASKS
+from rankless.messages import Lines, line
 
 # What every rank imports besides what the launcher has.
 _PRELOADED = (
@@ -45,6 +45,25 @@ _PRELOADED = (
 _PATIENCE = 300.0  # seconds that forking takes, and the imports before, from a cold network disk, too
 _allowed = False
 _running: ForkServer | None = None
+
+
+class Fork(msgspec.Struct):
+    """Asks the fork server for a rank.
+
+    Attributes:
+        arguments: the worker's.
+        environment: all of its environment variables.
+    """
+
+    arguments: list[str]
+    environment: dict[str, str]
+
+
+class Forked(msgspec.Struct):
+    """What the fork server reports of a rank: that it has started, or with a code that it has ended."""
+
+    pid: int
+    code: int | None = None
 
 
 class ForkedProcess:

@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from rankless.data.images import image_file
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw, RawBuilder, joined
-from rankless.data.index.scan_chunks import Item, NotStored, Work, chunks, load, read_chunk
+from rankless.data.index.scan_chunks import Item, NotStored, Report, Work, chunks, load, read_chunk
 from rankless.errors import UserError
 from rankless.hardware.cores import usable_cores
 from rankless.printing import ProgressBar
@@ -109,26 +110,25 @@ def _in_processes(
         json.dump(job, file)
         file.flush()
         with _started(file.name) as process:
-            for line in process.stdout or ():  # a pipe
-                report: dict[str, Any] = json.loads(line)
-                if "chunk" not in report:
+            for text in process.stdout or ():  # a pipe
+                report = msgspec.json.decode(text, type=Report)
+                if report.chunk < 0:
                     raise _error(report)
-                files[report["chunk"]] = report["file"]
-                progress.advance(len(parts[report["chunk"]]))
+                files[report.chunk] = report.file
+                progress.advance(len(parts[report.chunk]))
             if process.wait():
-                raise _error({"died": True})
+                raise _error(Report())
     return files
 
 
 @contextlib.contextmanager
-def _started(job: str) -> Iterator[subprocess.Popen[str]]:
+def _started(job: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start the worker process in a new process group, which is ended afterwards whatever happened."""
     paths = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "rankless.data.index.scan_worker", job, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        text=True,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         start_new_session=True,  # Ctrl-C comes to this process alone, which ends the others
     )
@@ -142,13 +142,13 @@ def _started(job: str) -> Iterator[subprocess.Popen[str]]:
             process.stdout.close()
 
 
-def _error(report: dict[str, Any]) -> Exception:
-    if "full" in report:
-        return NotStored(report["full"])
-    if "problems" in report:
-        return UserError(report["problems"])
-    if "trace" in report:
-        return RuntimeError(f"reading the data failed:\n{report['trace']}")
+def _error(report: Report) -> Exception:
+    if report.full:
+        return NotStored(report.full)
+    if report.problems:
+        return UserError(report.problems)
+    if report.trace:
+        return RuntimeError(f"reading the data failed:\n{report.trace}")
     return UserError(
         "a process that reads the data was killed (out of memory?); start again: what was read already is "
         "cached"

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import PIL
 
@@ -34,6 +35,24 @@ Work = Callable[[list[Item]], Raw]
 _REST = "rest"  # all but the arrays, as JSON
 TICK = 20_000_000
 """Nanoseconds in which a file can change twice with the same time: the clock that stamps files is slow."""
+
+
+class Report(msgspec.Struct, omit_defaults=True):
+    """What a scan's worker process reports: a chunk that is done, or why it ended.
+
+    Attributes:
+        chunk: the number of the chunk, -1 for an end.
+        file: where it is cached.
+        problems: errors in the data.
+        full: why nothing more can be stored.
+        trace: the traceback of any other error.
+    """
+
+    chunk: int = -1
+    file: str = ""
+    problems: list[str] = []
+    full: str = ""
+    trace: str = ""
 
 
 class NotStored(Exception):  # noqa: N818 - the data is fine

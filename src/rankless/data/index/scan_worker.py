@@ -2,7 +2,7 @@
 
 It is a separate program, so neither the caller's threads nor its main script matter: it imports what is
 needed once and forks while it still has a single thread. On the standard output it reports each chunk that is
-done, one JSON value a line.
+done.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from rankless.data.index.scan_chunks import NotStored, named, read_chunk
+from rankless.data.index.scan_chunks import NotStored, Report, named, read_chunk
 from rankless.errors import UserError
 from rankless.hardware.processes import die_with_parent
+from rankless.messages import line
 
 _job: dict[str, Any] = {}
 
@@ -36,15 +37,15 @@ def main() -> int:
         waiting = {pool.submit(_chunk, number): number for number in range(len(_job["chunks"]))}
         try:
             for done in as_completed(waiting):
-                _report({"chunk": waiting[done], "file": done.result()})
+                _report(Report(waiting[done], done.result()))
         except UserError as error:
-            _report({"problems": error.problems})
+            _report(Report(problems=list(error.problems)))
         except NotStored as error:
-            _report({"full": str(error)})
+            _report(Report(full=str(error)))
         except BrokenProcessPool:
-            _report({"died": True})
+            _report(Report())
         except Exception:
-            _report({"trace": traceback.format_exc()})
+            _report(Report(trace=traceback.format_exc()))
         else:
             return 0
         pool.shutdown(wait=False, cancel_futures=True)
@@ -56,8 +57,9 @@ def _chunk(number: int) -> str:
     return read_chunk(named(_job["work"]), items, Path(_job["store"]))
 
 
-def _report(what: dict[str, Any]) -> None:
-    print(json.dumps(what), flush=True)
+def _report(what: Report) -> None:
+    sys.stdout.buffer.write(line(what))
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

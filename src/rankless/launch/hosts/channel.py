@@ -30,7 +30,7 @@ from rankless.errors import UserError
 from rankless.launch.hosts import supervisor
 from rankless.launch.hosts.messages import Beat, Command, Event
 from rankless.launch.hosts.names import HERE, Host
-from rankless.launch.messages import line
+from rankless.messages import line
 
 _KINDS = (".py", ".yaml", ".typed")
 BEAT = 1.0

@@ -38,13 +38,13 @@ from rankless.launch.doctor.here import checks
 from rankless.launch.hosts import messages
 from rankless.launch.hosts.messages import Answer, Command
 from rankless.launch.hosts.reach import Listener, reachable
-from rankless.launch.messages import line
 from rankless.launch.ranks import Ranks
 from rankless.launch.record import record_death
 from rankless.launch.requests import Requests
 from rankless.launch.resume import check_resume, finished_at, recipe_of_run
 from rankless.launch.run_lock import locked
 from rankless.launch.supervisor import GRACE
+from rankless.messages import line
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.load import from_json, to_json
 from rankless.runs import journal

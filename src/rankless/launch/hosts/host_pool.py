@@ -19,8 +19,8 @@ from rankless.launch.hanging import STOPPED, patience
 from rankless.launch.hosts.channel import MISSED, SILENCE, Channel, Events, Way
 from rankless.launch.hosts.messages import Answer, Command, Event, Held, Sign
 from rankless.launch.hosts.names import Host
-from rankless.launch.messages import Lines
 from rankless.launch.supervisor import how_it_ended
+from rankless.messages import Lines
 
 _CONNECT = 60.0  # seconds for a connection and the supervisor's first word
 _START = 300.0  # seconds for the imports of the process there, from a cold network disk, too

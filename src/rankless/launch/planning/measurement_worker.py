@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from rankless.errors import OneValueError, ShortageError, UserError
 from rankless.hardware.memory import peak
 from rankless.hardware.processes import die_with_parent, name_process
 from rankless.hardware.shortages import shortage
+from rankless.messages import line
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +53,6 @@ class AskedProcess:
             stdout=subprocess.PIPE,
             stderr=log,
             env={**environment(), **(variables or {})},
-            text=True,
         )
 
     @property
@@ -63,16 +64,17 @@ class AskedProcess:
         """Ask for the answer to one value, which JSON can express."""
         if self._process.stdin is not None:
             try:
-                print(json.dumps(value), file=self._process.stdin, flush=True)
+                self._process.stdin.write(line(value))
+                self._process.stdin.flush()
             except BrokenPipeError:
                 self.answer()  # raises what the process had to say
 
     def answer(self) -> dict[str, Any]:
         """The answer to the question before."""
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
-        if not line:
+        text = self._process.stdout.readline() if self._process.stdout is not None else b""
+        if not text:
             raise died(self.what, self._process.wait(), self.log, self.instead)
-        answer: dict[str, Any] = json.loads(line)
+        answer = msgspec.json.decode(text, type=dict[str, Any])
         if problems := answer.get("problems"):
             raise _ERRORS.get(answer["error"], UserError)(problems)
         return answer
@@ -135,16 +137,17 @@ def answering(name: str, body: Callable[[Callable[[], Any], Callable[[Any], None
     """
     die_with_parent(os.getppid())
     name_process(name)
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print what they like
 
     def question() -> Any:
-        if line := sys.stdin.readline():
-            return json.loads(line)
+        if text := sys.stdin.readline():
+            return msgspec.json.decode(text)
         raise EOFError
 
     def answer(value: Any) -> None:
-        print(json.dumps(value), file=answers, flush=True)
+        answers.write(line(value))
+        answers.flush()
 
     try:
         body(question, answer)

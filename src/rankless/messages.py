@@ -1,4 +1,4 @@
-"""Lines of JSON between processes: every message is a typed struct on one line, and nothing is unpickled."""
+"""Messages between processes: lines of JSON that msgspec checks against their types; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -26,22 +26,3 @@ class Lines:
         *whole, rest = bytes(self.rest).split(b"\n")
         self.rest = bytearray(rest)
         return whole
-
-
-class Fork(msgspec.Struct):
-    """Asks the fork server for a rank.
-
-    Attributes:
-        arguments: the worker's.
-        environment: all of its environment variables.
-    """
-
-    arguments: list[str]
-    environment: dict[str, str]
-
-
-class Forked(msgspec.Struct):
-    """What the fork server reports of a rank: that it has started, or with a code that it has ended."""
-
-    pid: int
-    code: int | None = None
