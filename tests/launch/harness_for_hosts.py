@@ -72,7 +72,7 @@ class Machine:
             "holds": {"exists": False, "has_run": False, "step": None},
             "facts": {"facts": {**facts, "machine": self.name, "problems": []}},
             "prepare": {"recipe": request.get("recipe"), "sinks": [], "finished": None},
-            "recipe": {"recipe": to_json(RECIPE)},
+            "recipe": {"text": to_json(RECIPE)},
             "listen": {"ports": {f"10.0.0.{self.name[1:]}": 1}},
             "reach": {"sources": {i: dict.fromkeys(p, "10.0.0.9") for i, p in request.get("of", {}).items()}},
             "open_store": {"port": 5},

@@ -23,7 +23,7 @@ from rankless.hardware.processes import die_with_parent, name_process
 from rankless.launch import rank_job
 from rankless.launch.environments.environment import Environment
 from rankless.launch.job import LOST_PEER, Job
-from rankless.launch.rank_output import RankOutput
+from rankless.launch.rank_log import RankOutput
 from rankless.printing import say
 from rankless.runs.directory import RunDirectory
 

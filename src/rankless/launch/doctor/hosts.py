@@ -259,7 +259,7 @@ class _Doctor:
                     break
                 half = (time.monotonic() - began) / 2
                 if member.name not in skews or half < skews[member.name][1]:
-                    skews[member.name] = (reply.time - clock - half, half)
+                    skews[member.name] = (reply.value - clock - half, half)
         if len(skews) > 1:
             self.found.checks.append(hosts.clocks(skews))
 
@@ -298,7 +298,7 @@ class _Doctor:
         parameters = micro_batches = 0
         if self.recipe and self._share(members):
             asked = self._ask(messages.Parameters(recipe=self._training().json(lead)), _LOOK, [lead])
-            parameters = asked[lead.index].parameters if asked else 0
+            parameters = int(asked[lead.index].value) if asked else 0
             micro_batches = self.recipe.batch.micro_batches
         opened = self._ask(messages.OpenStore(address=lead.own), _TRY, [lead]).get(lead.index)
         if opened is None:
@@ -338,8 +338,8 @@ class _Doctor:
     def _step(self, lead: Member) -> None:
         """Measure a step on the first host alone."""
         command = messages.Step(recipe=self._training().json(lead), devices=self.found.shares[0])
-        reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.StepTimed())
-        self.found.step = reply.seconds
+        reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.Number())
+        self.found.step = reply.value
         if not self.found.step:
             why = lead.lost or "; ".join(reply.problems)
             fix = (

@@ -151,9 +151,9 @@ class HostProcess:
         return holds(Path(command.run))
 
     @answer.register
-    def _(self, command: messages.Recipe) -> messages.RecipeHeld:
+    def _(self, command: messages.Recipe) -> messages.Text:
         recipe = recipe_of_run(RunDirectory(Path(command.run)), command.overrides)
-        return messages.RecipeHeld(recipe=to_json(recipe))
+        return messages.Text(text=to_json(recipe))
 
     @answer.register
     def _(self, command: messages.Facts) -> messages.FactsFound:
@@ -242,19 +242,19 @@ class HostProcess:
         self.opened.close()
 
     @answer.register
-    def _(self, command: messages.Report) -> messages.Told:
+    def _(self, command: messages.Report) -> messages.Text:
         with redirect_stdout(io.StringIO()) as text:
             opening.report_finished(RunDirectory(Path(command.run)))
-        return messages.Told(text=text.getvalue())
+        return messages.Text(text=text.getvalue())
 
     @answer.register
-    def _(self, command: messages.Doctor) -> messages.Checked:
+    def _(self, command: messages.Doctor) -> messages.Checks:
         found = checks(Path(command.run), command.threads)
-        return messages.Checked(checks=[asdict(check) for check in found])
+        return messages.Checks(checks=[asdict(check) for check in found])
 
     @answer.register
-    def _(self, _: messages.Clock) -> messages.Time:
-        return messages.Time(time=time.time())
+    def _(self, _: messages.Clock) -> messages.Number:
+        return messages.Number(value=time.time())
 
     @answer.register
     def _(self, _: messages.Echo) -> messages.Listening:
@@ -275,14 +275,14 @@ class HostProcess:
         return messages.Measured(timings=timings, exchange=exchange)
 
     @answer.register
-    def _(self, command: messages.Step) -> messages.StepTimed:
+    def _(self, command: messages.Step) -> messages.Number:
         seconds = local.step_seconds(from_json(command.recipe), command.devices, _STEPS, _WARM_UP)
-        return messages.StepTimed(seconds=statistics.median(seconds))
+        return messages.Number(value=statistics.median(seconds))
 
     @answer.register
-    def _(self, command: messages.Parameters) -> messages.Counted:
+    def _(self, command: messages.Parameters) -> messages.Number:
         model = open_task(resolve_recipe(from_json(command.recipe))).model()
-        return messages.Counted(parameters=sum(p.numel() for p in model.parameters() if p.requires_grad))
+        return messages.Number(value=sum(p.numel() for p in model.parameters() if p.requires_grad))
 
 
 def facts(recipe: str) -> dict[str, Any]:

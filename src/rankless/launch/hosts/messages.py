@@ -56,55 +56,35 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
     problems: list[str] = []
 
 
-class Held(Answer):
-    """What a host has of a run.
-
-    Attributes:
-        exists: whether its directory exists.
-        has_run: whether that is a run's.
-        step: of its newest whole checkpoint; None without one.
-    """
-
+class Held(Answer):  # step: of the newest whole checkpoint; None without one
     exists: bool = False
     has_run: bool = False
     step: int | None = None
 
 
-class RecipeHeld(Answer):
-    recipe: str = ""
+class Text(Answer):
+    text: str = ""
 
 
 class FactsFound(Answer):
     facts: dict[str, Any] = {}
 
 
-class Prepared(Answer):
-    """A resolved recipe.
-
-    Attributes:
-        finished: the step at which the run is finished that was to be resumed; None if it is not.
-    """
-
+class Prepared(Answer):  # finished: the step at which the run is finished that was to be resumed
     recipe: str = ""
     sinks: list[str] = []
     finished: int | None = None
 
 
-class Begun(Answer):
-    """Whether another host of this training, which shares the directory, had locked it before."""
-
+class Begun(Answer):  # shared: another host of this training had locked the directory before
     shared: bool = False
 
 
-class Listening(Answer):
-    """The port by address."""
-
+class Listening(Answer):  # by address
     ports: dict[str, int] = {}
 
 
-class Reached(Answer):
-    """By host and each of its addresses that answered, the own address that was used."""
-
+class Reached(Answer):  # by host and each of its addresses that answered, the own address that was used
     sources: dict[str, dict[str, str]] = {}
 
 
@@ -116,23 +96,17 @@ class RoundEnded(Answer):
     end: RoundEnd = msgspec.field(default_factory=RoundEnd)
 
 
-class DryRunOutcome(Answer):
-    """The digest of the last checkpoint's weights, and the seconds of every step."""
-
+class DryRunOutcome(Answer):  # seconds: of every step
     digest: str = ""
     seconds: list[float] = []
 
 
-class Told(Answer):
-    text: str = ""
-
-
-class Checked(Answer):
+class Checks(Answer):
     checks: list[dict[str, Any]] = []
 
 
-class Time(Answer):
-    time: float = 0.0
+class Number(Answer):
+    value: float = 0.0
 
 
 class Probed(Answer):
@@ -142,14 +116,6 @@ class Probed(Answer):
 class Measured(Answer):
     timings: list[dict[str, Any]] = []
     exchange: float = 0.0
-
-
-class StepTimed(Answer):
-    seconds: float = 0.0
-
-
-class Counted(Answer):
-    parameters: int = 0
 
 
 A = TypeVar("A", bound=Answer)
@@ -198,7 +164,7 @@ class Holds(Command[Held]):
     run: str
 
 
-class Recipe(Command[RecipeHeld]):
+class Recipe(Command[Text]):
     """The recipe of a run that the host has, with changes."""
 
     run: str
@@ -284,20 +250,20 @@ class Discard(Command[Answer]):
     """Remove a run that the process has begun and that is not to stay."""
 
 
-class Report(Command[Told]):
+class Report(Command[Text]):
     """How a finished training went, as lines to be printed."""
 
     run: str
 
 
-class Doctor(Command[Checked]):
+class Doctor(Command[Checks]):
     """Check the machine."""
 
     run: str
     threads: int
 
 
-class Clock(Command[Time]):
+class Clock(Command[Number]):
     """The time of the machine's clock, in seconds since 1970."""
 
 
@@ -329,14 +295,14 @@ class Speed(Command[Measured]):
     size: int
 
 
-class Step(Command[StepTimed]):
+class Step(Command[Number]):
     """Time some steps of a recipe on the host alone."""
 
     recipe: str
     devices: int
 
 
-class Parameters(Command[Counted]):
+class Parameters(Command[Number]):
     """How many parameters a recipe trains."""
 
     recipe: str

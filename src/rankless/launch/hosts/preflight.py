@@ -182,7 +182,7 @@ def _recipe_there(pool: HostPool, member: Member, run: Path, overrides: Sequence
         UserError: it is damaged, or errors in the changes.
     """
     command = messages.Recipe(run=str(run), overrides=list(overrides))
-    return from_json(must(pool, [member], command)[member.index].recipe)
+    return from_json(must(pool, [member], command)[member.index].text)
 
 
 def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
