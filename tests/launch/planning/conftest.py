@@ -39,6 +39,6 @@ def popen(command, *, stderr, env, stdin=None, stdout=None, text=False):
 def forked_pages(monkeypatch):
     """The processes that measure are forked: each would import PyTorch, most of what a short one takes."""
     if AVAILABLE:
-        for page in ("asked_process", "measuring"):
+        for page in ("measurement_worker", "measuring"):
             forks = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
             monkeypatch.setattr(f"rankless.launch.planning.{page}.subprocess", forks)
