@@ -28,9 +28,9 @@ from rankless.data.datasets.annotated import GroundTruth
 from rankless.engine.evaluate import evaluate
 from rankless.engine.shared_process import autocast_for
 from rankless.hardware.heap import hold_freed_memory
+from rankless.hardware.precision import resolve
 from rankless.metrics.coco import coco_scores
 from rankless.recipe.load import load
-from rankless.recipe.precision import resolve
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox, network_input
 from rankless.tasks.detect import Detect
 from rankless.world.objects import pack, unpack

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rankless.recipe.instruction_set import fix
+from rankless.hardware.instruction_set import fix
 
 MACHINES: dict[str, dict[str, str]] = {
     "as it is": {},
@@ -49,9 +49,9 @@ def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
     from rankless.engine.loop import train as run
     from rankless.engine.settings import computes_like
     from rankless.engine.setup import DryRun
+    from rankless.hardware.precision import resolve
     from rankless.models.checkpoints.weights import digest
     from rankless.recipe.load import load
-    from rankless.recipe.precision import resolve
     from rankless.runs.directory import RunDirectory
     from rankless.tasks import resolve_recipe
     from rankless.world.process_group import join

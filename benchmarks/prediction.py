@@ -25,9 +25,9 @@ import torch
 import rankless
 from parity import seeded, viewed
 from rankless.hardware.heap import hold_freed_memory
+from rankless.hardware.precision import resolve
 from rankless.interop.importing import import_weights
 from rankless.models.darknet.cfg import read_cfg
-from rankless.recipe.precision import resolve
 
 NETWORKS = ("yolo-fastest-1.1", "yolov4-tiny", "yolov3")
 CONFIDENCE, IOU = 0.25, 0.45

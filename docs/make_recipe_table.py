@@ -1,35 +1,35 @@
 """Writes the tables of ``docs/recipe.md`` from the recipe itself: ``python docs/make_recipe_table.py``.
 
-What a key means is its entry in the docstrings of the recipe's classes; what it takes is its type.
+What a key means stands below its field in the recipe's classes; what it takes is its type.
 The tables are never written by hand; a test compares them.
 """
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
-from typing import Any
 
-from rankless.recipe import load
-from rankless.recipe.keys import Kinds, expected, leaves, sections, shown
-from rankless.recipe.kinds import KINDS
-from rankless.recipe.loss_kinds import Loss
-from rankless.recipe.model_kinds import Model
+from rankless.recipe.json_schema import descriptions
+from rankless.recipe.keys import KINDS, KeyPath, Kinds, classes, leaves, sections
+from rankless.recipe.loss_kinds import LossKeys
+from rankless.recipe.mistakes import expected, shown
+from rankless.recipe.model_kinds import ModelKeys
+from rankless.recipe.schema import Recipe
 
-WHOLE = load.schema()
-LOSS_NAME = "which loss; `auto` is the one that the model was published with"
 PAGE = Path(__file__).with_name("recipe.md")
 START, END = "<!-- tables: made by make_recipe_table.py -->\n", "<!-- end of tables -->\n"
+_EVERY = ("custom", "auto")
+"""The kinds that have the keys of all others."""
 
 
 def tables() -> str:
     """One Markdown table per section, in the recipe's order."""
     lines = []
-    for path in sections():
-        of_kinds = path[:1] and path[0] in KINDS
-        rows = [_row(key, names, of_kinds) for key, names in _keys(path)]
-        heads = ["key", *(["of"] if of_kinds else []), "meaning", "takes", "default"]
+    for path in sections(Recipe):
+        kinds = [tag for tag in KINDS.get(path[0], ()) if tag not in _EVERY] if path else []
+        heads = ["key", *(["of"] if kinds else []), "meaning", "takes", "default"]
         lines += [f"### `{'.'.join(path)}`", "", f"{_cell(_about(path))}.", ""] if path else []
-        lines += [_line(heads), _line(["---"] * len(heads)), *rows, ""]
+        lines += [_line(heads), _line(["---"] * len(heads)), *_rows(path, kinds), ""]
     return "\n".join(lines) + "\n"
 
 
@@ -40,58 +40,34 @@ def page(text: str) -> str:
     return before + START + "\n" + tables() + END + after
 
 
-def _definitions(path: tuple[str, ...]) -> list[tuple[str, dict[str, Any]]]:
-    """Kind (where there are any) and JSON Schema of a section, of each kind that has it."""
-    found = [("", WHOLE)]
-    for depth, name in enumerate(path):
-        inner = []
-        for kind, one in found:
-            key = one["properties"].get(name, {})
-            options = [
-                option["$ref"].rpartition("/")[2] for option in key.get("anyOf", [key]) if "$ref" in option
-            ]
-            tags = [*KINDS[name]] if depth == 0 and name in KINDS else [kind] * len(options)
-            inner += [(tag, WHOLE["$defs"][option]) for tag, option in zip(tags, options, strict=True)]
-        found = inner
-    return found
+def _rows(path: KeyPath, kinds: list[str]) -> list[str]:
+    """A row for each key of a section; one for each meaning that it has in different kinds."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for kind in kinds or [""]:
+        model, loss = (
+            kind if path[:1] == (one,) else every for one, every in zip(KINDS, _EVERY, strict=True)
+        )
+        for key in leaves(Recipe, Kinds("", model, loss)).values():
+            if key.path[:-1] == path:
+                about, default = descriptions(key.section)[key.path[-1]], shown(key.default)
+                takes = expected(key.schema())
+                if key.path == ("loss", "name"):
+                    about, default = descriptions(LossKeys)["name"], "'auto'"
+                    takes = f"one of auto, {', '.join(kinds)}"
+                row = (f"`{'.'.join(key.path)}`", _cell(about), takes, f"`{default}`")
+                found.setdefault(row, []).append(kind)
+    return [
+        _line([name, *([", ".join(of) if len(of) < len(kinds) else "all"] if kinds else []), *cells])
+        for (name, *cells), of in found.items()
+    ]
 
 
-def _keys(path: tuple[str, ...]) -> list[tuple[tuple[tuple[str, ...], dict[str, Any]], list[str]]]:
-    """Path and JSON Schema of each key, and the kinds that have it so."""
-    found: list[tuple[tuple[tuple[str, ...], dict[str, Any]], list[str]]] = []
-    for kind, section in _definitions(path):
-        for name, key in section["properties"].items():
-            if (*path, name) not in leaves() or kind in ("custom", "auto"):
-                continue
-            plain = ((*path, name), {k: v for k, v in key.items() if k not in ("pattern", "const")})
-            if name == "name" and path == ("loss",):
-                plain[1].update(description=LOSS_NAME, default="auto")
-            same = [kinds for other, kinds in found if other == plain]
-            if same:
-                same[0].append(kind)
-            else:
-                found.append((plain, [kind]))
-    return found
-
-
-def _row(key: tuple[tuple[str, ...], dict[str, Any]], names: list[str], of_kinds: object) -> str:
-    path, schema = key
-    kinds = {"model": "custom", "loss": "auto", **({path[0]: names[0]} if of_kinds else {})}
-    takes = expected(leaves(Kinds("", **kinds))[path])
-    takes = f"one of auto, {', '.join(names)}" if path == ("loss", "name") else takes
-    some = 0 < len(names) < len(KINDS[path[0]]) - 1 if of_kinds else False
-    about = schema["description"]
-    of = [", ".join(names) if some else "all"] if of_kinds else []
-    return _line([f"`{'.'.join(path)}`", *of, _cell(about), takes, f"`{shown(schema['default'])}`"])
-
-
-def _about(path: tuple[str, ...]) -> str:
+def _about(path: KeyPath) -> str:
     """What a section is: of kinds, what they have in common."""
-    whole = {"model": Model, "loss": Loss}.get(path[0]) if len(path) == 1 else None
-    text: str = (
-        (whole.__doc__ or "").partition("\n\n")[0] if whole else _definitions(path)[0][1]["description"]
-    )
-    return text
+    whole: dict[KeyPath, type] = {("model",): ModelKeys, ("loss",): LossKeys}
+    named = {one.__name__.lower(): one for one in classes(Recipe)}
+    section = whole.get(path) or named[path[-1]]
+    return inspect.cleandoc(section.__doc__ or "").partition("\n\n")[0]
 
 
 def _line(cells: list[str]) -> str:

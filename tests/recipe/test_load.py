@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError
+from rankless.files import yaml12
 from rankless.models.names import problem
-from rankless.recipe import yaml12
 from rankless.recipe.familiar import ELSEWHERE, SECTIONS
+from rankless.recipe.json_schema import schema
 from rankless.recipe.keys import Kinds, leaves
 from rankless.recipe.load import (
     default,
@@ -22,7 +23,6 @@ from rankless.recipe.load import (
     dump,
     from_json,
     load,
-    schema,
     shipped,
     shipped_text,
     to_json,
@@ -202,13 +202,13 @@ def test_an_error_names_key_value_and_what_to_do(tmp_path, text, problem):
 
 @pytest.mark.parametrize("meant", [*ELSEWHERE.values(), *map(".".join, SECTIONS.items())])
 def test_names_from_elsewhere_lead_to_keys_that_there_are(meant):
-    known = [".".join(path) for path in leaves()]
+    known = [".".join(path) for path in leaves(Recipe)]
     for key in re.findall(r"[a-z_.]+\.[a-z_]+|^[a-z_]+(?==|$)", meant):
         assert key in known
 
 
 def test_no_name_from_elsewhere_is_a_key():
-    assert not ELSEWHERE.keys() & {path[-1] for path in leaves()}
+    assert not ELSEWHERE.keys() & {path[-1] for path in leaves(Recipe)}
 
 
 def test_all_errors_come_at_once_in_the_order_of_the_lines(tmp_path):
@@ -233,10 +233,10 @@ epochs: 4
         "r.yaml:6: 'optim.nesterov'",
         "r.yaml:8: 'optim.lr'",
         "r.yaml:9: 'model.image_size'",
+        "command line: 'epochs'",
         "command line: key 'optm.lr': no such key; did you mean 'optim.lr'?",
         "command line: 'seed': expected key=value, as in optim.lr=0.02",
         "command line: 'data.val=@': this",
-        "command line: 'epochs'",
     ]
 
 
@@ -497,13 +497,13 @@ def test_the_schema_describes_every_key():
     json.dumps(whole)
     assert whole["$defs"]["Optim"]["properties"]["lr"] == {
         "default": 0.01,
-        "description": "the peak learning rate, which the schedule scales.",
+        "description": "The peak learning rate, which the schedule scales.",
         "exclusiveMinimum": 0,
         "maximum": 1e9,
         "type": "number",
     }
     value = whole["$defs"]["Augment"]["properties"]["value"]["description"]
-    assert value.startswith("the largest factor on the value (the brightness)")
+    assert value.startswith("The largest factor on the value (the brightness)")
     assert "Attributes" not in whole["description"]
     for definition in (whole, *whole["$defs"].values()):
         for name, key in definition["properties"].items():
@@ -595,10 +595,10 @@ def test_shipped_recipe_takes_another_network_of_its_task(name, model, capsys):
     recipe = load(name, [f"model.name={model}"])
     assert recipe.model.name == model
     given, needed = yaml.safe_load(shipped_text(name)), capsys.readouterr().err
-    kept = leaves(Kinds.of(task, recipe.model, recipe.loss))
+    kept = leaves(Recipe, Kinds.of(task, recipe.model, recipe.loss))
     for section in ("model", "loss"):
         for key in given.get(section, {}):
-            if (section, key) not in kept and (section, key) in leaves():
+            if (section, key) not in kept and (section, key) in leaves(Recipe):
                 assert f"{section}.{key}" in needed and model in needed
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankless.errors import UserError
-from rankless.recipe.load import dump, from_json, load, schema, to_json
+from rankless.recipe.json_schema import schema
+from rankless.recipe.load import dump, from_json, load, to_json
 from rankless.recipe.schema import Augment
 
 OFF = Augment(flip=0, hue=0, saturation=0, value=0, scale=0, translate=0)

@@ -30,7 +30,10 @@ def test_whole_numbers_serve_as_floats():
         (lambda: Evaluate(every="0 epochs"), "every"),
         (lambda: Checkpoint(every="0 steps"), "every"),
         (lambda: Schedule(milestones=[1, "2"]), "milestones"),
-        (lambda: Optim(name="adamw", nesterov=True), "'adamw' does not have"),
+        (
+            lambda: Recipe(optim=Optim(name="adamw", nesterov=True)),
+            "'optim.nesterov' is true, but 'optim.name' is 'adamw': it has an effect only with 'sgd'",
+        ),
         (lambda: Optim(nesterov=True, momentum=0.0), "optim.momentum is 0"),
         (lambda: Optim(lr=math.nan), "lr"),
         (lambda: Optim(lr=math.inf), "lr"),

@@ -36,11 +36,11 @@ def recipes(
     as_json: Json = False,
 ) -> int:
     """List the shipped recipes, or print one."""
-    from rankless.recipe import load
+    from rankless.recipe import json_schema, load
 
     text = None if name is None else load.shipped_text(name)
     if schema:
-        print_json(load.schema())
+        print_json(json_schema.schema())
     elif name is not None and as_json:
         print_json(json.loads(load.to_json(load.load(name))))
     elif text is not None:

@@ -200,12 +200,13 @@ def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
 
 def _fix_instruction_set(target: Path) -> None:
     """Compute with the instructions that the weights were trained with."""
-    from rankless.recipe.instruction_set import fix, of_weights
+    from rankless.hardware.instruction_set import fix
+    from rankless.recipe.recorded import instruction_set_of
     from rankless.runs.directory import weights_of
 
     if "torch" not in sys.modules:  # once it is loaded, the instruction set stays as it is
         with suppress(UserError):  # reported later, with whatever else is wrong
-            fix(of_weights(weights_of(target, warn=lambda _: None)))
+            fix(instruction_set_of(weights_of(target, warn=lambda _: None)))
 
 
 def _print_failed(report: PredictionReport) -> None:

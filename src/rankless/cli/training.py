@@ -210,8 +210,8 @@ def _fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path |
         name, overrides: of the recipe; what is wrong with it is reported later.
         run: that goes on, with its own recipe where none is named.
     """
+    from rankless.hardware.instruction_set import fix
     from rankless.recipe import load
-    from rankless.recipe.instruction_set import fix
     from rankless.runs.directory import RunDirectory
 
     with suppress(UserError):

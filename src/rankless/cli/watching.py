@@ -142,8 +142,8 @@ def _on_a_page(target: str, port: int | None) -> int:
 
 def _recipe(run: RunDirectory) -> dict[str, Any]:
     """The recipe of a run as plain values; empty where it cannot be read."""
+    from rankless.files import yaml12
     from rankless.files.reading import MIB, read_text
-    from rankless.recipe import yaml12
 
     try:
         tree, _ = yaml12.read(read_text(run.recipe, MIB), "recipe.yaml", lines=False)

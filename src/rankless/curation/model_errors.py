@@ -23,9 +23,9 @@ import torch
 from rankless.data.path_checks import refuse_gone
 from rankless.errors import UserError, printable
 from rankless.hardware.compute_device import compute_device
+from rankless.hardware.precision import autocast, resolve
 from rankless.metrics.box_matching import IOU, ImageBoxes, image_boxes
 from rankless.recipe import load
-from rankless.recipe.precision import autocast, resolve
 from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs.directory import weights_of
 from rankless.structures import Classification, Detections

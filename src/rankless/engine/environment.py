@@ -20,8 +20,8 @@ import torch
 from rankless import __version__
 from rankless.errors import UserError, printable
 from rankless.files.writing import keep_beside, write_atomically
+from rankless.hardware import instruction_set
 from rankless.printing import as_json
-from rankless.recipe import instruction_set
 from rankless.recipe.schema import Recipe
 from rankless.runs import starts
 from rankless.world.process_group import World

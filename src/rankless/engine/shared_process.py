@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from rankless.hardware.precision import autocast
 from rankless.randomness import GENERATORS
-from rankless.recipe.precision import autocast
 from rankless.world.uncompiled import PlainDispatchMode
 
 
@@ -74,7 +74,7 @@ class SharedCasts:
 
     @contextmanager
     def autocast(self, precision: str, device: torch.device) -> Iterator[None]:
-        """As :func:`rankless.recipe.precision.autocast`."""
+        """As :func:`rankless.hardware.precision.autocast`."""
         with self._lock:
             self._inside += 1
         torch.autocast_increment_nesting()  # the inner autocast is not the outermost one, and clears nothing

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from rankless.errors import UserError, printable
+from rankless.hardware.precision import autocast, resolve
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
 from rankless.models.checkpoints import weights
 from rankless.recipe import load
-from rankless.recipe.precision import autocast, resolve
 from rankless.recipe.schema import Recipe
 from rankless.recipe.used import refuse_unused_in_prediction
 from rankless.runs.directory import weights_of

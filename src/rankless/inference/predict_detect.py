@@ -14,11 +14,11 @@ from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.images.image_file import Decoded, Pixels, Shown
 from rankless.errors import UserError, listed, nearest
 from rankless.geometry.letterbox import in_source, whole
+from rankless.hardware.precision import dtype_of
 from rankless.inference.results import DetectionResult
 from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import Detector
 from rankless.models.folding import fold_batch_norms
-from rankless.recipe.precision import dtype_of
 from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox
 from rankless.tasks import trained
 from rankless.tasks.detect import SCENE_SIZE, Detect

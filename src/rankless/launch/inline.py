@@ -17,11 +17,11 @@ import torch
 from rankless.data.loader import LoaderDiedError
 from rankless.engine.loop import StopRequest
 from rankless.errors import UserError
+from rankless.hardware import instruction_set
 from rankless.launch import rank_job, threads
 from rankless.launch.job import Job
 from rankless.launch.opening import device
 from rankless.launch.requests import Requests
-from rankless.recipe import instruction_set
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
 from rankless.world.process_group import is_joined, join

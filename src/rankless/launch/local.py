@@ -16,6 +16,7 @@ from rankless.arguments import Text, several
 from rankless.data.path_checks import refuse_gone
 from rankless.errors import INTERRUPTED, UserError, counted, one_of, remedy
 from rankless.files.numbered import given_or_numbered
+from rankless.hardware.instruction_set import refuse_unable
 from rankless.launch import environments, fork_server
 from rankless.launch.devices import visible
 from rankless.launch.fork_server import ForkServer
@@ -41,7 +42,6 @@ from rankless.launch.supervisor import GRACE, Progress, RoundEnd, supervise, whe
 from rankless.launch.threads import PARALLEL
 from rankless.printing import say, warn
 from rankless.recipe.data import IN_RECIPE
-from rankless.recipe.instruction_set import refuse_unable
 from rankless.recipe.load import dump, from_json, load, to_json
 from rankless.recipe.schema import Recipe
 from rankless.recipe.used import refuse_unused_in_scoring

@@ -19,13 +19,13 @@ from rankless.errors import INTERRUPTED, STOPPED, UserError, remedy
 from rankless.files.writing import write_atomically
 from rankless.hardware.compute_device import compute_device
 from rankless.hardware.cores import usable_cores
+from rankless.hardware.instruction_set import refuse_unable
+from rankless.hardware.precision import resolve
 from rankless.launch.job import Job
 from rankless.launch.resume import check_resume, finished_at
 from rankless.launch.run_lock import locked
 from rankless.printing import discard_output, print_best, say
-from rankless.recipe.instruction_set import refuse_unable
 from rankless.recipe.load import dump, load, to_json
-from rankless.recipe.precision import resolve
 from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory

@@ -13,9 +13,8 @@ from rankless.engine.schedule import StepSchedule
 from rankless.errors import UserError, counted
 from rankless.models.checkpoints import weights
 from rankless.printing import warn
-from rankless.recipe.load import FREE, changed, deciding, is_cut, load
+from rankless.recipe.load import changed, deciding, free_keys, is_cut, load
 from rankless.recipe.schema import Recipe
-from rankless.recipe.validation import OldRecipeError
 from rankless.runs import journal, starts
 from rankless.runs.directory import RunDirectory, damage, read_state, weights_of
 from rankless.tasks import data_digest
@@ -49,7 +48,7 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
                 f"{run.path} cannot go on with another recipe; "
                 f"{counted(len(both), 'key differs', 'keys differ')}:",
                 *listed,
-                f"leave them as they were, or start a new run; what may change: {', '.join(FREE)}, "
+                f"leave them as they were, or start a new run; what may change: {', '.join(free_keys())}, "
                 f"and {_ROOT} where the same data lies",
             ]
         )
@@ -104,8 +103,6 @@ def _damage(run: RunDirectory) -> str:
         return "is missing"
     try:
         load(run.recipe)
-    except OldRecipeError:
-        raise
     except UserError as error:
         return f"is damaged ({error.problems[0].removeprefix(f'{run.recipe}: ')})"
     return "is damaged (its end is missing)" if is_cut(run.recipe) else ""

@@ -12,10 +12,10 @@ from typing import Any
 
 from rankless.engine.sinks.replay import Replay
 from rankless.errors import UserError
+from rankless.files import yaml12
 from rankless.launch.hosts.detach import Coordinator, recorded, sent
 from rankless.launch.hosts.names import parse_hosts
 from rankless.printing import say
-from rankless.recipe import yaml12
 from rankless.runs import following
 from rankless.runs.overview import DETACHED
 

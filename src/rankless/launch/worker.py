@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankless.errors import UserError
 from rankless.hardware.heap import fill_with_nan, hold_freed_memory
+from rankless.hardware.instruction_set import fix
 from rankless.hardware.processes import die_with_parent, name_process
 from rankless.hardware.shortages import shortage
 from rankless.launch import rank_job
@@ -37,7 +38,6 @@ from rankless.launch.job import (
     reserve_note,
 )
 from rankless.launch.rank_log import log_or_nothing, streams_of
-from rankless.recipe.instruction_set import fix
 from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import ending
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.recipe.convolutions import SoundConvolutions
+from rankless.hardware.convolutions import SoundConvolutions
 from rankless.world.global_norm import recomputed
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)

@@ -10,9 +10,9 @@ from rankless.errors import UserError, nearest, one_of
 from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
 from rankless.models.detectors import darknet, torchvision
 from rankless.models.detectors.protocol import DetectorSpec, Published
-from rankless.recipe import kinds, loss_kinds, model_kinds
+from rankless.recipe import loss_kinds, model_kinds
 
-Validate = Callable[[model_kinds.Model, loss_kinds.Loss], DetectorSpec]
+Validate = Callable[[model_kinds.ModelKeys, loss_kinds.LossKeys], DetectorSpec]
 _FAMILIES: tuple[tuple[Mapping[str, Published], Validate], ...] = (
     (darknet.MODELS, darknet.spec),
     (torchvision.MODELS, torchvision.spec),
@@ -21,21 +21,21 @@ _FAMILIES: tuple[tuple[Mapping[str, Published], Validate], ...] = (
 MODELS: dict[str, Published] = {name: one for models, _ in _FAMILIES for name, one in models.items()}
 
 
-def spec(model: model_kinds.Model, loss: loss_kinds.Loss | None = None) -> DetectorSpec:
+def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys | None = None) -> DetectorSpec:
     """Return the detector that a recipe asks for.
 
     Args:
         model: the recipe's section; its ``anchors`` are resolved (``default`` or pairs) before it is built.
         loss: the recipe's section; the published loss if not given.
     """
-    loss = kinds.resolved_loss(loss or loss_kinds.AutoLoss(), model)
+    loss = model_kinds.loss_of(model, loss)
     if isinstance(model, model_kinds.YoloModel) and model.cfg:
         return darknet.spec(model, loss)
     check_name(model.name)
     return next(validate for models, validate in _FAMILIES if model.name in models)(model, loss)
 
 
-def build(model: model_kinds.Model, classes: int, loss: loss_kinds.Loss | None = None) -> nn.Module:
+def build(model: model_kinds.ModelKeys, classes: int, loss: loss_kinds.LossKeys | None = None) -> nn.Module:
     """Return a freshly initialized :class:`~rankless.models.detectors.protocol.Detector` on the CPU.
 
     Its weights are drawn from torch's global generator.

@@ -1,4 +1,7 @@
-"""The types of a recipe's values. Every number has a limit, so that a typo cannot exhaust the memory."""
+"""The types of a recipe's values, and what a key declares beside its type.
+
+Every number has a limit, so that a typo cannot exhaust the memory.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +9,71 @@ import itertools
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, Strict
 from pydantic_core import PydanticCustomError
 
 from rankless.recipe.durations import RunLength
 
-config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-# What the JSON Schema of a key says that only one of the built-in tasks reads.
-DETECT_ONLY: Any = Field(json_schema_extra={"x-task": "detect"})
-CLASSIFY_ONLY: Any = Field(json_schema_extra={"x-task": "classify"})
+config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
-ProperFraction = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0, le=1e9)]
-NotNegative = Annotated[float, Field(ge=0, le=1e9)]
-Factor = Annotated[float, Field(ge=0, le=1000)]
-Count = Annotated[int, Field(ge=1, le=10**9)]
-CountOrZero = Annotated[int, Field(ge=0, le=10**9)]
-Seed = Annotated[int, Field(ge=0, le=10**40)]
-Images = Annotated[int, Field(ge=1, le=10_000_000)]
-Side = Annotated[int, Field(ge=8, le=16_384)]
-Size = Annotated[tuple[Side, Side], Field(strict=False)]  # not strict: a list is accepted too
-Name = Annotated[str, StringConstraints(min_length=1)]
-Text = Annotated[str, Field(description="text")]
+# --- what a key declares, as ``key: Annotated[Fraction, DETECT_ONLY, PREDICTING] = 0.6`` -----------------
+
+
+@dataclass(frozen=True)
+class Only:
+    """The key has an effect only where ``key``, a dotted path, has one of these values."""
+
+    key: str
+    values: tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The built-in tasks that read the key when a trained model is scored, and when it predicts.
+
+    A declaration of a section holds for its keys; keys without one are read by training and scoring.
+    """
+
+    scoring: tuple[str, ...] = ()
+    predicting: tuple[str, ...] = ()
+
+
+BUILT_IN_TASKS = ("detect", "classify")
+DETECT_ONLY = Only("task", ("detect",))
+CLASSIFY_ONLY = Only("task", ("classify",))
+TRAINING = Reads()
+SCORING = Reads(BUILT_IN_TASKS)
+PREDICTING = Reads(BUILT_IN_TASKS, BUILT_IN_TASKS)
+FREE = "free to change when a run is resumed: it changes no number that was computed already"
+
+# --- types --------------------------------------------------------------------------------------------------
+
+Float = Annotated[float, Strict()]  # a whole number is accepted, too, but no text
+Int = Annotated[int, Strict()]
+Bool = Annotated[bool, Strict()]
+Text = Annotated[str, Strict(), Field(description="text")]
+Name = Annotated[str, Field(strict=True, min_length=1)]
+Fraction = Annotated[Float, Field(ge=0, le=1)]
+ProperFraction = Annotated[Float, Field(ge=0, lt=1)]
+Positive = Annotated[Float, Field(gt=0, le=1e9)]
+NotNegative = Annotated[Float, Field(ge=0, le=1e9)]
+Factor = Annotated[Float, Field(ge=0, le=1000)]
+Count = Annotated[Int, Field(ge=1, le=10**9)]
+CountOrZero = Annotated[Int, Field(ge=0, le=10**9)]
+Seed = Annotated[Int, Field(ge=0, le=10**40)]
+Images = Annotated[Int, Field(ge=1, le=10_000_000)]
+BatchImages = Annotated[Int, Field(ge=1, le=1 << 20)]
+Side = Annotated[Int, Field(ge=8, le=16_384)]
+Size = tuple[Side, Side]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Activation = Literal["auto", "leaky", "mish", "swish", "relu", "prelu"]
-_ABOVE_0 = r"(0{0,9}[1-9][0-9]{0,8}(\.[0-9]{1,9})?|0{1,9}\.[0-9]{0,8}[1-9][0-9]{0,8})"
-Minutes = Annotated[
-    str,
-    StringConstraints(pattern=r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$"),
-    Field(description="minutes as in '10 min'"),
-]
-Anchors = Annotated[
-    tuple[Annotated[tuple[Positive, Positive], Field(strict=False)], ...], Field(strict=False, min_length=1)
-]
+Anchors = Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]
+NamesFile = Annotated[Name, Field(description="auto, or a file with a class name a line")]
+ClassPairs = tuple[tuple[Text, Text], ...]
+ClassWeights = Annotated[tuple[NotNegative, ...], Field(min_length=1)]
 
 
 def _number_as_text(name: Any) -> Any:
@@ -49,14 +81,14 @@ def _number_as_text(name: Any) -> Any:
     return str(name) if isinstance(name, int) and not isinstance(name, bool) else name
 
 
-NamesFile = Annotated[
-    str, StringConstraints(min_length=1), Field(description="auto, or a file with a class name a line")
-]
-ClassNames = Annotated[
-    tuple[Annotated[Name, BeforeValidator(_number_as_text)], ...], Field(strict=False, min_length=1)
-]
-ClassPairs = Annotated[tuple[Annotated[tuple[Text, Text], Field(strict=False)], ...], Field(strict=False)]
-ClassWeights = Annotated[tuple[NotNegative, ...], Field(strict=False, min_length=1)]
+def _no_bool(number: Any) -> Any:
+    if isinstance(number, bool):  # which equals 0 or 1
+        raise ValueError  # noqa: TRY004 (pydantic reports it)
+    return number
+
+
+ClassNames = Annotated[tuple[Annotated[Name, BeforeValidator(_number_as_text)], ...], Field(min_length=1)]
+NoBool = BeforeValidator(_no_bool)
 
 
 LINK_VALUES: Mapping[str, int | float] = {"epoch": 1, "step": 1, "loss": 1.0, "val_loss": 1.0, "lr": 1.0}
@@ -73,10 +105,11 @@ def _link_name(pattern: str) -> str:
         if known and len(pattern.format(**LINK_VALUES)) <= 200:
             return pattern
     expected = "expected a file name with {epoch} or {step}, as in 'ep{epoch:03d}-loss{loss:.3f}'"
-    raise PydanticCustomError("name", "{expected}", {"expected": expected})
+    raise PydanticCustomError("expected", "{expected}", {"expected": expected})
 
 
-LinkName = Annotated[str, AfterValidator(_link_name), Field(description="a file name with {epoch} or {step}")]
+_LINK = "a file name with {epoch} or {step}"
+LinkName = Annotated[str, Strict(), AfterValidator(_link_name), Field(description=_LINK)]
 
 
 def _plain_steps(duration: int | str) -> int | str:
@@ -92,14 +125,19 @@ def _with_unit(duration: int | str) -> str:
     return f"{duration} steps" if isinstance(duration, int) else duration
 
 
-_DESCRIBED = Field(description="a duration as in '5 epochs' or '80%'")
+def _text(pattern: str, about: str) -> Any:
+    return Field(strict=True, pattern=pattern, description=about)
+
+
+_ABOVE_0 = r"(0{0,9}[1-9][0-9]{0,8}(\.[0-9]{1,9})?|0{1,9}\.[0-9]{0,8}[1-9][0-9]{0,8})"
+_DESCRIBED = "a duration as in '5 epochs' or '80%'"
 _IN_UNITS = Annotated[
-    str,
-    StringConstraints(pattern=rf"^({_ABOVE_0} ?(epochs?|%)|0{{0,9}}[1-9][0-9]{{0,8}} ?steps?)$"),
-    _DESCRIBED,
+    str, _text(rf"^({_ABOVE_0} ?(epochs?|%)|0{{0,9}}[1-9][0-9]{{0,8}} ?steps?)$", _DESCRIBED)
 ]
-_IN_UNITS_OR_0 = Annotated[
-    str, StringConstraints(pattern=rf"^({_ABOVE_0} ?(epochs?|%)|[0-9]{{1,9}} ?steps?)$"), _DESCRIBED
+_IN_UNITS_OR_0 = Annotated[str, _text(rf"^({_ABOVE_0} ?(epochs?|%)|[0-9]{{1,9}} ?steps?)$", _DESCRIBED)]
+Minutes = Annotated[
+    str,
+    _text(r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$", "minutes as in '10 min'"),
 ]
 # A bare number means steps; it is recorded with that word, which tells it from the epochs of older recipes.
 _RECORDED = PlainSerializer(_with_unit, return_type=str, when_used="json")
@@ -112,32 +150,36 @@ def _rising(milestones: tuple[int | str, ...]) -> tuple[int | str, ...]:
     for earlier, later in itertools.pairwise(milestones):
         units = {re.sub("[0-9. ]|s$", "", str(one)) for one in (earlier, later)}
         if len(units) == 1 and not _ONE_STEP.exact(earlier) < _ONE_STEP.exact(later):
-            raise PydanticCustomError("rising", "expected increasing durations, each above the one before")
+            raise PydanticCustomError("expected", "expected increasing durations, each above the one before")
     return milestones
 
 
 _ONE_STEP = RunLength(1, 1, 1)
-Milestones = Annotated[tuple[Period, ...], Field(strict=False), AfterValidator(_rising)]
-
-
-Clash = tuple[str, tuple[str, ...]]
-"""A message about values that are each valid but do not go together, and their keys, the culprit first."""
+Milestones = Annotated[tuple[Period, ...], AfterValidator(_rising)]
 
 
 def clash(sentence: str, *keys: str) -> PydanticCustomError:
-    """Make the error of a single :data:`Clash`; the keys are those of the class that raises it."""
-    return clashes([(sentence, keys)])
+    """Return the error about values that are each valid but do not go together.
 
-
-def clashes(all_of_them: list[Clash]) -> PydanticCustomError:
-    """Make the error of several at once."""
-    text = "; ".join(sentence for sentence, _ in all_of_them)
-    return PydanticCustomError("clash", "{text}", {"text": text, "clashes": all_of_them})
+    Args:
+        sentence: the message.
+        keys: dotted paths from the recipe's root, the culprit first.
+    """
+    return PydanticCustomError("clash", "{sentence}", {"sentence": sentence, "keys": keys})
 
 
 def get(value: Any, key: str, default: Any) -> Any:
     """Return a key of a section, which is an instance or a mapping of its keys."""
     return value.get(key, default) if isinstance(value, Mapping) else getattr(value, key, default)
+
+
+def given(section: Any) -> Mapping[str, Any]:
+    """Return what a section gives: of an instance, the values that are not the defaults."""
+    if isinstance(section, Mapping):
+        return section
+    known = getattr(section, "__pydantic_fields__", {}).items()
+    defaults = {name: one.get_default(call_default_factory=True) for name, one in known}
+    return {name: getattr(section, name) for name in defaults if getattr(section, name) != defaults[name]}
 
 
 def by_tag(union: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ recipe = load("digits", ["epochs=5", "model.image_size=[192, 320]"])
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,30 +13,26 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from rankless.arguments import Overrides, several
 from rankless.errors import UserError, nearest
-from rankless.files import reading
+from rankless.files import reading, yaml12
 from rankless.printing import warn
-from rankless.recipe import data, kinds, loss_kinds, model_kinds, yaml12
-from rankless.recipe import schema as classes
+from rankless.recipe.checking import MOST_KEYS, Location, NameCheck, Problem, Source, counted, in_full
 from rankless.recipe.familiar import key_of_file, line_of_file, other_yolo, without_key
-from rankless.recipe.keys import KeyPath, Kinds, adapter, leaves, sections
-from rankless.recipe.pretrained import with_network
+from rankless.recipe.fields import given
+from rankless.recipe.keys import KeyPath, Kinds, at, leaves, sections
+from rankless.recipe.mistakes import shown
+from rankless.recipe.model_kinds import ModelKeys, losses_of
+from rankless.recipe.recorded import upgraded, with_network
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
-from rankless.recipe.validation import (
-    COMMAND_LINE,
-    SHORTHANDS,
-    Given,
-    Location,
-    NameCheck,
-    Problem,
-    applicable,
-    build,
-    collect,
-)
 
-_COMMAND_LINE = Location(COMMAND_LINE)
-_NAME = ("model", "name")
+COMMAND_LINE = "command line"
+"""The name of the location of what the command line gives."""
+
+_RECIPE = TypeAdapter(Recipe)
+_NAME, _CFG, _LOSS_NAME = ("model", "name"), ("model", "cfg"), ("loss", "name")
 
 
 def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
@@ -70,8 +65,7 @@ def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -
     Raises:
         UserError: every problem of the overrides.
     """
-    given, problems = _overridden(overrides)
-    return build(with_network(given), problems, check_name)
+    return _built({}, Source(COMMAND_LINE, check_name=check_name), overrides)
 
 
 def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
@@ -80,13 +74,11 @@ def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
     Raises:
         UserError: every problem of the overrides.
     """
-    known = leaves(Kinds.of(recipe.task, recipe.model, recipe.loss))
-    defaults = {path: one["default"] for path, one in known.items()}
     # Values that equal the default count as not given, so that another model may have other keys.
-    defaults["loss", "name"] = kinds.losses_of(recipe.model)[0]
-    given, _ = collect(_tree(recipe), lambda path: Location("recipe"))
-    given = {path: one for path, one in given.items() if one.value != defaults[path]}
-    return build(*_over(given, [], overrides))
+    tree = _given(recipe)
+    if recipe.loss.name != losses_of(recipe.model)[0]:
+        tree["loss"] = {"name": recipe.loss.name, **tree.get("loss", {})}
+    return _built(tree, Source("recipe"), overrides)
 
 
 def is_cut(path: Path) -> bool:
@@ -107,7 +99,7 @@ def is_recipe(path: Path) -> bool:
         tree, _, _ = yaml12.read_in_part(*_text(path))
     except UserError:
         return False
-    known = isinstance(tree, dict) and any(name in sections()[()] for name in tree)
+    known = isinstance(tree, dict) and any(name in sections(Recipe)[()] for name in tree)
     return known and not _describes_data(tree, str(path))
 
 
@@ -135,7 +127,7 @@ def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: this is not JSON: {error}") from None
-    return build(*collect(tree, lambda path: Location(name)))
+    return _RECIPE.validate_python(upgraded(tree), context=Source(name))
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
@@ -145,55 +137,15 @@ def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     return [(key, before.get(key), after.get(key)) for key in keys]
 
 
-# Nothing here changes a number that was computed already.
-FREE = (
-    "epochs",
-    "workers",
-    "data.cache",
-    "data.max_bad",
-    "find_unused_parameters",
-    "evaluate.every",
-    "checkpoint.every",
-    "checkpoint.keep",
-)
+def free_keys() -> list[str]:
+    """List the keys that may change when a run is resumed."""
+    return [".".join(path) for path, key in leaves(Recipe).items() if key.is_free]
 
 
 def deciding(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     """List the keys that decide past numbers and differ, with the old and the new value."""
-    return [one for one in differences(old, new) if one[0] not in FREE]
-
-
-def schema() -> dict[str, Any]:
-    """Return the recipe's JSON Schema (draft 2020-12) for editors, with a description of every key.
-
-    Descriptions are the ``Attributes:`` of the classes that the recipe is made of.
-    """
-    whole = adapter.json_schema()
-    for definition in (whole, *whole["$defs"].values()):
-        kind = {**vars(model_kinds), **vars(loss_kinds), **vars(data), **vars(classes)}[definition["title"]]
-        described: dict[str, str] = {}
-        for one in reversed(kind.__mro__):
-            described |= _attributes(inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")[2])
-        definition["description"] = inspect.cleandoc(kind.__doc__).partition("\n\nAttributes:\n")[0]
-        for name, key in definition["properties"].items():
-            key.pop("title", None)
-            if name in described:  # a section's description stands with its class
-                key["description"] = described[name]
-        if issubclass(kind, model_kinds.Model) and kind.pattern:
-            definition["properties"]["name"]["pattern"] = kind.pattern
-            definition["required"] = [] if re.search(kind.pattern, model_kinds.Model.name) else ["name"]
-    sections = whole["properties"]
-    for name in kinds.KINDS:  # a loss without a name may be of any kind
-        sections[name]["anyOf"] = sections[name].pop("oneOf")
-    for (*_, name), key in SHORTHANDS.items():
-        for definition in whole["$defs"].values():
-            section = definition["properties"].get(name)
-            if section and "$ref" in section:
-                reference = section.pop("$ref")
-                values = whole["$defs"][reference.rpartition("/")[2]]["properties"][key]["enum"]
-                words = [False, True] if key == "dilation" else []
-                section["anyOf"] = [{"$ref": reference}, {"enum": [*values, *words]}]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
+    free = free_keys()
+    return [one for one in differences(old, new) if one[0] not in free]
 
 
 def shipped() -> dict[str, str]:
@@ -231,21 +183,13 @@ def _parse(
             f"rankless train yolov4-tiny data.root={name}"
         )
 
-    def locate(path: KeyPath) -> Location:
-        # A key inside something that an anchor repeats has no line: take that of the enclosing key.
-        known = (lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines)
-        return Location(name, next(known, 1))
-
-    given, problems = collect({} if tree is None else tree, locate)
-    problems += [Problem(Location(name, line), sentence) for line, sentence in unread]
-    given, problems = _over(given, problems, overrides)
-    given = dict(with_network(given))
-    if is_shipped:
-        given, left_out = applicable(given, name)
-        if left_out:
-            network = given[_NAME].value if _NAME in given else "this network"
-            warn(f"{name}: {network} does not have {', '.join(left_out)}, so the recipe's value is left out")
-    return build(given, problems, check_name)
+    source = Source(
+        name,
+        {(): Location(name, 1)} | {path: Location(name, line) for path, line in lines.items()},
+        [Problem(Location(name, line), sentence) for line, sentence in unread],
+        check_name,
+    )
+    return _built({} if tree is None else upgraded(tree), source, overrides, is_shipped=is_shipped)
 
 
 def _describes_data(tree: Any, name: str) -> bool:
@@ -256,33 +200,118 @@ def _describes_data(tree: Any, name: str) -> bool:
     return is_yaml or name.endswith(".data")
 
 
-def _over(
-    given: dict[KeyPath, Given], problems: list[Problem], overrides: Overrides
-) -> tuple[dict[KeyPath, Given], list[Problem]]:
-    changed, more = _overridden(overrides)
-    # A preset on the command line replaces the file's values of its section.
-    others = {path: one for path, one in given.items() if (*path[:-1], "preset") not in changed}
-    return others | changed, problems + more
+def _built(tree: Any, source: Source, overrides: Overrides, *, is_shipped: bool = False) -> Recipe:
+    """Return the recipe of a tree of keys and values with overrides applied."""
+    ours, places, problems = _overridden(overrides)
+    if not isinstance(tree, Mapping) or counted(tree) > MOST_KEYS:
+        return _RECIPE.validate_python(tree, context=source)  # which says so
+    whole = _over(tree, ours, presets_win=True)
+    source = dataclasses.replace(
+        source, places={**source.places, **places}, problems=[*source.problems, *problems]
+    )
+    if is_shipped:
+        whole = with_network(whole)
+        kinds = Kinds.of(whole.get("task", Recipe.task), whole.get("model", {}), whole.get("loss", {}))
+        known = leaves(Recipe, kinds)
+        left_out = [
+            path
+            for path in _paths(whole)
+            if path not in places
+            and (path not in known or (path == _LOSS_NAME and at(whole, path) not in ("auto", kinds.loss)))
+        ]
+        if left_out:
+            for path in left_out:
+                whole = _without(whole, path)
+            network, keys = at(whole, _NAME, "this network"), ", ".join(map(".".join, left_out))
+            warn(f"{source.name}: {network} does not have {keys}, so the recipe's value is left out")
+    source = dataclasses.replace(source, problems=[*source.problems, *_named_twice(whole, source)])
+    return _RECIPE.validate_python(whole, context=source)
 
 
-def _overridden(overrides: Overrides) -> tuple[dict[KeyPath, Given], list[Problem]]:
+def _named_twice(tree: Mapping[str, Any], source: Source) -> Iterator[Problem]:
+    """Refuse a name beside a cfg, which takes its place.
+
+    A cfg on the command line replaces the name that a file gives, and the default's name stands in every
+    recipe that a run records.
+    """
+    name, where, beside = at(tree, _NAME), source.of(_NAME), source.of(_CFG)
+    if name is None or not at(tree, _CFG) or at(tree, ("task",), Recipe.task) != "detect":
+        return
+    is_late = where.name == COMMAND_LINE
+    is_written = where.line is not None and beside.name != COMMAND_LINE
+    if is_late or (is_written and name != ModelKeys.name):
+        text = f"'model.name' is {shown(name)}, but 'model.cfg' describes the network in its place"
+        yield Problem(where, f"{text}; leave one of them out (model.cfg='' removes a file's)")
+
+
+def _overridden(overrides: Overrides) -> tuple[dict[str, Any], dict[KeyPath, Location], list[Problem]]:
+    """Return the values of overrides as a tree, the places of its keys, and what is wrong."""
     if isinstance(overrides, Mapping):
         raise UserError(f"overrides is {overrides!r}: expected a list of texts, as in ['epochs=1']")
-    given, problems = dict[KeyPath, Given](), list[Problem]()
-    for override in several(overrides):
+    tree, places, problems = dict[str, Any](), dict[KeyPath, Location](), list[Problem]()
+    for order, override in enumerate(several(overrides)):
+        where = Location(COMMAND_LINE, order=order)
         key, equals, text = override.partition("=")
         if not equals or not key:
-            problems.append(Problem(_COMMAND_LINE, f"'{override}': {without_key(override)}"))
+            problems.append(Problem(where, f"'{override}': {without_key(override)}"))
             continue
         try:
             value, _ = yaml12.read(text, f"'{override}'", lines=False)
         except UserError as error:
-            problems += [Problem(_COMMAND_LINE, sentence) for sentence in error.problems]
+            problems += [Problem(where, sentence) for sentence in error.problems]
             continue
-        more, wrong = collect(value, lambda path: _COMMAND_LINE, tuple(key.split(".")))
-        given |= more
-        problems += wrong
-    return given, problems
+        if counted(value) > MOST_KEYS:
+            problems.append(Problem(where, f"'{key}': more than {MOST_KEYS:,} keys; leave some out"))
+            continue
+        path = (*key.split("."),)
+        for name in reversed(path):
+            value = {name: value}
+        tree = _over(tree, value)
+        places |= dict.fromkeys((path, *_paths(value)), where)
+    return tree, places, problems
+
+
+def _over(old: Any, new: Any, path: KeyPath = (), *, presets_win: bool = False) -> Any:
+    """Return a tree with the values of another one in place of its own.
+
+    Args:
+        old, new: trees of keys and values.
+        path: of both.
+        presets_win: leave out the old values of a section where the new ones name a preset.
+    """
+    old, new = in_full(old, path), in_full(new, path)
+    if not isinstance(new, Mapping) or old is None:
+        return new
+    if not isinstance(old, Mapping):  # in the place of a section that is an error, which is reported
+        return old if path in sections(Recipe) else new
+    if presets_win and "preset" in new:
+        return dict(new)
+    over = {
+        name: _over(old[name], value, (*path, name), presets_win=presets_win) if name in old else value
+        for name, value in new.items()
+    }
+    return {**old, **over}
+
+
+def _paths(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yield the path of every value in a tree."""
+    tree = in_full(tree, path)
+    if not isinstance(tree, Mapping) or not tree:
+        yield path
+        return
+    for name, value in tree.items():
+        yield from _paths(value, (*path, str(name)))
+
+
+def _without(tree: Any, path: KeyPath) -> Any:
+    """Return a tree without the value at a path."""
+    name, *inner = path
+    tree = dict(tree)
+    if inner:
+        tree[name] = _without(in_full(tree[name], path[:1]), (*inner,))
+    else:
+        del tree[name]
+    return tree
 
 
 def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str, str]:
@@ -337,7 +366,7 @@ def _instead_of(name: str, check_name: NameCheck | None) -> str:
 
 def _tree(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as a JSON tree, without keys that have no effect on it."""
-    known = leaves(Kinds.of(recipe.task, recipe.model, recipe.loss))
+    known = leaves(Recipe, Kinds.of(recipe.task, recipe.model, recipe.loss))
 
     def filtered(tree: dict[str, Any], at: KeyPath) -> dict[str, Any]:
         return {
@@ -346,10 +375,18 @@ def _tree(recipe: Recipe) -> dict[str, Any]:
             if isinstance(value, dict) or (*at, name) in known
         }
 
-    tree = filtered(adapter.dump_python(recipe, mode="json"), ())
-    if tree["model"].get("cfg") and recipe.model.name == model_kinds.Model.name:
+    tree = filtered(_RECIPE.dump_python(recipe, mode="json"), ())
+    if tree["model"].get("cfg") and recipe.model.name == ModelKeys.name:
         del tree["model"]["name"]  # the cfg is the network, and not what the default names
     return tree
+
+
+def _given(section: Any) -> dict[str, Any]:
+    """Return the values of a section and of those in it that are not the defaults."""
+    return {
+        name: _given(value) if dataclasses.is_dataclass(value) else value
+        for name, value in given(section).items()
+    }
 
 
 def _flat(recipe: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -359,12 +396,3 @@ def _flat(recipe: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{before}{field.name}.")
         else:
             yield f"{before}{field.name}", value
-
-
-def _attributes(section: str) -> dict[str, str]:
-    """Parse the entries of a docstring's ``Attributes:``; ``a, b: text`` describes both."""
-    entries: dict[str, str] = {}
-    for entry in re.split(r"\n(?! {8})", section):
-        names, _, text = entry.strip().partition(": ")
-        entries |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return entries

@@ -6,18 +6,18 @@ A recipe's ``loss`` is a tagged union of these classes; the kind is ``loss.name`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import Discriminator, Tag
 from pydantic.dataclasses import dataclass
 
 from rankless.recipe.fields import (
     ClassWeights,
     Fraction,
     NotNegative,
+    Only,
     ProperFraction,
     by_tag,
-    clash,
     config,
     get,
 )
@@ -26,63 +26,39 @@ BoxSimilarity = Literal["iou", "giou", "diou", "ciou", "eiou", "siou"]
 """Similarities of two boxes, of which 1 minus is a box loss: the names in :mod:`rankless.geometry.boxes`."""
 
 
+_FOCAL = Only("loss.objectness_loss", ("focal", "quality-focal"))
+
+
 @dataclass(frozen=True, config=config)
-class Loss:
-    """The loss; each has its own keys. ``auto`` is what the model was published with.
-
-    ``Loss(name=…, …)`` is an instance of that kind.
-
-    Attributes:
-        name: which loss; ``auto`` is the one the model was published with.
-    """
+class LossKeys:
+    """The loss; each has its own keys. ``auto`` is what the model was published with."""
 
     name: str = "auto"
-
-    def __new__(cls, *args: Any, **keys: Any) -> Self:
-        """Choose the kind by the name."""
-        kind: Any = LOSSES.get(loss_kind(keys), AutoLoss) if cls is Loss else cls
-        made: Self = object.__new__(kind)
-        return made
+    """Which loss; ``auto`` is the one the model was published with."""
 
 
 @dataclass(frozen=True, config=config)
-class _YoloLoss(Loss):
-    """The loss of a YOLO head; ``auto`` is what the head was published with.
-
-    Attributes:
-        box: factor on the loss of the boxes.
-        objectness: factor on the loss of the objectness.
-        classes: factor on the loss of the classes.
-        box_loss: how a box is compared with the truth; ``mse`` is YOLOv3's error of center and size.
-        objectness_loss: binary cross-entropy, focal loss, or quality focal loss, whose target is the IoU.
-        gamma: exponent of the focal losses.
-        alpha: the focal losses' weight of positives; negatives weigh 1 - alpha. ``none`` weighs both alike.
-        ignore: predictions that overlap any truth by more than this IoU are not counted as negatives.
-        smoothing: label smoothing of the classes.
-    """
+class _YoloLoss(LossKeys):
+    """The loss of a YOLO head; ``auto`` is what the head was published with."""
 
     box: Literal["auto"] | NotNegative = "auto"
+    """Factor on the loss of the boxes."""
     objectness: Literal["auto"] | NotNegative = "auto"
+    """Factor on the loss of the objectness."""
     classes: Literal["auto"] | NotNegative = "auto"
+    """Factor on the loss of the classes."""
     box_loss: Literal["auto", "mse", BoxSimilarity] = "auto"
+    """How a box is compared with the truth; ``mse`` is YOLOv3's error of center and size."""
     objectness_loss: Literal["auto", "bce", "focal", "quality-focal"] = "auto"
-    gamma: NotNegative = 2.0
-    alpha: Literal["none"] | Fraction = "none"
+    """Binary cross-entropy, focal loss, or quality focal loss, whose target is the IoU."""
+    gamma: Annotated[NotNegative, _FOCAL] = 2.0
+    """Exponent of the focal losses."""
+    alpha: Annotated[Literal["none"] | Fraction, _FOCAL] = "none"
+    """The focal losses' weight of positives; negatives weigh 1 - alpha. ``none`` weighs both alike."""
     ignore: Literal["auto"] | Fraction = "auto"
+    """Predictions that overlap any truth by more than this IoU are not counted as negatives."""
     smoothing: Literal["auto"] | ProperFraction = "auto"
-
-    @model_validator(mode="after")
-    def _gamma_and_alpha_are_of_focal_losses(self) -> Self:
-        if self.objectness_loss not in ("focal", "quality-focal"):
-            for key in ("gamma", "alpha"):
-                if getattr(self, key) != getattr(type(self), key):
-                    raise clash(
-                        f"'loss.{key}' is {getattr(self, key)}, but loss.objectness_loss is "
-                        f"'{self.objectness_loss}': expected focal or quality-focal; leave '{key}' out",
-                        key,
-                        "objectness_loss",
-                    )
-        return self
+    """Label smoothing of the classes."""
 
 
 @dataclass(frozen=True, config=config)
@@ -94,14 +70,11 @@ class Yolov3Loss(_YoloLoss):
 
 @dataclass(frozen=True, config=config)
 class _ManyAnchorsLoss(_YoloLoss):
-    """A loss by which a truth may belong to several anchors.
-
-    Attributes:
-        anchor_iou: every anchor of a layer whose shape matches by more than this IoU is positive too
-            (1: only the best).
-    """
+    """A loss by which a truth may belong to several anchors."""
 
     anchor_iou: Literal["auto"] | Fraction = "auto"
+    """Every anchor of a layer whose shape matches by more than this IoU is positive too (1: only the
+    best)."""
 
 
 @dataclass(frozen=True, config=config)
@@ -119,46 +92,39 @@ class CfgLoss(_ManyAnchorsLoss):
 
 
 @dataclass(frozen=True, config=config)
-class AnchorFreeLoss(Loss):
-    """The loss of the anchor-free heads.
-
-    Attributes:
-        assign: which points are positives: ``simota`` or ``task-aligned``.
-        box_loss: how a box is compared with the truth.
-        box: factor on the loss of the boxes.
-        classes: factor on the loss of the classes.
-        dfl: factor on the distribution focal loss.
-        smoothing: label smoothing ε of the positives' classes: quality · (y (1 - ε) + ε / 2).
-    """
+class AnchorFreeLoss(LossKeys):
+    """The loss of the anchor-free heads."""
 
     name: Literal["anchor-free"] = "anchor-free"
     assign: Literal["simota", "task-aligned"] = "task-aligned"
+    """Which points are positives: ``simota`` or ``task-aligned``."""
     box_loss: BoxSimilarity = "giou"
+    """How a box is compared with the truth."""
     box: NotNegative = 2.5
+    """Factor on the loss of the boxes."""
     classes: NotNegative = 1.0
+    """Factor on the loss of the classes."""
     dfl: NotNegative = 0.5
+    """Factor on the distribution focal loss."""
     smoothing: ProperFraction = 0.0
+    """Label smoothing ε of the positives' classes: quality · (y (1 - ε) + ε / 2)."""
 
 
 @dataclass(frozen=True, config=config)
-class PublishedLoss(Loss):
+class PublishedLoss(LossKeys):
     """The loss that is part of the model."""
 
     name: Literal["published"] = "published"
 
 
 @dataclass(frozen=True, config=config)
-class _ClassifierLoss(Loss):
-    """The keys that the losses of classifiers have in common.
-
-    Attributes:
-        smoothing: label smoothing ε: y (1 - ε) + ε / C (Szegedy et al., 2016).
-        class_weights: factor of each class, or ``balanced``: in inverse proportion to their number of
-            training images.
-    """
+class _ClassifierLoss(LossKeys):
+    """The keys that the losses of classifiers have in common."""
 
     smoothing: ProperFraction = 0.0
+    """Label smoothing ε: y (1 - ε) + ε / C (Szegedy et al., 2016)."""
     class_weights: Literal["none", "balanced"] | ClassWeights = "none"
+    """Factor of each class, or ``balanced``: in inverse proportion to their number of training images."""
 
 
 @dataclass(frozen=True, config=config)
@@ -173,40 +139,29 @@ class FocalLoss(_ClassifierLoss):
     """Each image's cross-entropy times (1 - p)^γ, where p is the probability of its class.
 
     Lin et al., "Focal Loss for Dense Object Detection", 2017, over a softmax.
-
-    Attributes:
-        gamma: the exponent γ.
     """
 
     name: Literal["focal"] = "focal"
     gamma: NotNegative = 2.0
+    """The exponent γ."""
 
 
-@dataclass(frozen=True, config=config)
-class AutoLoss(Loss):
-    """The loss that the model was published with, or, for a model that only a custom task knows, any.
+def _left_open(*kinds: type[LossKeys]) -> type[LossKeys]:
+    """Return the class of losses that have the keys of all of these, each of which may be ``auto``."""
+    types: dict[str, Any] = {"name": Literal["auto"]}
+    for kind in kinds:
+        for name, one in get_type_hints(kind, include_extras=True).items():
+            types.setdefault(name, Literal["auto"] | one)
+    body = {
+        "__doc__": "The loss that the model was published with, or, for a custom task's model, any.",
+        "__module__": __name__,
+        "__annotations__": types,
+        **dict.fromkeys(types, "auto"),
+    }
+    return cast(type[LossKeys], dataclass(frozen=True, config=config)(type("AutoLoss", (LossKeys,), body)))
 
-    Attributes:
-        box, objectness, classes, box_loss, objectness_loss: as of ``yolov4``.
-        gamma, alpha, ignore, anchor_iou: as of ``yolov4``.
-        assign, dfl: as of ``anchor-free``.
-        smoothing, class_weights: as of ``cross-entropy``.
-    """
 
-    name: Literal["auto"] = "auto"
-    box: Literal["auto"] | NotNegative = "auto"
-    objectness: Literal["auto"] | NotNegative = "auto"
-    classes: Literal["auto"] | NotNegative = "auto"
-    box_loss: Literal["auto", "mse", BoxSimilarity] = "auto"
-    objectness_loss: Literal["auto", "bce", "focal", "quality-focal"] = "auto"
-    gamma: Literal["auto"] | NotNegative = "auto"
-    alpha: Literal["auto", "none"] | Fraction = "auto"
-    ignore: Literal["auto"] | Fraction = "auto"
-    anchor_iou: Literal["auto"] | Fraction = "auto"
-    assign: Literal["auto", "simota", "task-aligned"] = "auto"
-    dfl: Literal["auto"] | NotNegative = "auto"
-    smoothing: Literal["auto"] | ProperFraction = "auto"
-    class_weights: Literal["auto", "none", "balanced"] | ClassWeights = "auto"
+AutoLoss = _left_open(Yolov4Loss, AnchorFreeLoss, FocalLoss)
 
 
 def loss_kind(loss: Any) -> str:
@@ -222,8 +177,13 @@ AnyLoss = Annotated[
     | Annotated[PublishedLoss, Tag("published")]
     | Annotated[CrossEntropyLoss, Tag("cross-entropy")]
     | Annotated[FocalLoss, Tag("focal")]
-    | Annotated[AutoLoss, Tag("auto")],
+    | Annotated[AutoLoss, Tag("auto")],  # type: ignore[valid-type]
     Discriminator(loss_kind),
 ]
-LOSSES: Mapping[str, type[Loss]] = by_tag(AnyLoss)
+LOSSES: Mapping[str, type[LossKeys]] = by_tag(AnyLoss)
 """Tag to kind."""
+
+
+def Loss(**keys: Any) -> LossKeys:  # noqa: N802 (it stands where a class would)
+    """Return the section ``loss`` of these keys; without a name the recipe's model decides which it is."""
+    return LOSSES.get(loss_kind(keys), AutoLoss)(**keys)

@@ -11,14 +11,21 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from rankless.recipe.fields import (
+    PREDICTING,
+    TRAINING,
     Activation,
     Anchors,
+    Bool,
     Duration,
+    Float,
+    Int,
     Name,
+    NoBool,
+    Only,
     ProperFraction,
     Side,
     Size,
@@ -27,40 +34,37 @@ from rankless.recipe.fields import (
     clash,
     config,
     get,
+    given,
 )
+from rankless.recipe.loss_kinds import LOSSES, AutoLoss, LossKeys
 
 
 @dataclass(frozen=True, config=config)
-class Model:
-    """The network; its kind follows from ``name``, and each kind has its own keys.
-
-    ``Model(name=…, …)`` is an instance of that kind.
-
-    Attributes:
-        name: one that ``rankless models`` lists, or ``timm/NAME``.
-        image_size: the network's input in pixels: one side, or [height, width]; multiples of 32 in a
-            detector; ``auto`` is the size the model was published with.
-        pretrained: weights to start from: a run, a file that Rankless wrote or imported, or ``timm``; they
-            bring their network where neither ``name`` nor ``cfg`` is given.
-        freeze: how long the backbone is frozen: steps, or as in ``5 epochs`` or ``10%`` (of the run).
-        checkpointing: activation checkpointing: blocks are computed again in the backward pass instead of
-            keeping what they computed; less memory, more time, the same bits.
-    """
+class ModelKeys:
+    """The network; its kind follows from ``name``, and each kind has its own keys."""
 
     label: ClassVar[str] = ""  # with an article, for messages
     pattern: ClassVar[str] = ""  # of the names that belong to this kind
+    losses: ClassVar[tuple[str, ...]] = ("cross-entropy", "focal")
 
     name: Name = "yolov4-tiny"
-    image_size: Literal["auto"] | Side | Size = "auto"
-    pretrained: Text = ""
-    freeze: Duration = 0
-    checkpointing: bool = False
+    """One that ``rankless models`` lists, or ``timm/NAME``."""
+    image_size: Annotated[Literal["auto"] | Side | Size, PREDICTING] = "auto"
+    """The network's input in pixels: one side, or [height, width]; multiples of 32 in a detector; ``auto`` is
+    the size the model was published with."""
+    pretrained: Annotated[Text, TRAINING] = ""
+    """Weights to start from: a run, a file that Rankless wrote or imported, or ``timm``; they bring their
+    network where neither ``name`` nor ``cfg`` is given."""
+    freeze: Annotated[Duration, TRAINING] = 0
+    """How long the backbone is frozen: steps, or as in ``5 epochs`` or ``10%`` (of the run)."""
+    checkpointing: Bool = False
+    """Activation checkpointing: blocks are computed again in the backward pass instead of keeping what they
+    computed; less memory, more time, the same bits."""
 
-    def __new__(cls, *args: Any, **keys: Any) -> Self:
-        """Choose the kind by the keys."""
-        kind: Any = MODELS[model_kind(keys)] if cls is Model else cls
-        made: Self = object.__new__(kind)
-        return made
+    @classmethod
+    def losses_of(cls, model: Any) -> tuple[str, ...]:
+        """List the losses that a model of this kind can be trained with, the published one first."""
+        return cls.losses
 
     @model_validator(mode="after")
     def _name_is_of_this_kind(self) -> Self:
@@ -68,239 +72,197 @@ class Model:
             raise clash(
                 f"'model.name' is '{self.name}', which is {kind.label}, not {self.label}; expected the name "
                 f"of {self.label}",
-                "name",
+                "model.name",
             )
         return self
 
 
 @dataclass(frozen=True, config=config)
 class Involution:
-    """Involution before the heads (Li et al., 2021); ``model.involution: 7`` sets the kernel.
+    """Involution before the heads (Li et al., 2021); ``model.involution: 7`` sets the kernel."""
 
-    Attributes:
-        kernel: side of its kernels in pixels; 0 disables it.
-        where: ``head`` inserts one in front of each head alone; ``trunk`` replaces the map, so that the next
-            up- or down-sampling reads the involution's output as well.
-    """
-
-    kernel: Literal[0, 3, 5, 7] = 0
-    where: Literal["head", "trunk"] = "head"
-
-    @model_validator(mode="after")
-    def _where_has_an_effect(self) -> Self:
-        if self.where == "trunk" and not self.kernel:
-            raise clash(
-                "'model.involution.where' is 'trunk', but 'model.involution.kernel' is 0, which disables "
-                "involution; expected a kernel of 3, 5 or 7",
-                "where",
-            )
-        return self
+    kernel: Annotated[Literal[0, 3, 5, 7], NoBool] = 0
+    """Side of its kernels in pixels; 0 disables it."""
+    where: Annotated[Literal["head", "trunk"], Only("model.involution.kernel", (3, 5, 7))] = "head"
+    """``head`` inserts one in front of each head alone; ``trunk`` replaces the map, so that the next up- or
+    down-sampling reads the involution's output as well."""
 
 
 @dataclass(frozen=True, config=config)
-class _ConvolutionalDetector(Model):
-    """The keys of every detector built from this project's layers.
+class _ConvolutionalDetector(ModelKeys):
+    """The keys of every detector built from this project's layers."""
 
-    Attributes:
-        width: factor on every channel count of the backbone and the neck.
-        dropout: fraction of the channels dropped before each head's last convolution.
-        activation: replaces the published one everywhere; ``auto`` leaves it.
-        involution: its options.
-    """
-
-    width: Annotated[float, Field(gt=0, le=64)] = 1.0
+    width: Annotated[Float, Field(gt=0, le=64)] = 1.0
+    """Factor on every channel count of the backbone and the neck."""
     dropout: ProperFraction = 0.0
+    """Fraction of the channels dropped before each head's last convolution."""
     activation: Activation = "auto"
+    """Replaces the published one everywhere; ``auto`` leaves it."""
     involution: Involution = field(default_factory=Involution)
+    """Its options."""
 
 
 @dataclass(frozen=True, config=config)
 class YoloModel(_ConvolutionalDetector):
-    """A YOLO detector with anchors.
-
-    Attributes:
-        cfg: a Darknet cfg file that describes the network in place of ``name``, or its text.
-        anchors: ``default`` (published), ``kmeans`` (from the training boxes), or [[width, height], …] in
-            pixels of the input, the smallest first.
-        num_anchors: anchors per head; ``auto`` is as published. The finest map takes the first ones.
-        scale_xy: how far a center may lie beyond its cell, Darknet's ``scale_x_y`` of every head: the center
-            is ``s·σ(t) - (s - 1)/2`` cells from the cell's corner; ``auto`` is as published.
-    """
+    """A YOLO detector with anchors."""
 
     label: ClassVar[str] = "a YOLO model"
     pattern: ClassVar[str] = r"^yolo(?!.*-anchor-free$)"
 
     cfg: Text = ""
+    """A Darknet cfg file that describes the network in place of ``name``, or its text."""
     anchors: Literal["default", "kmeans"] | Anchors = "default"
-    num_anchors: Literal["auto"] | Annotated[int, Field(ge=1, le=100)] = "auto"
-    scale_xy: Literal["auto"] | Annotated[float, Field(ge=1, le=100)] = "auto"
+    """``default`` (published), ``kmeans`` (from the training boxes), or [[width, height], …] in pixels of the
+    input, the smallest first."""
+    num_anchors: Literal["auto"] | Annotated[Int, Field(ge=1, le=100)] = "auto"
+    """Anchors per head; ``auto`` is as published. The finest map takes the first ones."""
+    scale_xy: Literal["auto"] | Annotated[Float, Field(ge=1, le=100)] = "auto"
+    """How far a center may lie beyond its cell, Darknet's ``scale_x_y`` of every head: the center is ``s·σ(t)
+    - (s - 1)/2`` cells from the cell's corner; ``auto`` is as published."""
 
-    @model_validator(mode="after")
-    def _anchors_are_pixels(self) -> Self:
-        if not isinstance(self.anchors, str) and (least := min(map(min, self.anchors))) < 1:
-            size = self.image_size if isinstance(self.image_size, int) else 416
-            first = [round(side * size, 1) for side in self.anchors[0]]
+    @classmethod
+    def losses_of(cls, model: Any) -> tuple[str, ...]:
+        """List the losses of the anchors; a cfg describes its own."""
+        if get(model, "cfg", ""):
+            return ("cfg", "yolov3", "yolov4")
+        older = str(get(model, "name", cls.name)).startswith("yolov3")
+        return ("yolov3", "yolov4") if older else ("yolov4", "yolov3")
+
+    @field_validator("anchors")
+    @classmethod
+    def _anchors_are_pixels(cls, anchors: Any, info: ValidationInfo) -> Any:
+        if not isinstance(anchors, str) and (least := min(map(min, anchors))) < 1:
+            size = info.data.get("image_size")
+            size = size if isinstance(size, int) else 416
+            first = [round(side * size, 1) for side in anchors[0]]
             raise clash(
                 f"'model.anchors' has a side of {least:g} pixels; expected sides of at least 1 pixel of the "
                 f"input; fractions of the image are multiplied by its size: at {size} pixels the first pair "
                 f"is {first}",
-                "anchors",
+                "model.anchors",
             )
-        return self
+        return anchors
 
 
 @dataclass(frozen=True, config=config)
 class AnchorFreeModel(_ConvolutionalDetector):
-    """A detector with this project's anchor-free heads.
-
-    Attributes:
-        dfl: bins per side of the heads' distances (distribution focal loss); 0 predicts them directly.
-    """
+    """A detector with this project's anchor-free heads."""
 
     label: ClassVar[str] = "an anchor-free model"
     pattern: ClassVar[str] = r"^yolo.*-anchor-free$"
+    losses: ClassVar[tuple[str, ...]] = ("anchor-free",)
 
-    dfl: Annotated[int, Field(ge=0, le=1024)] = 0
+    dfl: Annotated[Int, Field(ge=0, le=1024)] = 0
+    """Bins per side of the heads' distances (distribution focal loss); 0 predicts them directly."""
 
 
 @dataclass(frozen=True, config=config)
-class TorchvisionModel(Model):
+class TorchvisionModel(ModelKeys):
     """A detector of torchvision's."""
 
     label: ClassVar[str] = "a torchvision model"
     pattern: ClassVar[str] = r"^torchvision/"
+    losses: ClassVar[tuple[str, ...]] = ("published",)
 
 
 @dataclass(frozen=True, config=config)
-class TimmModel(Model):
-    """A classifier of timm's.
-
-    Attributes:
-        dropout: fraction of the features dropped before the last layer.
-    """
+class TimmModel(ModelKeys):
+    """A classifier of timm's."""
 
     label: ClassVar[str] = "a timm model"
     pattern: ClassVar[str] = r"^timm/"
 
     dropout: ProperFraction = 0.0
+    """Fraction of the features dropped before the last layer."""
 
 
 @dataclass(frozen=True, config=config)
-class ResnetModel(Model):
-    """A ResNet.
-
-    Attributes:
-        dropout: fraction of the features dropped before the last layer.
-        activation: replaces the published one everywhere; ``auto`` leaves it. Not ``prelu``, whose slope the
-            layers of a block would share.
-    """
+class ResnetModel(ModelKeys):
+    """A ResNet."""
 
     label: ClassVar[str] = "a ResNet"
     pattern: ClassVar[str] = r"^resnet"
 
     dropout: ProperFraction = 0.0
+    """Fraction of the features dropped before the last layer."""
     activation: Literal["auto", "leaky", "mish", "swish", "relu"] = "auto"
+    """Replaces the published one everywhere; ``auto`` leaves it. Not ``prelu``, whose slope the layers of a
+    block would share."""
 
 
 @dataclass(frozen=True, config=config)
 class Separable:
-    """Depthwise-separable 3×3 convolutions of a DenseNet; ``separable: true`` is a dilation of 1.
+    """Depthwise-separable 3×3 convolutions of a DenseNet; ``separable: true`` is a dilation of 1."""
 
-    Attributes:
-        dilation: of the depthwise convolution, whose output keeps its size; 0 leaves ordinary convolutions.
-        norm_between: a batch norm between the depthwise and the 1×1 convolution.
-    """
-
-    dilation: Literal[0, 1, 2] = 0
-    norm_between: bool = False
-
-    @model_validator(mode="after")
-    def _norm_has_an_effect(self) -> Self:
-        if self.norm_between and not self.dilation:
-            raise clash(
-                "'model.densenet.separable.norm_between' is true, but 'model.densenet.separable.dilation' "
-                "is 0, which leaves ordinary convolutions; expected a dilation of 1 or 2",
-                "norm_between",
-            )
-        return self
+    dilation: Annotated[Literal[0, 1, 2], NoBool] = 0
+    """Of the depthwise convolution, whose output keeps its size; 0 leaves ordinary convolutions."""
+    norm_between: Annotated[Bool, Only("model.densenet.separable.dilation", (1, 2))] = False
+    """A batch norm between the depthwise and the 1×1 convolution."""
 
 
 @dataclass(frozen=True, config=config)
 class Densenet:
-    """The options of a DenseNet; ``auto`` is as published.
+    """The options of a DenseNet; ``auto`` is as published."""
 
-    Attributes:
-        depth: number of layers, of CIFAR's networks: 3n + 4, or 6n + 4 with bottlenecks.
-        growth: channels that each layer adds.
-        compression: fraction of the channels that remain after a transition.
-        bottleneck: a 1×1 convolution before each 3×3.
-        stem: ``imagenet`` (7×7 with stride 2 and pooling) or ``small`` (3×3, for images of some 32 pixels).
-        separable: depthwise-separable 3×3 convolutions.
-    """
-
-    depth: Literal["auto"] | Annotated[int, Field(ge=7, le=2000)] = "auto"
-    growth: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    compression: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = "auto"
-    bottleneck: Literal["auto"] | bool = "auto"
+    depth: Literal["auto"] | Annotated[Int, Field(ge=7, le=2000)] = "auto"
+    """Number of layers, of CIFAR's networks: 3n + 4, or 6n + 4 with bottlenecks."""
+    growth: Literal["auto"] | Annotated[Int, Field(ge=1, le=4096)] = "auto"
+    """Channels that each layer adds."""
+    compression: Literal["auto"] | Annotated[Float, Field(gt=0, le=1)] = "auto"
+    """Fraction of the channels that remain after a transition."""
+    bottleneck: Literal["auto"] | Bool = "auto"
+    """A 1×1 convolution before each 3×3."""
     stem: Literal["auto", "imagenet", "small"] = "auto"
+    """``imagenet`` (7×7 with stride 2 and pooling) or ``small`` (3×3, for images of some 32 pixels)."""
     separable: Separable = field(default_factory=Separable)
+    """Depthwise-separable 3×3 convolutions."""
 
 
 @dataclass(frozen=True, config=config)
-class DensenetModel(Model):
-    """A DenseNet.
-
-    Attributes:
-        dropout: fraction of each layer's new features that is dropped.
-        activation: replaces the published one everywhere; ``auto`` leaves it.
-        densenet: its options.
-    """
+class DensenetModel(ModelKeys):
+    """A DenseNet."""
 
     label: ClassVar[str] = "a DenseNet"
     pattern: ClassVar[str] = r"^densenet"
 
     dropout: ProperFraction = 0.0
+    """Fraction of each layer's new features that is dropped."""
     activation: Activation = "auto"
+    """Replaces the published one everywhere; ``auto`` leaves it."""
     densenet: Densenet = field(default_factory=Densenet)
+    """Its options."""
 
 
 @dataclass(frozen=True, config=config)
-class DarknetClassifierModel(Model):
-    """Darknet-53 or CSPDarknet-53.
-
-    Attributes:
-        dropout: fraction of the features dropped before the last layer.
-        activation: replaces the published one everywhere; ``auto`` leaves it.
-    """
+class DarknetClassifierModel(ModelKeys):
+    """Darknet-53 or CSPDarknet-53."""
 
     label: ClassVar[str] = "one of Darknet's classifiers"
     pattern: ClassVar[str] = r"^(csp)?darknet53$"
 
     dropout: ProperFraction = 0.0
+    """Fraction of the features dropped before the last layer."""
     activation: Activation = "auto"
+    """Replaces the published one everywhere; ``auto`` leaves it."""
 
 
 @dataclass(frozen=True, config=config)
-class CustomModel(_ConvolutionalDetector):
-    """A model that only a custom task knows: every key is allowed.
-
-    Attributes:
-        cfg, anchors, num_anchors, scale_xy, dfl, densenet: as in the models that have them.
-    """
+class CustomModel(DensenetModel, AnchorFreeModel, YoloModel):
+    """A model that only a custom task knows: every key is allowed."""
 
     label: ClassVar[str] = "a custom model"
+    pattern: ClassVar[str] = ""
+    losses: ClassVar[tuple[str, ...]] = ("auto", *(name for name in LOSSES if name != "auto"))
 
-    cfg: Text = ""
-    anchors: Literal["default", "kmeans"] | Anchors = "default"
-    num_anchors: Literal["auto"] | Annotated[int, Field(ge=1, le=100)] = "auto"
-    scale_xy: Literal["auto"] | Annotated[float, Field(ge=1, le=100)] = "auto"
-    dfl: Annotated[int, Field(ge=0, le=1024)] = 0
-    densenet: Densenet = field(default_factory=Densenet)
+    @classmethod
+    def losses_of(cls, model: Any) -> tuple[str, ...]:
+        """List all losses."""
+        return cls.losses
 
 
 def model_kind(model: Any) -> str:
     """Return the tag of a model, which is an instance or a mapping of its keys."""
-    name = get(model, "name", Model.name)
+    name = get(model, "name", ModelKeys.name)
     if get(model, "cfg", "") or not isinstance(name, str):
         return "yolo"
     return next(tag for tag, kind in MODELS.items() if re.search(kind.pattern, name))
@@ -317,5 +279,23 @@ AnyModel = Annotated[
     | Annotated[CustomModel, Tag("custom")],
     Discriminator(model_kind),
 ]
-MODELS: Mapping[str, type[Model]] = by_tag(AnyModel)
+MODELS: Mapping[str, type[ModelKeys]] = by_tag(AnyModel)
 """Tag to kind."""
+
+
+def Model(**keys: Any) -> ModelKeys:  # noqa: N802 (it stands where a class would)
+    """Return the section ``model`` of these keys, which is of the kind that they describe."""
+    return MODELS[model_kind(keys)](**keys)
+
+
+def losses_of(model: Any) -> tuple[str, ...]:
+    """List the losses that a model can be trained with, the published one first."""
+    return MODELS[model_kind(model)].losses_of(model)
+
+
+def loss_of(model: Any, loss: LossKeys | None = None) -> LossKeys:
+    """Return the loss of a model; one without a name becomes the one that the model was published with."""
+    name = losses_of(model)[0]
+    if (loss and loss.name != "auto") or name == "auto":
+        return loss or AutoLoss()
+    return LOSSES[name](**given(loss or {}))

@@ -1,15 +1,24 @@
-"""The recipe that a weights file holds, read from its header without PyTorch."""
+"""Recipes that were recorded: inside weights files, and by earlier versions."""
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from rankless.errors import UserError
 from rankless.files.reading import MIB, opened
+from rankless.recipe.fields import BUILT_IN_TASKS, given
+from rankless.runs.directory import weights_of
 
 _LONGEST_HEADER = 100 * MIB  # the limit of safetensors
+_OWN = ("pretrained", "freeze", "checkpointing")
+"""What a recipe says in ``model`` about its own training, whatever the weights were trained with."""
+_SEEN = ("fit", "resample", "pad")
+"""How the network was shown its images."""
 
 
 def recipe_in(path: Path) -> dict[str, Any] | None:
@@ -25,3 +34,76 @@ def recipe_in(path: Path) -> dict[str, Any] | None:
     except (OSError, struct.error, ValueError, RecursionError, KeyError, TypeError):
         return None
     return tree if isinstance(tree, dict) else None
+
+
+def instruction_set_of(path: Path) -> str:
+    """Return the ``cpu_isa`` of the recipe inside a weights file; ``native`` where there is none."""
+    return "avx2" if (recipe_in(path) or {}).get("cpu_isa") == "avx2" else "native"
+
+
+def with_network(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the network in the weights file that ``model.pretrained`` names, unless one is given.
+
+    It is the task and the keys of ``model`` that the weights were trained with, and how images were brought
+    onto the input; what is given wins. A file that cannot be read, or that holds no recipe, adds nothing: the
+    training reports what is wrong with it. Nor does one of a task that is not built in, because nothing in a
+    file decides what code runs.
+
+    Args:
+        tree: of keys and values.
+    """
+    model, data = tree.get("model"), tree.get("data", {})
+    file = model.get("pretrained") if isinstance(model, Mapping) else None
+    if not isinstance(model, Mapping) or not isinstance(file, str) or "name" in model or "cfg" in model:
+        return dict(tree)
+    try:
+        theirs = (recipe_in(weights_of(Path(file), warn=lambda _: None)) if file else None) or {}
+    except (UserError, OSError, ValueError):
+        theirs = {}
+    task = theirs.get("task")
+    if task not in BUILT_IN_TASKS or tree.get("task", task) != task:
+        return dict(tree)
+    model = {**{key: one for key, one in given(theirs.get("model")).items() if key not in _OWN}, **model}
+    if isinstance(data, Mapping) or is_dataclass(data):
+        data = {**{key: one for key, one in given(theirs.get("data")).items() if key in _SEEN}, **given(data)}
+    return {**tree, "task": task, "model": model, "data": data}
+
+
+# Before durations had units, a recipe was recorded with bare numbers in all of these; the last three meant
+# epochs.
+_DURATIONS = (
+    ("schedule", "warmup"),
+    ("evaluate", "every"),
+    ("model", "freeze"),
+    ("data", "augment", "close_mosaic"),
+)
+# What was recorded has all of these; nobody writes them all.
+_RECORDED = (("threads",), ("reduce",), ("seed",), ("checkpoint", "keep"), ("ema", "decay"), *_DURATIONS)
+
+
+def upgraded(tree: Any) -> Any:
+    """Return a tree of keys and values that means today what it meant when it was recorded.
+
+    Durations were bare numbers, most of them of epochs; mosaics dropped boxes with less than a quarter of
+    their area before ``mosaic_min_area`` was a key.
+    """
+    if any(_value(tree, path) is None for path in _RECORDED):
+        return tree
+    augment = dict(tree["data"]["augment"])
+    if augment.get("mosaic"):
+        augment.setdefault("mosaic_min_area", 0.25)
+    tree = {**tree, "data": {**tree["data"], "augment": augment}}
+    if all(type(_value(tree, path)) is int for path in _DURATIONS):
+        for *outer, last in _DURATIONS[1:]:
+            section = tree
+            for name in outer:
+                section[name] = section = dict(section[name])
+            if section[last] > 0:
+                section[last] = f"{section[last]} epochs"
+    return tree
+
+
+def _value(tree: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rankless.errors import UserError, one_of
-from rankless.recipe.schema import BUILT_IN_TASKS
+from rankless.recipe.fields import BUILT_IN_TASKS
+from rankless.recipe.keys import KeyPath, leaves
+from rankless.recipe.schema import Recipe
 
-# Keys and sections of a recipe that scoring reads nothing of.
-_NOT_SCORING = (
-    "epochs", "seed", "optim", "schedule", "batch.images", "batch_norm", "reduce",
-    "find_unused_parameters", "ema", "checkpoint", "evaluate.every", "evaluate.best", "model.pretrained",
-    "model.freeze", "data.multi_scale", "data.multi_scale_every", "data.train_images", "data.augment",
-)  # fmt: skip
-_SCORING: Mapping[str, tuple[str, ...]] = {
-    "classify": ("data.augment", "data.augment.crop")  # whether the middle of an image is shown
-}
-_BOTH = ("precision", "cpu_isa", "model.image_size", "evaluate.tta", "data.detail")
-PREDICTING: Mapping[str, tuple[str, ...]] = {
-    "detect": (
-        *_BOTH, "data.fit", "data.resample", "data.pad", "evaluate.nms", "evaluate.iou",
-        "evaluate.class_agnostic", "evaluate.detections",
-    ),
-    "classify": (*_BOTH, "data.augment.crop"),
-}  # fmt: skip
-"""The keys that prediction reads, by task."""
+
+def keys_of_prediction(task: str) -> list[str]:
+    """List the keys that prediction reads, of recipes of a built-in task."""
+    return [
+        ".".join(path)
+        for path, key in leaves(Recipe).items()
+        if task in key.reads.predicting and key.task in ("", task)
+    ]
 
 
 def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
@@ -40,12 +32,7 @@ def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
     keys = _keys(overrides)
     if "task" in keys or task not in BUILT_IN_TASKS:
         return
-    unused = [
-        key
-        for key in keys
-        if key not in _SCORING.get(task, ())
-        and any(key == one or key.startswith(f"{one}.") for one in _NOT_SCORING)
-    ]
+    unused = [key for key in keys if not _is_scored((*key.split("."),), task)]
     if unused:
         raise UserError(
             f"command line: key '{key}': evaluation does not use it; leave it out" for key in unused
@@ -58,7 +45,7 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
     Raises:
         UserError: lists all of them.
     """
-    used = PREDICTING.get(task, ())
+    used = keys_of_prediction(task)
     unused = [key for key in _keys(overrides) if key not in used]
     if unused:
         hints = {
@@ -73,6 +60,12 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
             f"{hints.get(key, f'expected {one_of(used)}')}"
             for key in unused
         )
+
+
+def _is_scored(path: KeyPath, task: str) -> bool:
+    """Check whether scoring reads a key, or one of a section; an unknown one is reported elsewhere."""
+    inside = [key for known, key in leaves(Recipe).items() if known[: len(path)] == path]
+    return not inside or any(task in key.reads.scoring for key in inside)
 
 
 def _keys(overrides: Sequence[str]) -> list[str]:

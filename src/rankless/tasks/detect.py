@@ -244,7 +244,7 @@ def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
         yield _NO_MARGIN
 
 
-def _anchors_that_descend(model: model_kinds.Model) -> Iterator[str]:
+def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
     """Warn about anchors in an order that gives the finest head the largest boxes."""
     anchors = model.anchors if isinstance(model, model_kinds.YoloModel) else ()
     if not isinstance(anchors, str) and anchors and math.prod(anchors[0]) > math.prod(anchors[-1]):

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rankless import __version__
 from rankless.errors import counted, in_gb
+from rankless.hardware import instruction_set
 from rankless.hardware.cores import usable_cores
 from rankless.hardware.memory import available
 from rankless.launch.doctor.check import Check, error, ok, warning
-from rankless.recipe import instruction_set
 
 GB = 1_000_000_000
 _SHM = Path("/dev/shm")

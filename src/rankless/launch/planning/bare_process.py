@@ -16,8 +16,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from rankless.hardware.instruction_set import fix
 from rankless.launch.planning.measurement_worker import answering, memory_taken
-from rankless.recipe.instruction_set import fix
 
 if TYPE_CHECKING:
     import torch
@@ -101,8 +101,8 @@ class BareLoop:
         """Train one step of the whole batch in parts of this many images; return its seconds."""
         import torch
 
-        from rankless.recipe.convolutions import SoundConvolutions
-        from rankless.recipe.precision import autocast, dtype_of
+        from rankless.hardware.convolutions import SoundConvolutions
+        from rankless.hardware.precision import autocast, dtype_of
 
         pure = precision.removeprefix(PURE) if precision.startswith(PURE) else ""
         self._become(dtype_of(pure))

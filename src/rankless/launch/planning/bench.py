@@ -17,6 +17,7 @@ from rankless.engine.workers import loader_processes
 from rankless.errors import ShortageError, UserError, counted
 from rankless.hardware import memory
 from rankless.hardware.cores import usable_cores
+from rankless.hardware.precision import resolve
 from rankless.launch.devices import visible
 from rankless.launch.local import ranks_for
 from rankless.launch.opening import begin, checked, device, with_precision
@@ -25,7 +26,6 @@ from rankless.launch.planning.bench_advice import Measured, Shares, advice
 from rankless.launch.planning.measurement_worker import AskedProcess
 from rankless.launch.planning.memory_guard import guarded
 from rankless.recipe.load import to_json
-from rankless.recipe.precision import resolve
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.tasks import resolve_recipe

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankless.engine.sinks.sink import Sink
 from rankless.hardware.heap import hold_freed_memory
+from rankless.hardware.instruction_set import fix
 from rankless.launch.planning.measurement_worker import answering, memory_taken, waiting_for
-from rankless.recipe.instruction_set import fix
 
 if TYPE_CHECKING:
     from rankless.engine.state import TrainingState

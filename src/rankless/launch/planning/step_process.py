@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rankless.hardware.heap import hold_freed_memory
+from rankless.hardware.instruction_set import fix
 from rankless.launch.planning.measurement_worker import answering, memory_taken, quick, waiting_for
-from rankless.recipe.instruction_set import fix
 
 if TYPE_CHECKING:
     import torch

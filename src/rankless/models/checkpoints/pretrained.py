@@ -18,7 +18,7 @@ from rankless.models.checkpoints.fit import Misfits, compare
 from rankless.models.checkpoints.weights import load_into, load_tensors
 from rankless.models.classifiers.adapters import timm_weights
 from rankless.recipe.load import from_json
-from rankless.recipe.model_kinds import Model
+from rankless.recipe.model_kinds import ModelKeys
 from rankless.recipe.recorded import recipe_in
 from rankless.runs.directory import weights_of
 from rankless.runs.trained_weights import trained_weights_of
@@ -30,7 +30,7 @@ _SHOWN = 8
 
 
 def start_from(
-    model: nn.Module, pretrained: str, class_names: Sequence[str] = (), described: Model | None = None
+    model: nn.Module, pretrained: str, class_names: Sequence[str] = (), described: ModelKeys | None = None
 ) -> list[str]:
     """Load trained weights into a new model.
 
@@ -77,7 +77,7 @@ def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str
         raise UserError(f"model.pretrained is '{pretrained}': {one}" for one in error.problems) from None
 
 
-def _refuse_another_network(pretrained: str, ours: Model, misfits: Misfits, tensors: int) -> None:
+def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, tensors: int) -> None:
     """Raise where it is known why the weights do not fit; a table of their tensors would say less."""
     what = f"model.pretrained is '{pretrained}'"
     tree = recipe_in(weights_of(Path(pretrained), warn=lambda _: None))

@@ -119,7 +119,7 @@ CLASSIFIERS: dict[str, Classifier] = {chosen.name: chosen for chosen in _ALL}
 """All named classifiers; every ``timm/NAME`` is available too."""
 
 
-def variant(model: model_kinds.Model) -> Classifier:
+def variant(model: model_kinds.ModelKeys) -> Classifier:
     """Return the classifier of a recipe, with its options."""
     if cfg := getattr(model, "cfg", ""):
         where = "a cfg's text" if "\n" in cfg else f"'{cfg}'"
@@ -142,7 +142,7 @@ def variant(model: model_kinds.Model) -> Classifier:
     return _with_densenet(chosen, options)
 
 
-def build_classifier(model: model_kinds.Model, classes: int) -> nn.Module:
+def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
     """Build a classifier on the CPU, initialized from torch's global generator.
 
     Its forward takes normalized images, float (B, 3, H, W), and returns logits, (B, classes).
@@ -166,7 +166,7 @@ def build_classifier(model: model_kinds.Model, classes: int) -> nn.Module:
     return _build(chosen, model, classes)
 
 
-def _refuse_giant(chosen: Classifier, model: model_kinds.Model, classes: int) -> None:
+def _refuse_giant(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> None:
     """Check that the weights fit into memory; published models are known to be small."""
     options = model.densenet if isinstance(model, model_kinds.DensenetModel) else model_kinds.Densenet()
     if classes <= _MANY_CLASSES and options.growth == options.depth == "auto":
@@ -227,14 +227,14 @@ def classifier_named(name: str) -> Classifier:
     )
 
 
-def _size(model: model_kinds.Model) -> tuple[int, int] | None:
+def _size(model: model_kinds.ModelKeys) -> tuple[int, int] | None:
     """Return (height, width) in pixels, if the recipe gives it."""
     if model.image_size == "auto":
         return None
     return (model.image_size, model.image_size) if isinstance(model.image_size, int) else model.image_size
 
 
-def _build(chosen: Classifier, model: model_kinds.Model, classes: int) -> nn.Module:
+def _build(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> nn.Module:
     net: Any  # mypy allows no attributes of nn.Module that are neither tensors nor modules
     if isinstance(model, model_kinds.TimmModel):
         net = build_timm(chosen.name.removeprefix(TIMM), classes, dropout=model.dropout, size=_size(model))

@@ -36,7 +36,7 @@ Criterion = Callable[[Any, Any, DetectionBatch], LossSum]
 """Computes the loss of raw outputs, described by the heads."""
 
 
-def criterion_of(network: net.Network, options: loss_kinds.Loss) -> Criterion:
+def criterion_of(network: net.Network, options: loss_kinds.LossKeys) -> Criterion:
     """Return the loss of the network's heads with the recipe's options."""
     if isinstance(options, loss_kinds.AutoLoss):
         options = loss_kinds.Loss(name=network.loss)

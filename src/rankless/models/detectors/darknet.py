@@ -72,7 +72,7 @@ MODELS: dict[str, DarknetModel] = {
 class DarknetSpec:
     """A network with a recipe's options; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
 
-    model: model_kinds.Model
+    model: model_kinds.ModelKeys
     criterion: Criterion
     size: tuple[int, int]
     anchors: tuple[tuple[float, float], ...]
@@ -85,7 +85,7 @@ class DarknetSpec:
         """Count the output values of each convolution for one image of (height, width) pixels."""
         return sizes.outputs(network(self.model, classes=1), size)
 
-    def self_contained(self) -> model_kinds.Model:
+    def self_contained(self) -> model_kinds.ModelKeys:
         """Return the recipe's section with the text of the cfg file in place of its path."""
         model = self.model
         if not isinstance(model, model_kinds.YoloModel) or not model.cfg or "\n" in model.cfg:
@@ -94,14 +94,14 @@ class DarknetSpec:
         return replace(model, cfg=write_cfg(cfg.network, letterbox=cfg.letterbox, nms=cfg.nms))
 
 
-def spec(model: model_kinds.Model, loss: loss_kinds.Loss) -> DarknetSpec:
+def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> DarknetSpec:
     """Return the network and the loss of a recipe."""
     # Size, anchors and loss do not depend on the number of classes, which may not be known yet.
     made = network(model, classes=1)
     return DarknetSpec(model, criterion_of(made, loss), made.size, made.anchors)
 
 
-def network(model: model_kinds.Model, classes: int) -> Network:
+def network(model: model_kinds.ModelKeys, classes: int) -> Network:
     """Build the network's description.
 
     Args:

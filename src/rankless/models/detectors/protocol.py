@@ -76,7 +76,7 @@ class DetectorSpec(Protocol):
         """Count the output values of each convolution for one image of (height, width) pixels."""
         ...
 
-    def self_contained(self) -> model_kinds.Model:
+    def self_contained(self) -> model_kinds.ModelKeys:
         """Return the recipe's section with the text of files in place of their paths."""
         ...
 

@@ -101,7 +101,7 @@ MODELS: dict[str, TorchvisionModel] = {
 class TorchvisionSpec:
     """A torchvision detector for a recipe; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
 
-    model: model_kinds.Model
+    model: model_kinds.ModelKeys
 
     @property
     def size(self) -> tuple[int, int]:
@@ -121,11 +121,11 @@ class TorchvisionSpec:
         """Count the output values of each convolution for one image of (height, width) pixels."""
         return convolution_outputs(lambda: self.build(1), size)
 
-    def self_contained(self) -> model_kinds.Model:
+    def self_contained(self) -> model_kinds.ModelKeys:
         """Return the recipe's section unchanged."""
         return self.model
 
 
-def spec(model: model_kinds.Model, loss: loss_kinds.Loss) -> TorchvisionSpec:
+def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> TorchvisionSpec:
     """Return the detector of a recipe; its loss is part of it."""
     return TorchvisionSpec(model)

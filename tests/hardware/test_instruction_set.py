@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from rankless.errors import UserError
+from rankless.hardware import instruction_set
+from rankless.hardware.instruction_set import fix, of_onednn, refuse_unable, variables
 from rankless.models.checkpoints import weights
 from rankless.models.zoo import build
-from rankless.recipe import instruction_set
-from rankless.recipe.instruction_set import fix, of_onednn, of_weights, refuse_unable, variables
+from rankless.recipe.recorded import instruction_set_of
 from rankless.recipe.schema import Model, Recipe
 
 SKYLAKE = frozenset(["sse4_1", "avx", "avx2", "fma", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq"])
@@ -39,7 +40,7 @@ needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's 
 
 COMPUTE = """\
 import hashlib, json, sys
-from rankless.recipe.instruction_set import fix, of_onednn
+from rankless.hardware.instruction_set import fix, of_onednn
 fix(sys.argv[1])
 import torch, numpy
 torch.set_num_threads(1)
@@ -139,7 +140,7 @@ def test_what_a_weights_file_asks_for(tmp_path: Path) -> None:
     state = {"a": torch.zeros(2)}
     for asked in ("native", "avx2"):
         weights.save(file, state, recipe=Recipe(cpu_isa=asked), class_names=())
-        assert of_weights(file) == asked
+        assert instruction_set_of(file) == asked
     for content in (
         b"",
         b"{",
@@ -148,8 +149,13 @@ def test_what_a_weights_file_asks_for(tmp_path: Path) -> None:
         struct.pack("<Q", 1 << 62) + b"{}",
     ):
         file.write_bytes(content)
-        assert of_weights(file) == "native"
-    assert of_weights(tmp_path / "none") == of_weights(tmp_path) == of_weights(Path("/dev/zero")) == "native"
+        assert instruction_set_of(file) == "native"
+    assert (
+        instruction_set_of(tmp_path / "none")
+        == instruction_set_of(tmp_path)
+        == instruction_set_of(Path("/dev/zero"))
+        == "native"
+    )
 
 
 @needs_x86
@@ -169,6 +175,6 @@ def test_the_command_predict_computes_as_the_weights_recipe_says(tmp_path: Path)
 
 @pytest.mark.processes
 def test_numpy_knows_the_features_that_it_is_asked_to_leave_out() -> None:
-    code = "from rankless.recipe.instruction_set import fix; fix('avx2'); import numpy"
+    code = "from rankless.hardware.instruction_set import fix; fix('avx2'); import numpy"
     if instruction_set.flags() >= {"avx2", "fma", "bmi2"}:
         subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
 from rankless.errors import UserError
-from rankless.recipe.convolutions import SoundConvolutions
-from rankless.recipe.fields import Precision
-from rankless.recipe.instruction_set import computes_bf16
+from rankless.hardware.convolutions import SoundConvolutions
+from rankless.hardware.instruction_set import computes_bf16
+
+if TYPE_CHECKING:
+    from rankless.recipe.fields import Precision
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from rankless.errors import UserError
-from rankless.recipe import instruction_set, precision
-from rankless.recipe.precision import autocast, resolve
+from rankless.hardware import instruction_set, precision
+from rankless.hardware.precision import autocast, resolve
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -16,7 +16,6 @@ from importlib import metadata
 from pathlib import Path
 
 from rankless.errors import UserError
-from rankless.recipe.recorded import recipe_in
 
 # oneDNN's names, from the weakest to the strongest, each with the flags it needs besides the weaker ones'.
 _ONEDNN: dict[str, frozenset[str]] = {
@@ -117,15 +116,6 @@ def fix(cpu_isa: str) -> None:
         raise RuntimeError(f"{' and '.join(late)} was imported before the instruction set was fixed")
     os.environ.pop("NPY_ENABLE_CPU_FEATURES", None)  # NumPy takes one of the two
     os.environ.update(variables(cpu_isa))
-
-
-def of_weights(path: Path) -> str:
-    """Read the ``cpu_isa`` of the recipe inside a weights file, without loading it.
-
-    ``native`` if it is not a weights file: loading it reports what is wrong.
-    """
-    recorded = recipe_in(path) or {}
-    return "avx2" if recorded.get("cpu_isa") == "avx2" else "native"
 
 
 def _more_than_avx2_in_numpy() -> str:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from rankless.hardware.precision import autocast
 from rankless.models import zoo
 from rankless.models.checkpointing import checkpoint_activations
 from rankless.recipe.load import default
-from rankless.recipe.precision import autocast
 
 CPU = torch.device("cpu")
 Numbers = dict[str, Tensor]

@@ -1,0 +1,204 @@
+"""Sentences about keys and values: which keys exist, which one was meant, what a value should be."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rankless.errors import nearest, one_of, similar
+from rankless.recipe.familiar import (
+    BATCH,
+    ELSEWHERE,
+    PUBLISHED,
+    SECTIONS,
+    VALUES,
+    answer,
+    imported,
+    key_of_file,
+)
+from rankless.recipe.keys import KINDS, Key, KeyPath, Kinds, leaves, sections
+from rankless.recipe.model_kinds import MODELS
+
+_FAR = 10_000
+"""A maximum from here on is only a guard, and is not part of what a key expects."""
+
+
+def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
+    """Write the message about a key that recipes of these kinds, or all recipes, do not have.
+
+    Args:
+        recipe: the class.
+        path: of the key, or of a section.
+        kinds: of the recipe.
+        model: its model's name.
+    """
+    dotted = ".".join(path)
+    if path not in leaves(recipe) and path not in sections(recipe):
+        return f"key '{dotted}': no such key{_instead_of(recipe, path)}"
+    if path in leaves(recipe) and path[0] not in KINDS:
+        other = leaves(recipe)[path].task
+        return f"key '{dotted}': it has an effect only with task '{other}', and task is '{kinds.task}'"
+    having = [
+        tag
+        for tag, one in KINDS[path[0]].items()
+        if path[1] in one.__pydantic_fields__ and tag not in ("custom", "auto")  # type: ignore[union-attr]
+    ]
+    if path[0] == "loss":
+        who = f"only {_listed(having, 'and')} {'has' if len(having) == 1 else 'have'} it"
+        return f"key '{dotted}': {who}; this model's loss is {kinds.loss}"
+    who = f"only {_listed([MODELS[tag].label for tag in having], 'or')} has it"
+    return f"key '{dotted}': {who}; '{model}' is {MODELS[kinds.model].label}"
+
+
+def no_section(recipe: type, path: KeyPath, value: Any) -> str:
+    """Write the message about a value in the place of a section."""
+    dotted, keys = ".".join(path), sections(recipe)[path]
+    what = f"'{dotted}' is" if path else "this recipe is"
+    what = f"{what} {shown(value)}: expected a section with keys among {', '.join(keys)}"
+    if dotted not in SECTIONS or not isinstance(value, str | int | float):
+        return what
+    key, note = f"{dotted}.{SECTIONS[dotted]}", ""
+    if dotted == "model":
+        key, note = key_of_file(str(value), key), imported(str(value))[1]
+    counts = f", {BATCH}" if dotted == "batch" else ""
+    return f"{what}; did you mean '{key}'{counts}?{f' {note}' if note else ''}"
+
+
+def wrong_value(key: Key, value: Any) -> str:
+    """Report a wrong value of a key, what was expected and the nearest valid value."""
+    schema, dotted = key.schema(), ".".join(key.path)
+    what = f"'{dotted}' is {shown(value)}: expected {expected(schema)}{_too_large(value, schema)}"
+    if dotted == "model.anchors" and (pairs := _flat_pairs(value)):
+        return f"'model.anchors' has a list for each head: expected one list, smallest first: {pairs}"
+    if value is None:
+        return f"{what}; leave the key out for the default, {shown(key.default)}"
+    if dotted == "model.pretrained":
+        return f"{what}: a run or a weights file; {PUBLISHED}"
+    if isinstance(value, str):
+        if known := VALUES.get((dotted, value)):
+            return f"{what}; {known}"
+        words = [word for option in _options(schema) for word in _words(option)]
+        return what + (nearest(value, words) or _unquoted(value, schema))
+    return what
+
+
+def shown(value: Any) -> str:
+    """Write a value as a user would, shortened to a readable length."""
+    if value is None:
+        return "empty"
+    if isinstance(value, Mapping):
+        return "a section" if value else "an empty section"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        # A list inside a list is not examined: anchors can make it endless.
+        items = ["[…]" if isinstance(item, list | tuple) else shown(item) for item in value[:8]]
+        text = f"[{', '.join(items)}{', …' * (len(value) > 8)}]"
+    else:
+        text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def expected(schema: Mapping[str, Any]) -> str:
+    """Describe a JSON Schema: ``a whole number of at least 1``."""
+    if "anyOf" in schema:
+        return ", or ".join(expected(option) for option in schema["anyOf"])
+    words = _words(schema)
+    if words:
+        return one_of(words) if len(words) > 1 else f"'{words[0]}'"
+    kind = schema["type"]
+    if kind == "array":
+        items = schema.get("prefixItems")
+        count = f"a list of {len(items)}" if items else "a list"
+        return f"{count}, each {expected(items[0] if items else schema['items'])}"
+    if kind in ("integer", "number"):
+        return _number(schema)
+    if kind == "boolean":
+        return "true or false"
+    described: str = schema.get("description", "text that is not empty")
+    return described
+
+
+def _instead_of(recipe: type, path: KeyPath) -> str:
+    """Suggest what to write for a key that does not exist, as the end of a sentence."""
+    every = [*leaves(recipe), *(section for section in sections(recipe) if section)]
+    dotted, names = ".".join(path), [".".join(other) for other in every]
+    if dotted in names:
+        *outer, last = dotted.split(".")
+        return (
+            f": dots are for the command line; in a file write '{last}:' indented under '{'.'.join(outer)}:'"
+        )
+    # The last word decides: with their section before them, all keys of a section resemble each other.
+    beside = [other[-1] for other in every if other[:-1] == path[:-1]]
+    lasts = [other[-1] for other in every]
+    if path[-1] not in lasts and path[-1].lower() in ELSEWHERE:
+        return f"; {answer(ELSEWHERE[path[-1].lower()])}"
+    meant = [path[-1]] if path[-1] in lasts else similar(path[-1], beside) or similar(path[-1], lasts)
+    if same := [".".join(other) for other in every if other[-1] in meant]:
+        return f"; did you mean '{difflib.get_close_matches(dotted, same, n=1, cutoff=0)[0]}'?"
+    here = path[:-1] if path[:-1] in sections(recipe) else ()
+    return f"; expected {one_of(sections(recipe)[here])}"
+
+
+def _listed(words: list[str], joint: str) -> str:
+    return f" {joint} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _flat_pairs(value: Any) -> str:
+    """Write anchors that are grouped by head, [[[w, h], …], …], as one list; empty if they are not."""
+    try:
+        pairs = [(float(width), float(height)) for head in value for width, height in head]
+    except (TypeError, ValueError):
+        return ""
+    pairs.sort(key=math.prod)
+    return "[" + ", ".join(f"[{width:g}, {height:g}]" for width, height in pairs[:100]) + "]"
+
+
+def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    options: list[Mapping[str, Any]] = schema.get("anyOf", [schema])
+    return options
+
+
+def _words(schema: Mapping[str, Any]) -> list[str]:
+    return [str(word) for word in schema.get("enum", [])] or ([schema["const"]] if "const" in schema else [])
+
+
+def _number(schema: Mapping[str, Any]) -> str:
+    least, most = schema.get("minimum"), schema.get("maximum")
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    most = None if most is not None and most >= _FAR else most  # mentioned only when a number exceeds it
+    kind = "a whole number" if schema["type"] == "integer" else "a number"
+    if least is not None and most is not None:
+        return f"{kind} from {least} to {most:,}"
+    if least is not None and below is not None:
+        return f"{kind} of at least {least} and below {below}"
+    if least is not None:
+        return f"{kind} of at least {least}"
+    if above is None:
+        return kind
+    return f"{kind} above {above}" + (f" and at most {most:,}" if most is not None else "")
+
+
+def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
+    """Name the large limit that a number exceeds; it is not mentioned otherwise."""
+    options = _options(schema)
+    items = [one.get("items") or (one.get("prefixItems") or [one])[0] for one in options]
+    limits = [one["maximum"] for one in (*items, *options) if one.get("maximum", 0) >= _FAR]
+    numbers = value if isinstance(value, list | tuple) else [value]
+    given = [one for one in numbers if isinstance(one, int | float) and not isinstance(one, bool)]
+    if not limits or not any(max(limits) < one < math.inf for one in given):
+        return ""
+    return f", and at most {max(limits):,.0f}"
+
+
+def _unquoted(text: str, schema: Mapping[str, Any]) -> str:
+    """Hint that a number is text because of quotes or underscores."""
+    if not any(option.get("type") in ("integer", "number") for option in _options(schema)):
+        return ""
+    try:
+        float(text)
+    except ValueError:
+        return ""
+    return f"; write {text.replace('_', '')} without quotes"
