@@ -203,7 +203,7 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
         kind = Detect
         evaluate = replace(recipe.evaluate, confidence=_LOWEST, multi_label=False, rectangular=False)
         recipe = replace(recipe, evaluate=evaluate)
-    task = kind(recipe, class_names=loaded.class_names)
+    task = kind(recipe, loaded.class_names, exported=trained.is_exported(loaded))
     task.evaluation_data()
     model = trained.model(task, replace(loaded, recipe=recipe), str(path))
     return Opened(target.resolve().name, path, task, model.to(device).eval(), device)

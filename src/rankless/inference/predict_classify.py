@@ -98,7 +98,8 @@ class ClassFinder:
 
     def __init__(self, loaded: weights.Weights, confidence: float, device: torch.device, source: str) -> None:
         self.confidence = confidence
-        self.task = Classify(loaded.recipe, class_names=loaded.class_names)
+        exported = trained.is_exported(loaded)
+        self.task = Classify(loaded.recipe, loaded.class_names, exported=exported)
         self.class_names = self.task.class_names
         refuse_giant_image(self.task.size, source)
         model = trained.model(self.task, loaded, source)

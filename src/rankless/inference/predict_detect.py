@@ -75,7 +75,7 @@ class BoxFinder:
         if self.wanted:  # those of other classes must not take the places
             evaluate = replace(evaluate, detections=_MOST)
         recipe = replace(recipe, evaluate=evaluate)
-        self.task = Detect(recipe, class_names=loaded.class_names)
+        self.task = Detect(recipe, loaded.class_names, exported=trained.is_exported(loaded))
         self.class_names = self.task.class_names
         refuse_giant_image(self.task.size, source, self.task.spec.activations(self.task.size))
         model = trained.model(self.task, loaded, source)

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from rankless.errors import UserError
 from rankless.interop.quiet import quiet
+from rankless.models import zoo
 from rankless.models.checkpoints import weights
-from rankless.models.detectors.protocol import CANDIDATES
-from rankless.models.detectors.torchvision import MODELS as TORCHVISION
-from rankless.models.detectors.torchvision_modules import FasterRCNN
+from rankless.models.detectors.protocol import CANDIDATES, Exports
 from rankless.models.exported.facts import Facts
 from rankless.recipe import load
 from rankless.recipe.schema import Evaluate, Recipe
@@ -227,16 +226,19 @@ def planned(target: Path, asked: ExportOptions, overrides: Sequence[str]) -> Pla
     path = trained_weights_of(target)
     loaded = weights.load(path)
     recipe = _changed(loaded.recipe, overrides, path)
-    problems = [*_problems(recipe, asked)]
+    exports = Exports()
+    if recipe.task == "detect":
+        exports = zoo.spec(recipe.model, recipe.loss).exports
+    problems = [*_problems(recipe, asked, exports)]
     if problems:
         raise UserError(problems)
+    if exports.problem:
+        raise UserError(
+            f"{path}: {recipe.model.name} cannot be exported: {exports.problem}, which PyTorch cannot trace; "
+            "use --format pth, or another detector"
+        )
     task: Any = open_task(recipe, loaded.class_names)
     model = trained.model(task, loaded, str(path)).eval()
-    if isinstance(model, FasterRCNN):
-        raise UserError(
-            f"{path}: {recipe.model.name} cannot be exported: its second stage computes as many boxes as the "
-            "first proposes, which PyTorch cannot trace; use --format pth, or another detector"
-        )
     recipe = replace(
         recipe,
         precision="fp16" if asked.half else "fp32",
@@ -251,8 +253,7 @@ def planned(target: Path, asked: ExportOptions, overrides: Sequence[str]) -> Pla
         weights.digest(loaded.state),
         cropped=recipe.task == "classify" and recipe.data.augment.crop < 1,
     )
-    # Their anchors are computed for a batch of a known size.
-    batch = asked.batch or (1 if recipe.model.name in TORCHVISION else None)
+    batch = asked.batch or (None if exports.any_shape else 1)
     return Plan(path, task, model, facts, batch, asked.any_size, asked.half)
 
 
@@ -272,10 +273,10 @@ def _changed(recipe: Recipe, overrides: Sequence[str], path: Path) -> Recipe:
     return load.changed(recipe, overrides) if overrides else recipe
 
 
-def _problems(recipe: Recipe, asked: ExportOptions) -> list[str]:
+def _problems(recipe: Recipe, asked: ExportOptions, exports: Exports) -> list[str]:
     """Find options that do not fit the recipe."""
     problems = []
-    is_detector, is_torchvision = recipe.task == "detect", recipe.model.name in TORCHVISION
+    is_detector = recipe.task == "detect"
     if asked.confidence is not None and not asked.nms:
         problems.append("--confidence is of the NMS inside; add --nms, or leave it out")
     elif asked.confidence is not None and not 0 <= asked.confidence <= 1:
@@ -289,9 +290,7 @@ def _problems(recipe: Recipe, asked: ExportOptions) -> list[str]:
             f"--nms computes NMS by IoU, and the recipe's evaluate.nms is '{recipe.evaluate.nms}'; add "
             "evaluate.nms=iou, or leave --nms out"
         )
-    if asked.any_size and (not is_detector or is_torchvision):
-        kind = (
-            f"{recipe.model.name} has anchors of one size" if is_torchvision else "a classifier has one size"
-        )
+    if asked.any_size and not (is_detector and exports.any_shape):
+        kind = f"{recipe.model.name} has anchors of one size" if is_detector else "a classifier has one size"
         problems.append(f"--any-size is for YOLO and anchor-free detectors, and {kind}; leave it out")
     return problems

@@ -22,7 +22,7 @@ from rankless.interop.export import PROGRAMS, made
 from rankless.interop.plan import ExportOptions, Plan, planned
 from rankless.models.exported.loading import as_model
 from rankless.models.exported.sessions import Session
-from rankless.tasks import open_task, trained
+from rankless.tasks import open_task
 from rankless.world.process_group import World, join
 
 PYTORCH, CPU = "pytorch", "CPU"
@@ -208,9 +208,7 @@ class _Bench:
             UserError: the data cannot be read, or its classes are others.
         """
         facts = self.plan.facts
-        task = open_task(facts.recipe, facts.class_names)
-        if exported:
-            trained.prepare(task)
+        task = open_task(facts.recipe, facts.class_names, exported=exported)
         scores = engine.evaluate(task, model.to(self.world.device), facts.recipe, self.world)
         return float(scores[task.score_name])
 

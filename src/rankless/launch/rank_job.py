@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -86,7 +86,7 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
     from rankless.tasks.capabilities import capabilities
 
     weights = trained.load(Path(job.weights))
-    task = open_task(recipe, weights.class_names or None)
+    task = open_task(recipe, weights.class_names or None, exported=trained.is_exported(weights))
     if weights.class_names and tuple(task.class_names) != weights.class_names:  # of a task of one's own
         raise UserError(
             f"{job.weights} knows {len(weights.class_names)} classes "
@@ -103,7 +103,7 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
     warnings = [
         *trained.warnings(weights, job.weights),
         *engine.listed(missing),
-        *_none_found(scores, recipe),
+        *trained.hints(scores, recipe),
     ]
     data = task.evaluation_data()
     return {
@@ -125,16 +125,6 @@ def _shown(screen: IO[str] | None) -> Iterator[Callable[[int, int], None] | None
     bar = ProgressBar(1, "evaluating", file=screen)
     with bar:
         yield bar.show
-
-
-def _none_found(scores: Mapping[str, Any], recipe: Recipe) -> Iterator[str]:
-    """Say what to try where a detector found none of the objects, and its less certain ones were left out."""
-    usual, confidence = type(recipe.evaluate).confidence, recipe.evaluate.confidence
-    if recipe.task == "detect" and scores.get("AR100") == 0 and confidence > usual:
-        yield (
-            f"none of the objects was found with evaluate.confidence={confidence:g}; try a lower one, such "
-            f"as evaluate.confidence={usual:g}"
-        )
 
 
 def computes_like(recipe: Recipe) -> Any:

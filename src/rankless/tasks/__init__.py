@@ -12,22 +12,23 @@ from rankless.tasks.custom import open_custom
 from rankless.tasks.protocol import Task
 
 
-def open_task(recipe: Recipe, class_names: Sequence[str] | None = None) -> Task:
+def open_task(recipe: Recipe, class_names: Sequence[str] | None = None, *, exported: bool = False) -> Task:
     """Open the task of a recipe: ``detect``, ``classify``, or a custom one (:mod:`rankless.tasks.custom`).
 
     Args:
         recipe: the whole recipe.
         class_names: of a trained model; without them the training data is opened for its names. A custom
             task has its own.
+        exported: for a model in an exported file, which normalizes images itself and has no loss.
     """
     if recipe.task == "detect":
         from rankless.tasks.detect import Detect
 
-        return Detect(recipe, class_names)
+        return Detect(recipe, class_names, exported=exported)
     if recipe.task == "classify":
         from rankless.tasks.classify import Classify
 
-        return Classify(recipe, class_names)
+        return Classify(recipe, class_names, exported=exported)
     return open_custom(recipe)
 
 

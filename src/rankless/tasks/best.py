@@ -16,3 +16,9 @@ def unknown_best(recipe: Recipe, names: Sequence[str]) -> Iterator[str]:
         if best.lower().startswith("map") and "AP50" in known:
             hint = "; mAP at an IoU of 0.5 (Pascal VOC, Darknet) is AP50, COCO's mean over 0.50 to 0.95 is AP"
         yield f"evaluate.best is '{best}': expected {one_of(known)}{hint}"
+
+
+def best_score(recipe: Recipe) -> str:
+    """Return the name of the score that chooses the best weights; ``score`` for a custom task's own."""
+    usual = {"detect": "AP", "classify": "top1"}.get(recipe.task, "score")
+    return usual if recipe.evaluate.best == "auto" else recipe.evaluate.best

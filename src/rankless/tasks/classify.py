@@ -32,16 +32,20 @@ class Classify:
     Args:
         recipe: the whole recipe.
         class_names: of a trained model; without them the training data is opened for its names.
+        exported: for a model in an exported file, which normalizes images itself and has no loss.
     """
 
     score_name = "top1"
 
-    def __init__(self, recipe: Recipe, class_names: Sequence[str] | None = None) -> None:
-        self.recipe = recipe
+    def __init__(
+        self, recipe: Recipe, class_names: Sequence[str] | None = None, *, exported: bool = False
+    ) -> None:
+        self.recipe, self._exported = recipe, exported
         chosen = variant(recipe.model)
         side = chosen.side if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
-        self.mean, self.std = tuple(chosen.mean), tuple(chosen.std)
+        self.mean = (0.0, 0.0, 0.0) if exported else tuple(chosen.mean)
+        self.std = (1.0, 1.0, 1.0) if exported else tuple(chosen.std)
         self._learns = class_names is None
         self.class_names = tuple(self._training.images.class_names if class_names is None else class_names)
         self.score_names = score_names(len(self.class_names))
@@ -134,6 +138,8 @@ class Classify:
     @cached_property
     def validation_loss(self) -> bool:
         """Whether the loss can be computed on single images."""
+        if self._exported:
+            return False
         try:
             _ = self._loss
         except UserError:

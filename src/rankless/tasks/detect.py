@@ -46,12 +46,15 @@ class Detect:
     Args:
         recipe: the whole recipe.
         class_names: of a trained model; without them the training data is opened for its names.
+        exported: for a model in an exported file, which has no loss.
     """
 
-    score_name, score_names, validation_loss = "AP", coco.NAMES, True
+    score_name, score_names = "AP", coco.NAMES
 
-    def __init__(self, recipe: Recipe, class_names: Sequence[str] | None = None) -> None:
-        self.recipe = recipe
+    def __init__(
+        self, recipe: Recipe, class_names: Sequence[str] | None = None, *, exported: bool = False
+    ) -> None:
+        self.recipe, self.validation_loss = recipe, not exported
         self.spec = zoo.spec(recipe.model, recipe.loss)
         side = self.spec.size if recipe.model.image_size == "auto" else recipe.model.image_size
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side

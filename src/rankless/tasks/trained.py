@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.weights import Weights
 from rankless.models.exported import loading
 from rankless.models.exported.loading import Exported
+from rankless.recipe.schema import Evaluate, Recipe
 
 
 def load(path: Path) -> Weights:
@@ -23,7 +25,7 @@ def model(task: Any, loaded: Weights, source: str) -> nn.Module:
     """Return the task's model with the loaded weights, on the CPU.
 
     Args:
-        task: of the recipe of ``loaded``; one of an exported classifier leaves the normalization to the file.
+        task: of the recipe of ``loaded``, opened for an exported file where it is one.
         loaded: of :func:`load`.
         source: its file, for messages.
     """
@@ -36,8 +38,12 @@ def model(task: Any, loaded: Weights, source: str) -> nn.Module:
             f"precision is '{task.recipe.precision}', but {source} computes in {loaded.computes}; leave it "
             "out"
         )
-    prepare(task)
     return loaded.model()
+
+
+def is_exported(loaded: Weights) -> bool:
+    """Check whether this was read from an exported file, which normalizes images itself and has no loss."""
+    return isinstance(loaded, Exported)
 
 
 def warnings(loaded: Weights, source: str) -> list[str]:
@@ -50,8 +56,12 @@ def warnings(loaded: Weights, source: str) -> list[str]:
     ]
 
 
-def prepare(task: Any) -> None:
-    """Have a built-in task predict with an exported file, which normalizes images itself and has no loss."""
-    if hasattr(task, "mean"):  # a classifier's
-        task.mean, task.std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    task.validation_loss = False
+def hints(scores: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """Say what to try where a detector found none of the objects, and its less certain ones were left out."""
+    usual, confidence = Evaluate.confidence, recipe.evaluate.confidence
+    if recipe.task != "detect" or scores.get("AR100") != 0 or confidence <= usual:
+        return []
+    return [
+        f"none of the objects was found with evaluate.confidence={confidence:g}; try a lower one, such "
+        f"as evaluate.confidence={usual:g}"
+    ]

@@ -21,6 +21,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.runs.overview import overview
 from rankless.runs.scoring import LOWER_IS_BETTER
+from rankless.tasks.best import best_score
 
 _RANDOM = 5
 """Trials before the estimator has something to estimate from."""
@@ -88,9 +89,7 @@ def begin(
     needed("optuna", "tune", "rankless tune")
     space = spaces.parsed(search) or spaces.usual(recipe)
     _check(recipe, space)
-    best = recipe.evaluate.best
-    usual = {"detect": "AP", "classify": "top1"}.get(recipe.task, "score")
-    score_name = usual if best == "auto" else best
+    score_name = best_score(recipe)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(
             f"--out {folder}: is not empty; give a new folder, or go on with the search in it by --resume"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rankless.errors import UserError, counted
@@ -23,7 +23,7 @@ from rankless.models.darknet.reshape import (
     with_width,
 )
 from rankless.models.detectors.convolutional import Criterion, DetectionModel, criterion_of
-from rankless.models.detectors.protocol import Published
+from rankless.models.detectors.protocol import Exports, Published
 from rankless.models.heads.yolo.codec import YoloHead
 from rankless.recipe import loss_kinds, model_kinds
 
@@ -76,6 +76,7 @@ class DarknetSpec:
     criterion: Criterion
     size: tuple[int, int]
     anchors: tuple[tuple[float, float], ...]
+    exports: Exports = field(default_factory=Exports)
 
     def build(self, classes: int) -> DetectionModel:
         """Return a freshly initialized detector on the CPU."""

@@ -54,16 +54,33 @@ class Detector(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Exports:
+    """What an exported file of a detector can do.
+
+    Attributes:
+        any_shape: take any number of images of any size; otherwise its anchors are computed for one shape.
+        problem: why PyTorch cannot trace the detector; empty if it can.
+    """
+
+    any_shape: bool = True
+    problem: str = ""
+
+
 class DetectorSpec(Protocol):
     """A detector with the validated options of a recipe, before it is built.
 
     Attributes:
         size: published (height, width) of the input in pixels.
         anchors: (width, height) in pixels of the anchors that a recipe may replace; empty without any.
+        exports: what an exported file of it can do.
     """
 
     @property
     def size(self) -> tuple[int, int]: ...
+
+    @property
+    def exports(self) -> Exports: ...
 
     @property
     def anchors(self) -> tuple[tuple[float, float], ...]: ...

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankless.models.detectors.protocol import Published
+from rankless.models.detectors.protocol import Exports, Published
 from rankless.models.detectors.torchvision_modules import (
     FCOS,
     SSD,
@@ -76,10 +76,12 @@ class TorchvisionModel(Published):
     Attributes:
         make: builds it for a number of classes.
         size: (height, width) in pixels; for the larger ones the shorter side of torchvision's input.
+        untraceable: why PyTorch cannot export it; empty if it can.
     """
 
     make: Callable[[int], TorchvisionDetector]
     size: tuple[int, int] = (800, 800)
+    untraceable: str = ""
 
 
 # COCO has 80 classes numbered 1 to 90; torchvision counts the gaps, and with sigmoids the background too.
@@ -89,7 +91,10 @@ MODELS: dict[str, TorchvisionModel] = {
     ),
     _PREFIX + "fcos_resnet50_fpn": TorchvisionModel("Tian et al. 2019, torchvision", 91, make=_fcos),
     _PREFIX + "fasterrcnn_resnet50_fpn_v2": TorchvisionModel(
-        "Ren et al. 2015, torchvision", 90, make=_faster_rcnn
+        "Ren et al. 2015, torchvision",
+        90,
+        make=_faster_rcnn,
+        untraceable="its second stage computes as many boxes as the first proposes",
     ),
     _PREFIX + "ssdlite320_mobilenet_v3_large": TorchvisionModel(
         "Howard et al. 2019, torchvision", 90, make=_ssdlite, size=(320, 320)
@@ -112,6 +117,11 @@ class TorchvisionSpec:
     def anchors(self) -> tuple[tuple[float, float], ...]:
         """Return none: torchvision's have fixed sizes and aspect ratios."""
         return ()
+
+    @property
+    def exports(self) -> Exports:
+        """Return what an exported file can do: its anchors are of one shape of input."""
+        return Exports(any_shape=False, problem=MODELS[self.model.name].untraceable)
 
     def build(self, classes: int) -> TorchvisionDetector:
         """Return a freshly initialized detector on the CPU."""
