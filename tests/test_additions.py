@@ -212,7 +212,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {
             "data/formats/toy.py": FORMAT,
             "data/formats/registry.py": (r'^    "webdataset": "webdataset",', '    "toy": "toy",\n'),
-            "recipe/data.py": (r'"auto", "webdataset", ', '"toy", '),
+            "recipe/schema.py": (r'"auto", "webdataset", ', '"toy", '),
         },
     )
     add(

@@ -119,7 +119,7 @@ def any_detector(name: str, classes: int = CLASSES) -> Any:
     return build(options_of(name), classes)
 
 
-def options_of(name: str) -> model_kinds.Model:
+def options_of(name: str) -> model_kinds.ModelKeys:
     return model_kinds.Model(name=name, width=WIDTH) if name in MODELS else model_kinds.Model(name=name)
 
 

@@ -60,7 +60,8 @@ def in_our_words(error: CycloptsError) -> UserError:
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
     """Return our equivalent of another training script's option, after a semicolon; else nothing."""
-    from rankless.recipe.familiar import COMMANDS, ELSEWHERE, OPTIONS, WORDS, answer, key_of
+    from rankless.cli.foreign_options import COMMANDS, OPTIONS, WORDS, key_of
+    from rankless.recipe.familiar import ELSEWHERE, answer
 
     name = option.lstrip("-").replace("-", "_").lower()
     if name == "device" and command == "export":

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
 
+from rankless.cli.foreign_options import COMMANDS, WORDS, key_of
 from rankless.cli.options import is_override
 from rankless.errors import UserError, printable
-from rankless.recipe.familiar import COMMANDS, ELSEWHERE, WORDS, imported, key_of
+from rankless.recipe.familiar import ELSEWHERE, imported
 
 _RECIPES = {"detect": "yolov4-tiny", "classify": "resnet18"}
 _MODES = {

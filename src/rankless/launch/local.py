@@ -41,9 +41,8 @@ from rankless.launch.sharing import refuse_idle, too_few
 from rankless.launch.supervisor import GRACE, Progress, RoundEnd, supervise, where_from
 from rankless.launch.threads import PARALLEL
 from rankless.printing import say, warn
-from rankless.recipe.data import IN_RECIPE
 from rankless.recipe.load import dump, from_json, load, to_json
-from rankless.recipe.schema import Recipe
+from rankless.recipe.schema import IN_RECIPE, Recipe
 from rankless.recipe.used import refuse_unused_in_scoring
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, weights_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankless.errors import UserError, nearest, one_of
-from rankless.recipe.data import Data, Format
+from rankless.recipe.schema import Data, Format
 
 PREFIX = "torchvision/"
 

@@ -26,7 +26,7 @@ from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import with_sizes
 from rankless.errors import UserError, counted, listed
 from rankless.files import reading
-from rankless.recipe.data import IN_RECIPE
+from rankless.recipe.schema import IN_RECIPE
 
 TITLE = "class folders"
 LAYOUT = "a folder per class, or a folder per split ('train', 'val') that holds a folder per class"

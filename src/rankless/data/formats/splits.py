@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rankless.errors import UserError, printable
 from rankless.randomness import key
-from rankless.recipe.data import IN_RECIPE
+from rankless.recipe.schema import IN_RECIPE
 
 _ALIKE = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
 _YEAR = re.compile(r"(?<=[a-z])[_-]?(19|20)\d\d$|^(19|20)\d\d[_-]?(?=[a-z])", re.IGNORECASE)
