@@ -61,7 +61,8 @@ def test_another_score_of_the_best_is_refused_in_one_sentence(tmp_path: Path) ->
     first, key, remedy = caught.value.problems
     assert first.endswith("cannot go on with another recipe; 1 key differs:")
     assert key == "evaluate.best: auto in the run, loss now"
-    assert remedy.startswith("leave them as they were, or start a new run; what may change: epochs, workers")
+    assert remedy.startswith("leave them as they were, or start a new run; what may change: epochs, ")
+    assert ", workers, " in remedy and ", data.cache, " in remedy
 
 
 def test_keys_that_only_another_network_has_are_left_out(tmp_path: Path) -> None:

@@ -138,8 +138,8 @@ def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
 
 
 def free_keys() -> list[str]:
-    """List the keys that may change when a run is resumed."""
-    return [".".join(path) for path, key in leaves(Recipe).items() if key.is_free]
+    """List the keys that may change when a run is resumed, those without a section first."""
+    return [".".join(path) for path in sorted(leaves(Recipe), key=len) if leaves(Recipe)[path].is_free]
 
 
 def deciding(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
