@@ -369,9 +369,9 @@ class Schedule:
     power``), ``exponential`` (times ``decay`` after each epoch), ``one-cycle`` (up and down once) or
     ``constant``."""
     warmup: Annotated[Literal["auto"] | Duration, _WITH_WARMUP] = "5%"
-    """How long the rate rises from 0: steps, or as in ``5 epochs`` or ``5%`` (of the run). ``auto`` is ``5%``,
-    and step n has at most n / 40 of ``optim.lr``, which lowers the peak of a run of few steps and changes no
-    run of 800 or more. All but ``one-cycle``."""
+    """How long the rate rises from 0: steps, or as in ``5 epochs`` or ``5%`` (of the run). ``auto`` is
+    ``5%``, and step n has at most n / 40 of ``optim.lr``, which lowers the peak of a run of few steps and
+    changes no run of 800 or more. All but ``one-cycle``."""
     warmup_power: Annotated[Positive, _WITH_WARMUP] = 1.0
     """The rise is ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4."""
     length: Annotated[Literal["run"] | Period, _schedule("cosine", "poly")] = "run"
