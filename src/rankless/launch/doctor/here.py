@@ -20,7 +20,7 @@ from typing import IO
 from rankless.errors import UserError, counted, in_gb
 from rankless.files.writing import flush
 from rankless.hardware.network import addresses_of, interfaces, is_loopback, mtu_of
-from rankless.launch.doctor import here, machine
+from rankless.launch.doctor import machine
 from rankless.launch.doctor.check import Check, error, ok, run, warning
 from rankless.launch.doctor.machine import GB
 from rankless.recipe.schema import Recipe
@@ -258,12 +258,12 @@ def checks(directory: Path, threads: int = 1) -> list[Check]:
             "/dev/shm": machine.shared_memory,
             "ulimit -n": machine.open_files,
             "ulimit -l": machine.locked_memory,
-            "own name": here.own_name,
-            "interfaces": here.addresses,
-            "chosen interface": here.chosen_interface,
-            "port": here.rendezvous_port,
-            "disk": partial(here.space, directory),
-            "run directory": partial(here.writing, directory),
+            "own name": own_name,
+            "interfaces": addresses,
+            "chosen interface": chosen_interface,
+            "port": rendezvous_port,
+            "disk": partial(space, directory),
+            "run directory": partial(writing, directory),
             "leftover ranks": leftovers,
         },
         _LIMIT,

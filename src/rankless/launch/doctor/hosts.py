@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError, counted
-from rankless.launch.doctor import here, hosts
+from rankless.launch.doctor import here
 from rankless.launch.doctor.check import Check, error, ok, warning
 from rankless.launch.hosts import messages, preflight
 from rankless.launch.hosts.channel import Way, remedy
@@ -197,7 +197,7 @@ class _Doctor:
         self._own_checks()
         self._facts()
         if members := self._there():
-            self.found.checks += hosts.alike([member for member in members if member.facts])
+            self.found.checks += alike([member for member in members if member.facts])
             self._clocks(members)
         if len(self._there()) > 1 and self._connections(self._there()):
             self._speed([member for member in self._there() if member.facts and member.own])
@@ -209,7 +209,7 @@ class _Doctor:
         for member in self.pool.members:
             if member.lost and member.index not in self.reported:
                 self.reported.add(member.index)
-                self._add(member, hosts.lost(member, self.pool.way))
+                self._add(member, lost(member, self.pool.way))
 
     def _add(self, member: Member, check: Check) -> None:
         self.found.checks.append(replace(check, host=member.name))
@@ -261,7 +261,7 @@ class _Doctor:
                 if member.name not in skews or half < skews[member.name][1]:
                     skews[member.name] = (reply.value - clock - half, half)
         if len(skews) > 1:
-            self.found.checks.append(hosts.clocks(skews))
+            self.found.checks.append(clocks(skews))
 
     def _connections(self, members: list[Member]) -> bool:
         """Have every host try every other; whether all reach each other."""
@@ -277,10 +277,10 @@ class _Doctor:
         replies = self._ask(probe, _TRY, members)
         members = [member for member in members if member.index in replies]
         answers = {member.name: replies[member.index].found for member in members}
-        checks = hosts.connections(answers)
+        checks = connections(answers)
         self.found.checks += [
             *checks,
-            *hosts.resolving(answers, {name: own[name] for name in answers}),
+            *resolving(answers, {name: own[name] for name in answers}),
         ]
         for member in members:
             sources = [
