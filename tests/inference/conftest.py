@@ -29,7 +29,7 @@ class ColorFinder:
 
     batches: list[int]
 
-    def __init__(self, recipe: Recipe, class_names: tuple[str, ...]) -> None:
+    def __init__(self, recipe: Recipe, class_names: tuple[str, ...], *, exported: bool = False) -> None:
         self.recipe, self.class_names, self.size = recipe, class_names, recipe.model.image_size
         self.spec = zoo.spec(recipe.model)
         self.placing, self.detail = Placing(), recipe.data.detail

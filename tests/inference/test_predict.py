@@ -33,7 +33,7 @@ RECIPE = Recipe(model=Model(image_size=(96, 128), width=0.25), evaluate=Evaluate
 class RedFinder:
     """Stands for the detect task: one box around all that is red on the network's input."""
 
-    def __init__(self, recipe: Recipe, class_names: tuple[str, ...]) -> None:
+    def __init__(self, recipe: Recipe, class_names: tuple[str, ...], *, exported: bool = False) -> None:
         self.recipe, self.class_names, self.size = recipe, class_names, recipe.model.image_size
         self.spec = zoo.spec(recipe.model)
         self.placing, self.detail = Placing(), recipe.data.detail

@@ -167,7 +167,7 @@ def test_little_shared_memory(free: float, level: str, monkeypatch: pytest.Monke
 def test_small_file_systems_are_seen(tmp_path: Path) -> None:
     """Docker's /dev/shm has 64 MB; the run directory may be on a full disk."""
     code = (
-        "from pathlib import Path; from rankless.launch.doctor import machine, storage; import sys;"
+        "from pathlib import Path; from rankless.launch.doctor import here, machine; import sys;"
         "folder = Path(sys.argv[1]);"
         "print(machine.shared_memory(folder)); print(here.space(folder / 'run'));"
         "(folder / 'filled').write_bytes(bytes(900_000)); "

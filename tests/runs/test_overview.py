@@ -13,6 +13,7 @@ import torch
 from rankless import UserError, cli
 from rankless.files import checksums
 from rankless.launch.record import record_death
+from rankless.launch.supervisor import Death
 from rankless.models.checkpoints.weights import digest_file
 from rankless.runs import following, journal
 from rankless.runs.directory import RunDirectory
@@ -123,7 +124,7 @@ def test_the_scores_of_many_classes_hide_neither_the_step_nor_the_score(
     scores = {"AP": 0.5, "per_class": {f"class {number}": 0.5 for number in range(20_000)}}
     run = a_run(tmp_path / "run", START, step(1), step(2), {"evaluation": 2, "scores": scores}, best=0.5)
     assert run.journal.stat().st_size > 1 << 18
-    record_death(run, 1, -9, "rank 1 was killed by SIGKILL")
+    record_death(run, Death(1, -9, "rank 1 was killed by SIGKILL"))
     *_, death = journal.read(run.journal)
     assert (death["event"], death["at"]) == ("death", 2)
     assert cli.main(["runs", str(tmp_path)]) == 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = part()
 
 Runs = Annotated[
-    Path, Parameter(name="RUN", help="The run directories. Several are shown side by side.", required=True)
+    Path, Parameter(name="RUN", help="The run directories; several are shown side by side.", required=True)
 ]
 Replace = Annotated[bool, Parameter(help="Replace a file that this command did not write."), flag]
 

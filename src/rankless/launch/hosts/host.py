@@ -335,8 +335,6 @@ def main() -> int:
     """Serve one coordinator."""
     die_with_parent()
     name_process("rankless host")
-    # Torch warns of every connection from an address that has no name.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     events = os.fdopen(int(os.environ.pop("EVENTS_FD")), "wb")
     os.set_inheritable(events.fileno(), False)
     sys.stdin = os.fdopen(os.dup(0), encoding="utf-8")
