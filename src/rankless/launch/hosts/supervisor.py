@@ -149,7 +149,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(theirs,),
-                # Torch, which reads it at its import, warns of every connection from an address without a name.
+                # Torch reads it at its import, and warns of every connection from an address without a name.
                 env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **env, "EVENTS_FD": str(theirs)},
                 cwd=folder,
                 start_new_session=True,
