@@ -596,7 +596,7 @@ def test_classes_without_anything_to_score_are_counted_and_not_listed(trained, c
     eight = ", ".join(f"'no {n}'" for n in range(8))
     assert said == [
         ["AP", "0.5000"], [], ["class", "AP", "AP50"], ["cat", "0.5000", "0.0000"],
-        f"10 classes are left out, with nothing to be scored: {eight} and 2 more".split(),
+        f"10 classes are not listed, because the data has none of them: {eight} and 2 more".split(),
         ["AP", "0.5000"], [],
         ["1", "class", "is", "left", "out,", "with", "nothing", "to", "be", "scored:", "'no'"],
     ]  # fmt: skip

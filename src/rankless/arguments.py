@@ -1,4 +1,4 @@
-"""What callers from Python give: one value where several may stand, paths where texts may."""
+"""Argument types of the Python interface: one value or several, paths or text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Overrides = str | Sequence[str]
 
 
 def several(given: Text | Sequence[Text | int]) -> list[str]:
-    """All values as texts: a lone text is one value, not a sequence of letters.
+    """Return the values as strings; a single string is one value, not a sequence of letters.
 
     Examples:
         >>> several("optim.lr=0.1"), several([Path("a.jpg"), "b.jpg", 3])

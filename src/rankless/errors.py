@@ -1,4 +1,4 @@
-"""How a user's mistake is reported: as a sentence, never as a traceback.
+"""Errors for users: a mistake is reported as a sentence, never as a traceback.
 
 Every sentence names the thing, its value, what was expected and what to do. Problems that can be found
 together are reported together. They quote files that anybody may have written: quotations are escaped and
@@ -30,7 +30,7 @@ HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 
 
 class UserError(Exception):
-    """One or more problems with what the user gave. The command line prints them and exits with 2.
+    """One or more problems with the user's input. The command line prints them and exits with 2.
 
     Args:
         problems: one sentence, or several; each is printed on a separate line. Control characters and the
@@ -63,17 +63,17 @@ class TaskError(UserError):
 
 
 class OutputError(UserError):
-    """What a command has to say could not be written. The command line exits with 1."""
+    """A command's output could not be written. The command line exits with 1."""
 
     exit_code = 1
 
 
 class ShortageError(UserError):
-    """Memory ran out; the caller that knows the recipe adds what to change in it."""
+    """Memory ran out; the caller that knows the recipe adds advice about its keys."""
 
 
 class OneValueError(UserError):
-    """A batch norm has one value per channel to learn from: the micro-batch is too small."""
+    """A micro-batch is too small: a batch norm gets only one value per channel."""
 
 
 STOPPED = 85

@@ -1,4 +1,4 @@
-"""What is printed on the terminal: JSON, scores, models, and how far long work is."""
+"""Print to the terminal: messages, JSON, scores, models and progress."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _SHOW_EVERY = 0.05  # seconds; items may be done a hundred thousand times a seco
 
 
 def say(text: str = "", *, file: TextIO | None = None) -> None:
-    """A line on the terminal, with whatever names out of files stand in it.
+    """Print a line; characters from file names that would harm a terminal are escaped.
 
     Args:
-        text: line breaks before and after it stay; all else that is no letter or sign is escaped.
-        file: where to; the standard output if not given.
+        text: may begin and end with line breaks, which stay.
+        file: the standard output by default.
     """
     body = text.strip("\n")
     before, _, after = text.partition(body) if body else (text, "", "")
@@ -36,20 +36,20 @@ def say(text: str = "", *, file: TextIO | None = None) -> None:
 
 
 def warn(sentence: str) -> None:
-    """Warn whoever sits at the terminal, where somebody does."""
+    """Print a warning to the standard error, if it is open."""
     with suppress(OSError):
         say(f"warning: {sentence}", file=sys.stderr)
 
 
 def discard_output(stream: TextIO) -> None:
-    """Send the rest nowhere, with what is still in the buffer: it would fail again at the process's end."""
+    """Discard further output, and what is buffered, which would fail again when the process ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON, which has no NaN and no infinity: null stands for them."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -58,22 +58,22 @@ def finite(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """A value for programs; see :func:`as_json`."""
+    """Print a value as JSON; see :func:`as_json`."""
     print(as_json(value, indent=2))
 
 
 def as_json(value: Any, indent: int) -> str:
-    """JSON in which what would harm a terminal, or is not UTF-8, stands as JSON's own escapes."""
+    """Write JSON with characters that would harm a terminal, or are not UTF-8, as escapes."""
     lines = json.dumps(value, indent=indent, ensure_ascii=False).split("\n")
     return "\n".join(HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)
 
 
 def filled(parts: Sequence[str], width: int) -> str:
-    """Put parts into lines that are as full as can be, two spaces between them; none is broken.
+    """Fill lines with parts, two spaces apart, without breaking a part.
 
     Args:
-        parts: each is a separate line where it is wider.
-        width: of the terminal, in columns; a line is narrower.
+        parts: a part wider than the terminal gets its own line.
+        width: columns of the terminal; lines are narrower.
     """
     lines = [""]
     for part in parts:
@@ -97,7 +97,7 @@ def print_best(step: int, scores: Mapping[str, Any]) -> None:
 
 
 def print_scores(scores: Mapping[str, Any]) -> None:
-    """Single scores line by line, then a table of the classes that have something to be scored."""
+    """Print single scores line by line, then a table of the classes that were scored."""
     from rich.console import Console
     from rich.table import Table
 
@@ -128,22 +128,22 @@ def print_scores(scores: Mapping[str, Any]) -> None:
 
 
 def _is_absent(row: Mapping[str, Any]) -> bool:
-    """Whether the data has nothing of a class to score."""
+    """Check whether the data has no objects or images of a class to score."""
     return row.get("support") == 0 or all(value is None for value in row.values())
 
 
 def _left_out(names: Sequence[str]) -> str:
     classes = counted(len(names), "class is", "classes are")
-    return f"{classes} left out, with nothing to be scored: {listed(names)}"
+    return f"{classes} not listed, because the data has none of them: {listed(names)}"
 
 
 def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """How often each class was taken for which; what never happened is a dot, so that the rest stands out."""
+    """Print the confusion matrix; zeros are dots, so that the other counts stand out."""
     names = [escaped(name) for name in names]
     widest = max(map(len, names))
     numbers = [str(label) for label in range(len(names))]
     width = max(len(text) for text in [*numbers, *(str(count) for row in rows for count in row)]) + 1
-    print("\nconfusion: a row is the true class, a column what it was taken for")
+    print("\nconfusion: rows are true classes, columns are predicted classes")
     if len(names) > _MOST_COLUMNS:
         print(f"{len(names)} classes are too many for a table; --json prints it")
         return
@@ -154,7 +154,7 @@ def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> Non
 
 
 def print_models(rows: Sequence[Any]) -> None:
-    """A line for each of :class:`rankless.models.listing.Listed`, or two where a terminal is too narrow."""
+    """Print a line for each :class:`rankless.models.listing.Listed`, or two on a narrow terminal."""
     others = "timm/NAME"
     width = max(map(len, (others, *(row.name for row in rows)))) + 1
     lines = [(f"{'model':{width}}{'task':9}{'parameters':>11}{'GFLOPs':>8}{'input':>8}", "from")]
@@ -171,21 +171,21 @@ def print_models(rows: Sequence[Any]) -> None:
 
 
 def console_for(file: IO[str]) -> Console:
-    """A console that breaks no line; in a notebook it writes plain lines, as into any other file."""
+    """Return a console that breaks no line; in a notebook it writes plain lines, as to any other file."""
     from rich.console import Console
 
     return Console(file=file, highlight=False, soft_wrap=True, force_jupyter=False)
 
 
 class ProgressBar:
-    """How far long work is: a live bar on a terminal, elsewhere a line every ten seconds; a context manager.
+    """Progress of long work: a live bar on a terminal, otherwise a line every ten seconds; a context manager.
 
     Args:
-        total: how many there are to do.
-        title: what is done, as in ``reading images``.
-        done: how many are done already.
-        console: where to; if not given, ``file`` with a bar that vanishes at the end.
-        file: where to; the standard error if not given either.
+        total: number of items.
+        title: the work, as in ``reading images``.
+        done: number of items already done.
+        console: by default one for ``file`` whose bar vanishes at the end.
+        file: the standard error by default.
     """
 
     def __init__(

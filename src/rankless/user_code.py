@@ -51,7 +51,7 @@ def blamed(error: BaseException) -> TaskError | None:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file of code is the user's own."""
+    """Check whether a file is the user's own code."""
     if filename.startswith("<") or Path(filename).is_relative_to(_OURS):
         return False
     if any(part in _INSTALLED for part in Path(filename).parts):

@@ -392,7 +392,7 @@ def test_a_save_that_no_machine_can_write_ends_all_ranks_alike(ranks: Any, two: 
     assert ends[0] == ends[1]
     for rank in range(2):
         assert f"rank {rank} on {os.uname().nodename}: the checkpoint of step 12" in answers[0]["end"]
-    assert "make room and go on from the newest one" in answers[0]["end"]
+    assert "make room" in answers[0]["end"]
 
 
 def test_another_run_on_one_machine_is_not_touched(ranks: Any, two: list[Path], tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_an_error_is_one_warning(tmp_path: Path, full: bool) -> None:
         report.evaluated(step, is_best=True)
     ((name, step, text),) = recorder.events
     assert (name, step) == ("warning", 4)
-    assert text == "the report could not be written (ZeroDivisionError: nothing there); training goes on"
+    assert text.startswith("the report could not be written (ZeroDivisionError: nothing there)")
 
 
 def write_journal(folder: Path, steps: int) -> None:

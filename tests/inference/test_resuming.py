@@ -104,7 +104,7 @@ def test_after_a_kill(forked, tmp_path):
     assert done.returncode == -signal.SIGKILL
     save = ["annotated", "json", "crops"]
     options = {"save": save, "device": "cpu", "confidence": 0.0}
-    with pytest.raises(UserError, match=r"was stopped before its end; add --resume to go on, or --force"):
+    with pytest.raises(UserError, match=r"unfinished prediction; add --resume .* or --force"):
         predict(path, [str(images)], out=out, **options)
     predict(path, [str(images)], out=out, resume=True, **options)
     predict(path, [str(images)], out=tmp_path / "whole", **options)
@@ -139,7 +139,7 @@ def test_what_cannot_go_on(colors, stopped, tmp_path):
     out, sources = stopped
     for options, said in (
         ({"resume": True}, "--resume needs the folder of the stopped prediction; name it with --out"),
-        ({"resume": True, "out": tmp_path / "none"}, "none: no stopped prediction to go on with"),
+        ({"resume": True, "out": tmp_path / "none"}, "none: no unfinished prediction"),
         ({"resume": True, "out": out, "force": True}, "give one of them"),
     ):
         with pytest.raises(UserError, match=said):

@@ -138,7 +138,7 @@ def test_a_stopped_video_begins_again_and_the_images_before_do_not(
     monkeypatch.setattr(recording.video.Writer, "add", add)
     with pytest.raises(KeyboardInterrupt):
         predict(colors, sources, out=tmp_path / "out", device="cpu", progress=True)
-    said = f"stopped after 3 images; the same command goes on with --out {tmp_path / 'out'} --resume"
+    said = f"stopped after 3 images; to continue, repeat the command with --out {tmp_path / 'out'} --resume"
     assert said in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         ".rankless-outputs", NAME, "still.png",

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return _report(in_our_words(error) if environments.speaks() else UserError([]))
     except KeyboardInterrupt:
-        goes_on = "; a training run goes on with: rankless train --resume --run RUN"
+        goes_on = "; to continue a training run: rankless train --resume --run RUN"
         print(f"interrupted{goes_on if 'train' in words[:1] else ''}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as head, has seen enough

@@ -63,7 +63,7 @@ def benchmark(
     ] = None,
     device: Device = "auto",
     pure: Annotated[
-        bool, Parameter(help="Training: time the plain loop in pure half precision (Apex's O3), too."), flag
+        bool, Parameter(help="Training: also time the plain loop in pure half precision (Apex's O3)."), flag
     ] = False,
     as_json: Json = False,
 ) -> int:

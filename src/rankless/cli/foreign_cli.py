@@ -84,7 +84,7 @@ def refuse_foreign(arguments: Sequence[str]) -> None:
     said = []
     for key in [key for key in theirs if _meaning(command, key) in there]:
         other = there[_meaning(command, key)].partition("=")[0]
-        said.append(f"'{printable(f'{key}={theirs.pop(key)}')}': given twice, as {other}, too; leave it out")
+        said.append(f"'{printable(f'{key}={theirs.pop(key)}')}': given twice, as {other}; leave one out")
     if wrong := ", ".join(f"'{printable(f'{key}={value}')}'" for key, value in theirs.items()):
         said.insert(0, f"{wrong}: not understood")
     raise UserError(f"{'; '.join(said)}; {_line_of(command, rest, theirs)}")

@@ -1,4 +1,4 @@
-"""Options of other programs' command lines, and what is written here in their place."""
+"""Options of other programs' command lines, and their equivalents here."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ OPTIONS: Mapping[str, str] = {
     "save_dir": RUN,
     "seed": "seed",
     "start_epoch": (
-        "--resume --run RUN, which goes on at its step; weights of another program (model.pretrained) start "
-        "at epoch 0"
+        "--resume --run RUN, which continues at its step; weights of another program (model.pretrained) "
+        "start at epoch 0"
     ),
     "wd": "optim.weight_decay",
     "weight_decay": "optim.weight_decay",

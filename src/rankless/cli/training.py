@@ -69,7 +69,7 @@ class TrainOptions:
         found = recipe_and_overrides(self.words)
         if self.resume and self.run is None:
             run = next((word for word in self.words if Path(word).is_dir()), "runs/digits")
-            raise UserError(f"--resume needs the run to go on with: add --run, as in --resume --run {run}")
+            raise UserError(f"--resume needs the run to continue: add --run, as in --resume --run {run}")
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:

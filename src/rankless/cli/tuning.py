@@ -87,10 +87,10 @@ def tune(
         for line in record.table():
             say(line)
     if code:
-        say(f"go on with: rankless tune --resume --out {record.folder} --trials {many}")
+        say(f"to continue: rankless tune --resume --out {record.folder} --trials {many}")
     elif best := record.ranked()[:1]:
         others = (
-            "all others are kept, too" if record.search.keeps_all else "those of other trials are removed"
+            "all others are also kept" if record.search.keeps_all else "those of other trials are removed"
         )
         say(f"the best weights are in {record.run(best[0].number)}; {others}")
         say(f"to train with these values: {record.command(best[0])}")
@@ -119,10 +119,10 @@ def _resumed(
     from rankless.launch.tuning.record import opened
 
     if out is None:
-        raise UserError("--resume needs the search to go on with: add --out, as in --out runs/tune-digits")
+        raise UserError("--resume needs the search to continue: add --out, as in --out runs/tune-digits")
     if recipe or search:
         raise UserError(
-            "--resume goes on with the recipe and the ranges that are recorded; leave out the recipe, "
+            "--resume continues with the recorded recipe and ranges; leave out the recipe, "
             "key=value and --search, or begin another search"
         )
     record = opened(out)

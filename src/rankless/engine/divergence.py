@@ -29,7 +29,7 @@ class DivergedError(UserError):
 
 
 def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
-    """Return the micro-batches whose loss does not depend on every parameter.
+    """Return the micro-batches with a loss that does not depend on every parameter.
 
     Args:
         step: from 1.

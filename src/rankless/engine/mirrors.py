@@ -80,14 +80,14 @@ class Mirrors:
                 self.journal.append(lines)
 
     def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
-        """Replace the file at ``path`` in every copy by that of the soundest copy; see :meth:`send_file`."""
+        """Replace the file at ``path`` in every copy by the soundest one; see :meth:`send_file`."""
         if not self.several:
             return []
         every = self.world.all_gather(list(soundness))
         return self.send_file(path, max(self.writers, key=lambda rank: every[rank]))
 
     def send_file(self, path: Path, source: int) -> list[str]:
-        """Replace the file at ``path`` in every copy by that of rank ``source``.
+        """Replace the file at ``path`` in every copy by rank ``source``'s.
 
         Every rank must call it, with the path in its own run directory. What a file holds that the new one
         does not go on with is kept beside it.

@@ -79,7 +79,7 @@ class Reporting:
         return {str(self.run.path): digest} if digest else {}
 
     @contextmanager
-    def _no_error(self, advice: str = "training goes on") -> Iterator[None]:
+    def _no_error(self, advice: str = "training continues") -> Iterator[None]:
         try:
             yield
         except Exception as error:

@@ -270,12 +270,12 @@ class Saver:
             return []
         if not repeats:
             return [
-                f"the checkpoint of step {last} is whole: go on from it with rankless train --resume --run "
-                f"{self.run.path}"
+                f"the checkpoint of step {last} is complete: continue from it with rankless train --resume "
+                f"--run {self.run.path}"
             ]
         weights = self.run.step_directory(last) / "model.safetensors"
         return [
-            f"the checkpoint of step {last} is whole; --resume would come to the same end, because it keeps "
+            f"the checkpoint of step {last} is complete; --resume would fail the same way, because it keeps "
             f"these keys, so start a new run from its weights with other values: model.pretrained={weights}"
         ]
 
@@ -292,11 +292,11 @@ class Saver:
         if required and failed and len(failed) == len(outcomes):
             resume = f"rankless train --resume --run {self.run.path}"
             fatal = {
-                rank: f"{text}; {outcomes[rank].advice} and go on from the newest one: {resume}"
+                rank: f"{text}; {outcomes[rank].advice} and continue from the newest one: {resume}"
                 for rank, text in failed.items()
             }
             raise UserError(self.mirrors.named(fatal))
-        goes_on = "training goes on, the next one is tried when it is due"
+        goes_on = "training continues, and the next checkpoint is tried when it is due"
         news = {rank: f"{text}; {goes_on}" for rank, text in failed.items()}
         if self.mirrors.several:
             lines = {rank: one.lines for rank, one in outcomes.items() if one.lines and rank not in failed}

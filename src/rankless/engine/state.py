@@ -244,7 +244,7 @@ class TrainingState:
             if snapshot.ema is None:
                 raise UserError(
                     f"{source}: the averaged weights (ema.safetensors) are missing, but ema.decay is "
-                    f"{self.recipe.ema.decay:g}; take another copy of it, or remove it to go on from "
+                    f"{self.recipe.ema.decay:g}; take another copy of it, or remove it to continue from "
                     "the one before"
                 )
             load_into(self.ema.model, snapshot.ema, f"{source} (ema)")

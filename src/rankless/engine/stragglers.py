@@ -100,7 +100,7 @@ class Stragglers:
 
 
 def slow_ranks(own: Sequence[float]) -> dict[int, float]:
-    """Return ranks whose own time is far above the others', each with the others' median."""
+    """Return the ranks that take far longer than the others, each with the others' median."""
     slow = {}
     for rank, seconds in enumerate(own):
         others = statistics.median([*own[:rank], *own[rank + 1 :]])

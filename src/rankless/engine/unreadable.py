@@ -52,8 +52,8 @@ class UnreadableImages:
         return [
             *listed(self.trained.values()),
             f"{count} of the {self.images} training images cannot be read, which is more than "
-            f"data.max_bad ({self.max_bad:g}) allows: replace them, or give a larger data.max_bad, and go on "
-            "with --resume; or take them out of the data and start again",
+            f"data.max_bad ({self.max_bad:g}) allows: replace them, or give a larger data.max_bad, and "
+            "continue with --resume; or take them out of the data and start again",
         ]
 
     def as_json(self) -> dict[str, Any]:

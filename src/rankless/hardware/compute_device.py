@@ -1,4 +1,4 @@
-"""What this process computes on where nobody names a device."""
+"""The default device of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU's instruction set: what the CPU has, what the libraries use, and how a recipe fixes it.
+"""The CPU's instruction set: detection, the libraries' choice, and how a recipe fixes it.
 
 The libraries choose their kernels by the processor, and kernels for different instruction sets add in
 different orders: the same recipe gives other bits on another CPU. Environment variables limit them to one

@@ -108,7 +108,7 @@ class Journal(Sequence[Entry]):
                 raise OSError(0, "the disk is full")
         except OSError as error:
             raise UserError(
-                f"{self.path}: cannot be written: {error.strerror}; make room, and go on with --resume"
+                f"{self.path}: cannot be written: {error.strerror}; make room, and continue with --resume"
             ) from error
         self._end += len(line)
 
@@ -165,7 +165,7 @@ def refuse_unfinished(folder: Path) -> None:
     """Check that no prediction was stopped in ``folder``."""
     if is_unfinished(folder):
         raise UserError(
-            f"--out {folder}: holds a prediction that was stopped before its end; add --resume to go on, or "
+            f"--out {folder}: holds an unfinished prediction; add --resume to continue, or "
             "--force to start again"
         )
 
@@ -173,7 +173,7 @@ def refuse_unfinished(folder: Path) -> None:
 def refuse_nothing_to_resume(folder: Path) -> None:
     """Check that a prediction can go on."""
     if not is_unfinished(folder):
-        raise UserError(f"--out {folder}: no stopped prediction to go on with; leave --resume out")
+        raise UserError(f"--out {folder}: no unfinished prediction to continue; leave --resume out")
 
 
 def _refuse_another(path: Path, found: Mapping[str, Any], head: Mapping[str, Any]) -> None:

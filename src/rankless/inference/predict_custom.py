@@ -1,4 +1,4 @@
-"""Predictions of a user's own task, which itself describes the result of an image."""
+"""Predictions of a custom task, which describes the result of an image itself."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Recording:
             elif progress and isinstance(error, KeyboardInterrupt):
                 done = counted(len(journal), "image")
                 say(
-                    f"stopped after {done}; the same command goes on with --out {self.out} --resume",
+                    f"stopped after {done}; to continue, repeat the command with --out {self.out} --resume",
                     file=sys.stderr,
                 )
             raise

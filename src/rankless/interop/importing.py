@@ -398,7 +398,7 @@ def _is_darknet(source: Path) -> bool:
 
 
 def _head(recipe: Recipe) -> Head:
-    """Find the tensors whose first dimension depends on the classes; return it for 2 and for 3 classes."""
+    """Find the tensors with a first dimension that depends on the classes; return it for 2 and 3 classes."""
     two, three = (build_any(recipe, classes).state_dict() for classes in (2, 3))
     return {
         name: (two[name].shape[0], three[name].shape[0])

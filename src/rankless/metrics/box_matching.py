@@ -50,7 +50,7 @@ class ImageBoxes:
 
     @property
     def same(self) -> NDArray[np.bool_]:
-        """Whether a detection has an object's class and overlaps it enough, (K, N)."""
+        """Return (K, N): True if detection k has the class of object n and overlaps it enough."""
         near: NDArray[np.bool_] = (self.overlaps >= IOU) & (self.found[:, None] == self.labels)
         return near
 

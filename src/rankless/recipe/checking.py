@@ -1,4 +1,4 @@
-"""One pass over the values of a recipe, which gives the recipe, or a sentence about every mistake in them."""
+"""Validate the values of a recipe in one pass, and report every mistake in them together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Handler = Callable[[Any], Any]
 """Validates the values with pydantic."""
 
 NameCheck = Callable[[str, str], str | None]
-"""What is wrong with a model's name for a task, as a sentence; None if nothing is."""
+"""Checks a model's name for a task; returns the problem as a sentence, or None."""
 
 _Clash = tuple[str, list[KeyPath]]
 """A message about values that do not go together, and their keys, the culprit first."""
@@ -32,12 +32,12 @@ MOST_KEYS = 1000
 
 @dataclass(frozen=True)
 class Location:
-    """Where something was written.
+    """The file and line, or the command line, where a value was written.
 
     Attributes:
-        name: of the file; or the command line.
+        name: the file, or "command line".
         line: in the file, from 1.
-        order: on the command line.
+        order: position on the command line.
     """
 
     name: str
@@ -49,13 +49,13 @@ class Location:
 
     @property
     def in_order(self) -> tuple[bool, int]:
-        """By which problems are sorted."""
+        """The sort key of problems."""
         return self.line is None, self.line or self.order
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong at one location, in a sentence."""
+    """A mistake and its location."""
 
     location: Location
     sentence: str
@@ -66,13 +66,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the values of a recipe come from.
+    """The origin of a recipe's values.
 
     Attributes:
-        name: in messages about values of which nothing else is known.
-        places: where the values of keys and sections were written.
-        problems: what was wrong before the values were put together; it is reported with theirs.
-        check_name: applied to the model's name.
+        name: used in messages about values without a known location.
+        places: the location of each key and section.
+        problems: found before validation; reported together with those of the values.
+        check_name: checks the model's name.
     """
 
     name: str = "Recipe"
@@ -81,12 +81,12 @@ class Source:
     check_name: NameCheck | None = None
 
     def of(self, path: KeyPath) -> Location:
-        """Return the location of a key; of something that an anchor repeats, that of the enclosing key."""
+        """Return the location of a key, or of its enclosing key if a YAML anchor repeats it."""
         known = (self.places[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.places)
         return next(known, Location(self.name))
 
     def written(self, path: KeyPath, *, is_section: bool) -> list[KeyPath]:
-        """List the paths that were given at or below an unknown one: of a section, those of its values."""
+        """List the given paths at or below an unknown one; for a section, those of its values."""
         below = [one for one in self.places if one[: len(path)] == path] or [path]
         if is_section:
             return [one for one in below if not any(other[: len(one)] == one != other for other in below)]
@@ -99,8 +99,8 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
     Args:
         recipe: the class.
         given: a recipe, a tree of keys and values, or the arguments of the class.
-        validate: with pydantic.
-        source: of the values; by default they are Python's.
+        validate: pydantic's validation.
+        source: the origin of the values; by default Python.
 
     Raises:
         UserError: every problem, in the order of the lines; those of the command line come last.
@@ -141,7 +141,7 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
 def _in_sentences(
     error: ValidationError, recipe: type, tree: Mapping[str, Any], kinds: Kinds, source: Source
 ) -> tuple[dict[KeyPath, str], list[_Clash]]:
-    """Return the wrong keys and values by path, and the values that do not go together."""
+    """Return messages about wrong keys and values by path, and about values that contradict each other."""
     bad: dict[KeyPath, str] = {}
     clashes: list[_Clash] = []
     known = leaves(recipe, kinds._replace(task=""))  # those of the other task are wrong for another reason
@@ -169,7 +169,7 @@ def _in_sentences(
 def _unknown_name(
     tree: Mapping[str, Any], kinds: Kinds, bad: Mapping[KeyPath, str], source: Source
 ) -> Iterator[Problem]:
-    """Find that there is no such model, where it was named, or where the task was that has no default one."""
+    """Report an unknown model at its name, or at the task if the model is that task's default."""
     path = ("model", "name")
     name = at(tree, path)
     is_open = path in bad or at(tree, ("model", "cfg")) or (name is None and "task" not in tree)
@@ -180,7 +180,7 @@ def _unknown_name(
 
 
 def in_full(section: Any, path: KeyPath) -> Any:
-    """Return a section, also where it is given as the value of a key: ``{"preset": "heavy"}`` of it."""
+    """Expand a section that is given as one value: ``heavy`` becomes ``{"preset": "heavy"}``."""
     key = SHORTHANDS.get(path)
     if not key or section is None or isinstance(section, Mapping | list) or is_dataclass(section):
         return section
@@ -209,7 +209,7 @@ def _text(name: Any) -> str:
 
 
 def _completed(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """Name the loss of a model that leaves it open; return what is wrong with its name, too."""
+    """Fill in the default loss of the model; also return problems with the loss's name."""
     model, loss, bad = tree.get("model", {}), tree.get("loss", {}), dict[KeyPath, str]()
     known, name = losses_of(model), loss_kind(loss)
     if name not in ("auto", *known):
@@ -230,7 +230,7 @@ def _completed(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, str]
 def _without_effect(
     recipe: type, tree: Mapping[str, Any], kinds: Kinds, bad: Mapping[KeyPath, str]
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Find the keys that have no effect beside the values of others, as they declare."""
+    """Find keys that have no effect given the values of other keys, as they declare."""
     for path, key in leaves(recipe, kinds._replace(task="")).items():
         if not key.conditions:
             continue

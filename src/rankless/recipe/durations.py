@@ -1,4 +1,4 @@
-"""How long something of a run lasts, in steps: the meaning of ``2000``, ``'5 epochs'`` and ``'80%'``."""
+"""Durations in steps: the meaning of ``2000``, ``'5 epochs'`` and ``'80%'``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def epochs_of(duration: int | str) -> Fraction | None:
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is.
+    """The length of a run.
 
     Attributes:
         epochs: passes over the training images.

@@ -1,4 +1,4 @@
-"""Names that other trainers give to what a recipe holds, for messages alone."""
+"""Other trainers' names for recipe keys and values; used only in messages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ ELSEWHERE: Mapping[str, str] = {
     "warmup_epochs": "schedule.warmup='3 epochs'",
     "weights": "model.pretrained",
 }
-"""The other name to what is written here in its place."""
+"""Foreign name to its equivalent here."""
 
 SECTIONS: Mapping[str, str] = {
     "batch": "images",
@@ -89,7 +89,7 @@ SECTIONS: Mapping[str, str] = {
     "optim": "name",
     "schedule": "name",
 }
-"""Section to the key that is meant by one value in its place, as in ``batch=8``."""
+"""Section to the key meant by a plain value in its place, as in ``batch=8``."""
 
 _FILES: Mapping[str, str] = {
     ".cfg": "model.cfg",
@@ -98,19 +98,19 @@ _FILES: Mapping[str, str] = {
 
 
 def key_of_file(name: str, default: str) -> str:
-    """Return the key that takes a file of this ending."""
+    """Return the key that takes a file with this suffix."""
     return _FILES.get(Path(name).suffix, default)
 
 
 def without_key(word: str) -> str:
-    """Return what is expected in place of a word that is no override, which may name a file or a folder."""
+    """Say what to write instead of a word without ``=``, which may name a file or a folder."""
     if not Path(word).exists():
         return "expected key=value, as in optim.lr=0.02"
     return f"expected key=value; did you mean {key_of_file(word, 'data.root')}={word}?"
 
 
 def imported(name: str) -> tuple[str, str]:
-    """Return the name after its import for a file of PyTorch's, and how that is done; for others nothing."""
+    """Return the name of a weights file after import, and a note with the command if it is PyTorch's."""
     if not name.endswith(PYTORCH):
         return name, ""
     ours = f"{Path(name).stem}.safetensors"
@@ -125,11 +125,11 @@ PUBLISHED = (
 
 
 def line_of_file(name: str, values: Mapping[str, str]) -> str:
-    """Say how a training with a cfg or with a file of weights is written.
+    """Write the command that trains with a cfg or a weights file.
 
     Args:
-        name: of the file.
-        values: what else was given, by its key; of these the data is taken.
+        name: the file.
+        values: the other overrides by key; the data is taken from them.
     """
     ours, note = imported(name)
     data = values.get("data.root") or values.get("data") or "FOLDER"
@@ -143,7 +143,7 @@ _OTHER_YOLO = re.compile(
 
 
 def other_yolo(name: str) -> str:
-    """Say what is nearest to a YOLO that is not here, such as yolov8n; nothing for other names."""
+    """Name the nearest model for a YOLO that is not available, such as yolov8n; empty for other names."""
     match = _OTHER_YOLO.fullmatch(name)
     if not match:
         return ""
@@ -171,11 +171,11 @@ VALUES: Mapping[tuple[str, str], str] = {
     ("precision", "O1"): "here it is bf16 or fp16",
     **{("batch_norm", word): _SYNC for word in ("SyncBatchNorm", "SyncBN", "sync_bn", "syncbn")},
 }
-"""A key and a value from elsewhere to what has to be known about it."""
+"""A key and a foreign value of it to an explanation."""
 
 
 def answer(meant: str) -> str:
-    """Say what a foreign name is here, as the end of a message."""
+    """Translate a foreign name, as the end of a message."""
     nothing = "not needed"
     return (
         f"{nothing} here{meant.removeprefix(nothing)}" if meant.startswith(nothing) else f"here it is {meant}"

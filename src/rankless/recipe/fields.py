@@ -1,4 +1,4 @@
-"""The types of a recipe's values, and what a key declares beside its type.
+"""The types of a recipe's values, and the declarations of a key beside its type.
 
 Every number has a limit, so that a typo cannot exhaust the memory.
 """
@@ -174,7 +174,7 @@ def get(value: Any, key: str, default: Any) -> Any:
 
 
 def given(section: Any) -> Mapping[str, Any]:
-    """Return what a section gives: of an instance, the values that are not the defaults."""
+    """Return the given values of a section; for an instance, those that differ from the defaults."""
     if isinstance(section, Mapping):
         return section
     known = getattr(section, "__pydantic_fields__", {}).items()

@@ -1,6 +1,6 @@
-"""The keys that a recipe has, read from its classes: path, type, default, and what each declares.
+"""The keys of a recipe, read from its classes: path, type, default and declarations.
 
-A recipe's ``model`` and ``loss`` are of several kinds; which keys there are depends on them and on the task.
+The keys depend on the task and on the kinds of ``model`` and ``loss``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Mark = TypeVar("_Mark", Only, Reads)
 
 
 class Kinds(NamedTuple):
-    """What determines the keys of a recipe: its task, and the tags of its model and its loss."""
+    """The task and the tags of model and loss, which determine the keys of a recipe."""
 
     task: str
     model: str
@@ -53,9 +53,9 @@ class Key:
 
     Attributes:
         path: from the recipe's root.
-        section: the class that has it.
-        field: as pydantic describes it: type, limits, default.
-        declared: what stands beside the type, and beside that of its sections.
+        section: the class that declares it.
+        field: pydantic's description: type, limits, default.
+        declared: the annotations of the key and of its sections.
     """
 
     path: KeyPath
@@ -65,27 +65,27 @@ class Key:
 
     @property
     def default(self) -> Any:
-        """The value of a recipe that does not give the key."""
+        """The value if the recipe does not give the key."""
         return self.field.default
 
     @property
     def is_free(self) -> bool:
-        """Whether it may change when a run is resumed."""
+        """True if the key may change when a run is resumed."""
         return FREE in self.declared
 
     @property
     def conditions(self) -> list[Only]:
-        """On which other keys it depends whether this one has an effect."""
+        """The conditions on other keys under which this one has an effect."""
         return [one for one in self.declared if isinstance(one, Only)]
 
     @property
     def task(self) -> str:
-        """The built-in task that alone reads the key; empty where both do."""
+        """The only built-in task that reads the key; empty if both do."""
         return next((str(one.values[0]) for one in self.conditions if one.key == "task"), "")
 
     @property
     def reads(self) -> Reads:
-        """Which tasks read the key after training."""
+        """The tasks that read the key after training."""
         return next((one for one in self.declared if isinstance(one, Reads)), SCORING)
 
     def schema(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Key:
 
 @cache
 def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
-    """Map the path of every key that holds a value to what is known about it, in the recipe's order.
+    """Map the path of every key that holds a value to its :class:`Key`, in the recipe's order.
 
     Args:
         recipe: the class.

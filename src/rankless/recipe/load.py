@@ -131,7 +131,7 @@ def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
-    """List the dotted keys whose values differ, in the recipe's order, with the old and the new value."""
+    """List the dotted keys with different values, in the recipe's order, with the old and the new value."""
     before, after = dict(_flat(old)), dict(_flat(new))
     keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
     return [(key, before.get(key), after.get(key)) for key in keys]
@@ -245,7 +245,7 @@ def _named_twice(tree: Mapping[str, Any], source: Source) -> Iterator[Problem]:
 
 
 def _overridden(overrides: Overrides) -> tuple[dict[str, Any], dict[KeyPath, Location], list[Problem]]:
-    """Return the values of overrides as a tree, the places of its keys, and what is wrong."""
+    """Return the overrides as a tree, the locations of its keys, and the problems found."""
     if isinstance(overrides, Mapping):
         raise UserError(f"overrides is {overrides!r}: expected a list of texts, as in ['epochs=1']")
     tree, places, problems = dict[str, Any](), dict[KeyPath, Location](), list[Problem]()
@@ -351,7 +351,7 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
 
 
 def _instead_of(name: str, check_name: NameCheck | None) -> str:
-    """Say what to write for a name that is no recipe's: a recipe nearby, or the model of this name."""
+    """Suggest a recipe with a similar name, or the model of this name."""
     if other := other_yolo(name):
         return f"; {other}"
     near = nearest(name, shipped())

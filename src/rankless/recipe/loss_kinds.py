@@ -31,7 +31,7 @@ _FOCAL = Only("loss.objectness_loss", ("focal", "quality-focal"))
 
 @dataclass(frozen=True, config=config)
 class LossKeys:
-    """The loss; each has its own keys. ``auto`` is what the model was published with."""
+    """The loss; each has its own keys. ``auto`` is the loss that the model was published with."""
 
     name: str = "auto"
     """Which loss; ``auto`` is the one the model was published with."""
@@ -39,7 +39,7 @@ class LossKeys:
 
 @dataclass(frozen=True, config=config)
 class _YoloLoss(LossKeys):
-    """The loss of a YOLO head; ``auto`` is what the head was published with."""
+    """The loss of a YOLO head; ``auto`` takes the values that the head was published with."""
 
     box: Literal["auto"] | NotNegative = "auto"
     """Factor on the loss of the boxes."""

@@ -1,4 +1,4 @@
-"""Sentences about keys and values: which keys exist, which one was meant, what a value should be."""
+"""Messages about wrong keys and values: valid keys, near misses, and expected values."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _FAR = 10_000
 
 
 def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
-    """Write the message about a key that recipes of these kinds, or all recipes, do not have.
+    """Write the message about a key that does not exist, or not in recipes of these kinds.
 
     Args:
         recipe: the class.
-        path: of the key, or of a section.
-        kinds: of the recipe.
-        model: its model's name.
+        path: path of the key or section.
+        kinds: the kinds of the recipe.
+        model: the model's name.
     """
     dotted = ".".join(path)
     if path not in leaves(recipe) and path not in sections(recipe):
@@ -53,7 +53,7 @@ def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
 
 
 def no_section(recipe: type, path: KeyPath, value: Any) -> str:
-    """Write the message about a value in the place of a section."""
+    """Write the message about a plain value where a section is expected."""
     dotted, keys = ".".join(path), sections(recipe)[path]
     what = f"'{dotted}' is" if path else "this recipe is"
     what = f"{what} {shown(value)}: expected a section with keys among {', '.join(keys)}"
@@ -67,7 +67,7 @@ def no_section(recipe: type, path: KeyPath, value: Any) -> str:
 
 
 def wrong_value(key: Key, value: Any) -> str:
-    """Report a wrong value of a key, what was expected and the nearest valid value."""
+    """Write the message about a wrong value, with the expected one and the nearest valid one."""
     schema, dotted = key.schema(), ".".join(key.path)
     what = f"'{dotted}' is {shown(value)}: expected {expected(schema)}{_too_large(value, schema)}"
     if dotted == "model.anchors" and (pairs := _flat_pairs(value)):

@@ -82,7 +82,7 @@ _RECORDED = (("threads",), ("reduce",), ("seed",), ("checkpoint", "keep"), ("ema
 
 
 def upgraded(tree: Any) -> Any:
-    """Return a tree of keys and values that means today what it meant when it was recorded.
+    """Translate a recorded recipe to today's keys and values with the same meaning.
 
     Durations were bare numbers, most of them of epochs; mosaics dropped boxes with less than a quarter of
     their area before ``mosaic_min_area`` was a key.

@@ -262,7 +262,7 @@ class Batch:
 
 @dataclass(frozen=True, config=config)
 class Ema:
-    """An exponential moving average of the weights; it is what is evaluated and what predicts."""
+    """An exponential moving average of the weights, used for evaluation and prediction."""
 
     decay: ProperFraction = 0.0
     """Weight of the old average per step, ``min(decay, (1 + step) / (10 + step))``; 0 disables it."""

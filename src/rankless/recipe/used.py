@@ -1,4 +1,4 @@
-"""Which keys of a trained model's recipe a change can have an effect on, when it is scored or predicts."""
+"""The recipe keys that have an effect when a trained model is evaluated or predicts."""
 
 from __future__ import annotations
 

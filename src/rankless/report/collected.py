@@ -58,7 +58,7 @@ class Binned:
         self.names: dict[str, None] = {}
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the numbers of a step; those that are not finite, or whose sum might not be, are left out.
+        """Add the numbers of a step, except those that are not finite or whose sum might not be.
 
         Args:
             step: from 1; not before the last one.

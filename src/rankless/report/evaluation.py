@@ -178,7 +178,7 @@ def confusion_panel(run: Collected) -> str:
         ]
     if matrix:
         labels = [*names, *(("background",) if len(matrix) == len(names) + 1 else ())]
-        note = "A row is the truth, a column what it was taken for; the color is the fraction of the row."
+        note = "Rows are true classes, columns are predicted classes; the color is the fraction of the row."
         if len(labels) > len(names):
             note += " Background: what is not there (row), and what was not found (column)."
         if "thresholds" in details and source == "evaluation":

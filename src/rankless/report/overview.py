@@ -107,7 +107,7 @@ def _equal(runs: Sequence[Collected], digests: Sequence[str | None]) -> list[tup
 
 
 def _differences(runs: Sequence[Collected]) -> str:
-    """Return the recipe keys whose values differ."""
+    """Return the recipe keys with different values."""
     keys = dict.fromkeys(key for run in runs for key in run.recipe)
     rows = []
     for key in keys:

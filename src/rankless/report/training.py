@@ -101,7 +101,7 @@ def by_scale(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def spans_decades(points: Sequence[Point]) -> bool:
-    """Whether only a logarithmic axis shows both ends, as if the first evaluations are far off."""
+    """Check whether only a logarithmic axis shows both ends, as when early losses are far larger."""
     values = [y for _, y in points]
     return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
 

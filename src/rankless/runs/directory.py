@@ -108,7 +108,7 @@ class RunDirectory:
             yield
         except OSError as error:
             raise UserError(
-                f"{path} cannot be written ({error}): {remedy(error)} and go on from the newest "
+                f"{path} cannot be written ({error}): {remedy(error)} and continue from the newest "
                 f"checkpoint: rankless train --resume --run {self.path}"
             ) from error
 
@@ -239,7 +239,7 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
         return _preferred(folder)
     if run.journal.exists() or run.recipe.exists():
         raise UserError(
-            f"{target}: nothing was saved in this run yet, so it has no weights; go on with: rankless train "
+            f"{target}: this run has saved no weights yet; continue it with: rankless train "
             f"--resume --run {target}"
         )
     raise UserError(
@@ -259,7 +259,7 @@ def _is_darknets(target: Path) -> bool:
 
 
 def _darknet(target: Path) -> str:
-    """Return what to do with Darknet's weights, which name neither their network nor their classes."""
+    """Return advice for Darknet weights, which name neither their network nor their classes."""
     cfg, names = target.with_suffix(".cfg"), target.with_suffix(".names")
     known = target.stem.startswith("yolov") and not cfg.is_file()
     network = f"--model {target.stem}" if known else f"--cfg {cfg}"
@@ -315,7 +315,7 @@ def _names(run: RunDirectory) -> str:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether ``folder`` holds a checkpoint, or a part of one."""
+    """Check whether ``folder`` holds a checkpoint or a part of one."""
     return (folder / "model.safetensors").is_file()
 
 

@@ -19,7 +19,7 @@ POLL = 0.5
 PATIENCE = 60.0
 """So many seconds a run that was just started gets to write its first line."""
 SILENCE = 120.0
-"""A run of another machine goes on if its journal has grown within so many seconds."""
+"""A run on another machine is alive if its journal has grown within this many seconds."""
 _RECIPE = 1 << 22  # bytes; a recipe has some thousand
 _OVER = ("end", "stop", "error", "death")
 
@@ -55,7 +55,7 @@ def _head(path: Path) -> str:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process of this machine has locked a file; the check does not lock it.
+    """Check whether a process on this machine has locked a file, without locking it.
 
     A start that met a lock of ours would take it for another training.
     """
@@ -72,7 +72,7 @@ def is_held(lock: Path) -> bool:
 
 
 def _has_open(process: str, lock: Path) -> bool:
-    """Whether a process has the file open; inode numbers alone are not unique across file systems."""
+    """Check whether a process has the file open; inode numbers alone are not unique across file systems."""
     try:
         for descriptor in Path("/proc", process, "fd").iterdir():
             with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ def _has_open(process: str, lock: Path) -> bool:
 
 
 def is_alive(run: Path, last: str | None) -> bool:
-    """Whether a run is alive: a process here holds it, or another machine writes and its journal grows."""
+    """Check whether a run is alive: a process here holds it, or its journal grows on another machine."""
     if is_held(run / ".lock"):
         return True
     if last in _OVER or _began_on(run) == os.uname().nodename:
@@ -105,7 +105,7 @@ def _began_on(run: Path) -> str | None:
 
 
 def may_begin(run: Path) -> bool:
-    """Whether a training in a folder may be about to write the first line of its journal.
+    """Check whether a training may be about to write the first line of its journal in a folder.
 
     It makes the folder itself, and the default one around it too.
     """

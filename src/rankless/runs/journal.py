@@ -123,7 +123,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int]:
-    """The lines that a run keeps which goes on after ``step``; how many numbers, and how many are damaged."""
+    """Return the lines to keep after ``step``, and the counts of numbers and of damaged lines."""
     lines, damaged, numbers, last = list[str](), 0, 0, [0, 0]
     for text, entry in _lines(path):
         if entry is None:

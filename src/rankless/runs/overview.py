@@ -62,7 +62,7 @@ def find(folder: Path) -> list[RunDirectory]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run, here or on another machine."""
+    """Check whether a folder holds a run, here or on another machine."""
     return any((folder / name).is_file() for name in ("journal.jsonl", DETACHED)) or (
         (folder / "recipe.yaml").is_file() and (folder / ".lock").is_file()
     )

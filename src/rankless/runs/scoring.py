@@ -21,7 +21,7 @@ def name_of_best(best: str, scores: Mapping[str, Any]) -> str | None:
 
 
 def is_better(name: str, score: float, best: float | None) -> bool:
-    """Whether a score is better than the best so far."""
+    """Check whether a score is better than the best so far."""
     if best is None:
         return True
     return score < best if name in LOWER_IS_BETTER else score > best

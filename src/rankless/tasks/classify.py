@@ -137,7 +137,7 @@ class Classify:
 
     @cached_property
     def validation_loss(self) -> bool:
-        """Whether the loss can be computed on single images."""
+        """True if the loss can be computed on single images."""
         if self._exported:
             return False
         try:

@@ -34,7 +34,7 @@ _PREFIX = f"{__name__}.file_"
 
 
 class _ByPath:
-    """Finds modules whose names encode a path; added to ``sys.meta_path`` below."""
+    """Import finder for modules named by path; added to ``sys.meta_path`` below."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:

@@ -57,7 +57,7 @@ def warnings(loaded: Weights, source: str) -> list[str]:
 
 
 def hints(scores: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Say what to try where a detector found none of the objects, and its less certain ones were left out."""
+    """Give advice if a detector found none of the objects and its uncertain detections were dropped."""
     usual, confidence = Evaluate.confidence, recipe.evaluate.confidence
     if recipe.task != "detect" or scores.get("AR100") != 0 or confidence <= usual:
         return []

@@ -135,7 +135,7 @@ def test_sinks_of_a_real_run_on_two_ranks_change_nothing(
     printed = capfd.readouterr().out
     request.getfixturevalue("forked_ranks")
     assert rankless.train(RECIPE, tmp_path / "plain", devices=1) == 0
-    assert printed.count("Fails failed (RuntimeError: no connection) and is dropped; training goes on") == 1
+    assert printed.count("Fails failed (RuntimeError: no connection)") == 1
     assert rankless.train(RECIPE, tmp_path / "run", devices=2, resume=True, sinks=[names[0], *BUILT_IN]) == 0
     runs = [RunDirectory(tmp_path / name) for name in ("plain", "run")]
     assert (runs[1].path / "steps.csv").read_text().count("\n") == 4, "a header and the steps 4 to 6"

@@ -185,4 +185,6 @@ class Sinks:
                 why = printable(reason(error), 300)
             else:
                 why = printable(traceback.format_exception_only(error)[-1].strip(), 300)
-            self.event("sink", self._step, f"the sink {name} failed ({why}) and is dropped; training goes on")
+            self.event(
+                "sink", self._step, f"the sink {name} failed ({why}) and is dropped; training continues"
+            )

@@ -101,7 +101,7 @@ class Rows:
         return {name: total / self._steps for name, total in self._parts.items()}
 
     def _is_first_epoch(self, entry: Mapping[str, Any]) -> bool:
-        """Whether the run's first step completed its first epoch, or several of a few images."""
+        """Check whether the first step completed the first epoch, or several epochs of a few images."""
         return int(entry["step"]) == 1
 
     def scores(self, step: int, scores: Mapping[str, Any], is_best: bool) -> list[str]:

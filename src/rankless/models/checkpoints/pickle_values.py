@@ -75,7 +75,7 @@ class Global:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A valid object of torch whose values do not matter."""
+    """A stand-in for a torch object whose values are not read."""
 
 
 class Foreign:

@@ -64,7 +64,7 @@ def port_named(name: str) -> Port:
 
 
 def likely_port(state: Mapping[str, Tensor], model: str, ours: Mapping[str, Tensor], network: Network) -> str:
-    """Return the port whose names most tensors of a file have; empty where most have ours, or nobody's.
+    """Return the port whose naming fits most tensors of a file; empty if most have our names or fit none.
 
     Args:
         state: the file's tensors.

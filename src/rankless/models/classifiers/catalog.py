@@ -1,4 +1,4 @@
-"""All classifiers by name: their descriptions, and their construction from a recipe.
+"""All classifiers by name, with their descriptions and construction from a recipe.
 
 A classifier is described by a :class:`Classifier`. The network has the state dict of its origin, and two
 additional attributes: ``variant``, the :class:`Classifier`, and ``head_names``, the prefixes of the
