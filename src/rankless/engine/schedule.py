@@ -41,7 +41,7 @@ class StepSchedule:
 
     @cached_property
     def steps(self) -> int:
-        """Steps of the whole run."""
+        """Number of steps of the whole run."""
         return self.length.steps
 
     @cached_property

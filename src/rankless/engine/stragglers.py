@@ -81,7 +81,7 @@ class Stragglers:
         self._waiting, self._since, self._computed = 0.0, time.perf_counter(), time.process_time()
 
     def compare(self) -> list[str]:
-        """On rank 0, sentences about ranks that are slow now and were not before; every rank must call it."""
+        """Describe newly slow ranks on rank 0, once per slowdown; every rank must call it."""
         if self.world.size == 1 or len(self._own) < _STEPS:  # the same number of steps on every rank
             return []
         gathered = self.world.gather([statistics.median(self._own), os.uname().nodename])

@@ -1,7 +1,7 @@
 """Heat maps over the image: for a detector, the best score at every place.
 
-A place's score is that of the best candidate box whose center lies there, before any is left out: of a head
-with objectness this is objectness times class probability.
+A place's score is that of the best candidate box whose center lies there, before any box is discarded. For a
+head with objectness, the score is objectness times class probability.
 """
 
 from __future__ import annotations

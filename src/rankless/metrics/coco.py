@@ -158,7 +158,7 @@ def _objects(truths: Sequence[Truth], classes: int) -> Objects:
 
 
 def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: float) -> Floats:
-    """Join columns (N,) of images, some of which have none."""
+    """Join the columns (N,) of all images; a missing column is filled with ``otherwise``."""
     columns = [
         np.full(size, otherwise) if part is None else part.double().numpy()
         for part, size in zip(parts, sizes, strict=True)
@@ -167,7 +167,7 @@ def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: flo
 
 
 def _boxes(images: Sequence[Detections] | Sequence[Truth], classes: int) -> tuple[Floats, Integers]:
-    """The boxes of all images as x, y, width and height, (N, 4), and a number per class and image, (N,)."""
+    """Return all boxes as x, y, width, height, (N, 4), and a number per class and image, (N,)."""
     labels = [one.labels.numpy() for one in images]
     for image, each in enumerate(labels):
         for label in each[(each < 0) | (each >= classes)][:1]:

@@ -49,7 +49,7 @@ class Location:
 
     @property
     def in_order(self) -> tuple[bool, int]:
-        """The sort key of problems."""
+        """Sort key: problems with a known line first."""
         return self.line is None, self.line or self.order
 
 

@@ -143,7 +143,7 @@ def free_keys() -> list[str]:
 
 
 def deciding(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
-    """List the keys that decide past numbers and differ, with the old and the new value."""
+    """List the changed keys that past results depend on, with the old and the new value."""
     free = free_keys()
     return [one for one in differences(old, new) if one[0] not in free]
 

@@ -107,7 +107,7 @@ def _began_on(run: Path) -> str | None:
 def may_begin(run: Path) -> bool:
     """Check whether a training may be about to write the first line of its journal in a folder.
 
-    It makes the folder itself, and the default one around it too.
+    A training creates this folder, and also the default folder around it.
     """
     if run.is_dir():
         return (run / "recipe.yaml").exists() or is_held(run / ".lock") or not any(run.iterdir())

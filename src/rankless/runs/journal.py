@@ -95,7 +95,7 @@ class Follower:
         return cut
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """The entries since the last call; a line that is still being written belongs to the next one."""
+        """Yield the entries since the last call; a line still being written is left for the next call."""
         with io.BufferedReader(reading.opened(self.path)) as file:
             file.seek(self._offset)
             while (line := file.readline(_LONGEST)).endswith(b"\n"):
@@ -105,7 +105,7 @@ class Follower:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Every line and its entry, None for one that is damaged; a last line that a crash tore is left out."""
+    """Yield every line and its entry, None if damaged; a last line cut by a crash is left out."""
     with io.BufferedReader(reading.opened(path)) as file:
         while line := file.readline(_LONGEST):
             whole = line.endswith(b"\n")

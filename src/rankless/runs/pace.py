@@ -6,7 +6,7 @@ _LONGEST = 1e10  # seconds of a step; a journal may hold anything
 
 
 def speed_text(speed: float) -> str:
-    """Images per second in few characters."""
+    """Return the images per second in few characters."""
     return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
