@@ -224,8 +224,10 @@ def test_a_image_does_not_depend_on_its_neighbors(target):
 
 def test_what_cannot_work_is_reported(target, tmp_path):
     source = image(tmp_path / "a.png")
-    with pytest.raises(UserError, match="device 'gpu'"):
-        page.predict(target, [str(source)], out=tmp_path / "out", device="gpu")
+    for device in ("gpu", "mps", "meta"):
+        with pytest.raises(UserError, match=f"device '{device}' .*; expected cpu, cuda") as caught:
+            page.predict(target, [str(source)], out=tmp_path / "out", device=device)
+        assert len(str(caught.value)) < 300
     with pytest.raises(UserError, match=r"a\.png: cannot be the output folder"):
         page.predict(target, [str(source)], out=source, device="cpu")
     with pytest.raises(UserError, match="no such file"):

@@ -68,6 +68,20 @@ def test_other_names_of_as_many_classes_are_reported(tmp_path: Path) -> None:
     assert weights.digest(model.state_dict()) == weights.digest(state)
 
 
+def test_the_order_of_the_file_is_offered_where_only_the_order_differs(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "w.safetensors", ("owl", "cat", "dog"))
+    _, said = start_from(Net(3, seed=2), str(path), NAMES)
+    assert said.startswith("warning: ") and said.endswith("data.classes='[owl, cat, dog]'")
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+    state = values(Net(3, seed=1))
+    state["body.0.weight"][0] = float("nan")
+    safetensors.torch.save_file(state, tmp_path / "plain.safetensors")
+    with pytest.raises(UserError, match=r"plain\.safetensors: NaN .* in body\.0\.weight; take"):
+        start_from(Net(3, seed=2), str(tmp_path / "plain.safetensors"), NAMES)
+
+
 @pytest.mark.parametrize("classes", [3, 7])
 def test_a_file_without_a_recipe_will_do(tmp_path: Path, classes: int) -> None:
     path, state = tmp_path / "plain.safetensors", values(Net(classes, seed=1))

@@ -130,6 +130,10 @@ def devices_named(names: str | None) -> list[torch.device]:
     for name in names.split(","):
         try:
             device = torch.device(name.strip())
+            if device.type not in ("cpu", "cuda"):
+                raise RuntimeError("it computes on CPUs and CUDA devices alone")
+            if device.type == "cuda" and not torch.cuda.device_count():
+                raise RuntimeError("PyTorch finds no GPU here")
             torch.empty(0, device=device)
             devices.append(device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -48,6 +48,10 @@ def start_from(
     if not pretrained:
         return []
     state, known, source = _of_timm(model) if pretrained == TIMM else _of_a_file(pretrained)
+    if bad := [name for name, one in state.items() if not one.isfinite().all()]:
+        raise UserError(
+            f"model.pretrained: {source}: NaN or infinite values in {_listed(bad)}; take another checkpoint"
+        )
     state, initialized = _without_other_heads(model, state, len(known), len(class_names))
     if described and pretrained != TIMM and (misfits := compare(model.state_dict(), state)):
         _refuse_another_network(pretrained, described, misfits, len(model.state_dict()))
@@ -59,6 +63,12 @@ def start_from(
             f"the heads{classes} are initialized again for {len(class_names)}: {_listed(initialized)}"
             if class_names
             else f"the heads are initialized again: {_listed(initialized)}"
+        )
+    elif tuple(known) != tuple(class_names) and sorted(known) == sorted(class_names):
+        messages.append(
+            f"warning: the classes have another order in the file ({_listed(known)}) than in the data "
+            f"({_listed(class_names)}), so each starts from the weights of another; for the order of the "
+            f"file: data.classes='[{', '.join(known)}]'"
         )
     elif known and len(known) == len(class_names) and tuple(known) != tuple(class_names):
         messages.append(
