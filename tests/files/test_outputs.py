@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankless.errors import UserError
-from rankless.files.output_list import LIST
-from rankless.files.outputs import Outputs
+from rankless.files.outputs import LIST, Outputs
 
 KILLED = """
 import os, signal, sys

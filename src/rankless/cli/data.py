@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
-from rankless.cli import data_looking, data_making
-from rankless.cli.options import OPTIONS, part
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from rankless.cli.options import (
+    OPTIONS,
+    Classes,
+    Force,
+    Format,
+    Json,
+    Link,
+    Root,
+    Splits,
+    chosen_classes,
+    flag,
+    part,
+    recipe_and_overrides,
+    refuse_stray,
+    whole_number,
+)
+from rankless.errors import UserError, counted
+from rankless.printing import print_json, say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankless.curation.converting import Converted
+    from rankless.recipe.schema import Recipe
 
 data = part(
     name="data",
@@ -14,8 +42,480 @@ data = part(
 )
 data["--help"].group = OPTIONS
 data["--version"].show = False
-for page in (data_looking.app, data_making.app):
-    data.update(page)
-
 app = part()
 app.command(data)
+
+Out = Annotated[Path, Parameter(help="The new folder. Existing files are never replaced.", metavar="FOLDER")]
+
+
+@data.command(
+    sort_key=1,
+    usage="Usage: rankless data check ROOT [OPTIONS]",
+    help_epilogue="""\
+Exit code 0 if nothing is wrong, 1 if something is, 2 for a mistake in the command.
+
+Examples:
+  rankless data check mydata
+  rankless data check mydata --fix --out mydata-clean
+""",
+)
+def check(
+    root: Root,
+    /,
+    *,
+    split: Splits = (),
+    format: Format = "auto",
+    classes: Classes = "auto",
+    quick: Annotated[
+        bool, Parameter(help="Read only the headers of images, and skip the search for duplicates."), flag
+    ] = False,
+    fix: Annotated[bool, Parameter(help="Write a copy without the entries that are wrong."), flag] = False,
+    drop_invalid: Annotated[
+        bool,
+        Parameter(
+            help="With --fix: also leave out boxes that stop a training. Their objects become background."
+        ),
+        flag,
+    ] = False,
+    out: Annotated[
+        Path | None,
+        Parameter(help="With --fix: the folder of the copy. Default: ROOT-fixed.", metavar="FOLDER"),
+    ] = None,
+    link: Link = False,
+    as_json: Json = False,
+) -> int:
+    """Check a data set for errors and likely mistakes."""
+    for option, given in (("--out", out is not None), ("--drop-invalid", drop_invalid), ("--link", link)):
+        if given and not fix:
+            raise UserError(f"{option} has an effect only with --fix: add --fix, or leave {option} out")
+    from rankless.cli.data_text import print_check, print_fix
+    from rankless.curation.checking import check as look
+    from rankless.curation.data_set import beside, must_be_outside
+    from rankless.curation.fixing import fix as write_fixed
+    from rankless.files.work_folder import refuse_existing
+
+    target = out or beside(root, "fixed")
+    if fix:
+        must_be_outside(root, target)
+        refuse_existing(target)
+    checked = look(root, format, split, classes=chosen_classes(classes), quick=quick)
+    fixed = write_fixed(checked, target, drop_invalid=drop_invalid, link=link) if fix else None
+    if as_json:
+        report = checked.as_json()
+        if fixed is not None:
+            report["fixed"] = {"out": str(fixed.out), "changes": fixed.changes}
+        print_json(report)
+    else:
+        print_check(checked)
+        if fixed is not None:
+            print_fix(fixed)
+    return 0 if checked.ok else 1
+
+
+@data.command(
+    sort_key=2,
+    usage="Usage: rankless data stats ROOT [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless data stats mydata
+  rankless data stats mydata --out stats.png
+""",
+)
+def stats(
+    root: Root,
+    /,
+    *,
+    split: Splits = (),
+    format: Format = "auto",
+    classes: Classes = "auto",
+    out: Annotated[
+        Path | None,
+        Parameter(help="Also draw the statistics: a .png, .jpg, .webp, .svg or .pdf file.", metavar="FILE"),
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> int:
+    """Print statistics of images, classes and boxes."""
+    if force and out is None:
+        raise UserError("--force has an effect only with --out: add --out, or leave --force out")
+    from rankless.cli.data_text import print_statistics
+    from rankless.curation.data_set import open_data_set
+    from rankless.curation.statistics import statistics
+    from rankless.files.outputs import drawing
+
+    outputs = drawing(out, "data stats", force=force) if out is not None else None
+    data = open_data_set(root, format, split, classes=chosen_classes(classes), examined=True)
+    stats = statistics(data)
+    if out is not None and outputs is not None:
+        from rankless.curation.statistics_plot import plot
+
+        plot(data, out, outputs)
+    if as_json:
+        print_json(stats.as_json())
+    else:
+        print_statistics(stats)
+        if outputs is not None:
+            say(f"\ndrawn: {out}" + (" (replaced)" if outputs.replaced else ""))
+    return 0
+
+
+@data.command(
+    sort_key=3,
+    usage="Usage: rankless data show ROOT [RECIPE] [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless data show mydata --class cat --out cats.html
+  rankless data show mydata --augmented yolov4-tiny data.augment.mosaic=1
+  rankless data show digits
+""",
+)
+def show(
+    root: Root,
+    /,
+    *recipe: Annotated[
+        str,
+        Parameter(
+            name="RECIPE KEY=VALUE", help="With --augmented: the recipe of the training, and changes to it."
+        ),
+    ],
+    split: Annotated[
+        str | None, Parameter(help="The split to show. Default: the first.", metavar="NAME")
+    ] = None,
+    format: Format = "auto",
+    classes: Classes = "auto",
+    count: Annotated[str, Parameter(help="Number of images to show.", metavar="N")] = "16",
+    seed: Annotated[int, Parameter(help="Seed of the random choice of images.", metavar="N")] = 0,
+    class_name: Annotated[
+        str | None, Parameter(name="--class", help="Show only images with this class.", metavar="NAME")
+    ] = None,
+    augmented: Annotated[
+        bool, Parameter(help="Show the images as a training sees them, augmented."), flag
+    ] = False,
+    out: Annotated[Path, Parameter(help="The file to write: .png, .jpg or .html.", metavar="FILE")] = Path(
+        "contact-sheet.png"
+    ),
+    force: Force = False,
+) -> int:
+    """Draw images with their annotations."""
+    number = whole_number("--count", count)
+    if seed < 0:
+        raise UserError(f"--seed has '{seed}': expected a whole number of at least 0")
+    if recipe and not augmented:
+        raise UserError(f"'{recipe[0]}' has no effect here: a recipe and its changes go with --augmented")
+    recipe_for = _recipe_for(root, recipe)
+    from rankless.curation import contact_sheet
+    from rankless.curation.sampling import select
+    from rankless.files.outputs import SHEETS, drawing
+
+    outputs = drawing(out, "data show", SHEETS, force=force)  # before the data is read
+    selected = select(
+        root,
+        format,
+        split=split,
+        count=number,
+        seed=seed,
+        class_name=class_name,
+        classes=chosen_classes(classes),
+        augmented=recipe_for if augmented else None,
+    )
+    contact_sheet.write(selected, out, outputs)
+    unreadable = sum(one.image is None for one in selected.shown)
+    failed = f", {unreadable} not readable" if unreadable else ""
+    say(f"{selected.title}{failed}: {out}" + (" (replaced)" if outputs.replaced else ""))
+    return 0
+
+
+def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:
+    """Return a function that loads the recipe named by the words, or a task's default one."""
+    name, overrides = recipe_and_overrides(words)
+    refuse_stray(overrides, "data.augment.mosaic=1")
+
+    def recipe_for(task: str) -> Recipe:
+        from rankless.recipe import load
+
+        if name is None and task == "detect" and root != "digits":
+            return load.default(overrides)
+        return load.load(name or ("digits" if task == "detect" else "resnet18"), overrides)
+
+    return recipe_for
+
+
+@data.command(
+    sort_key=4,
+    usage="Usage: rankless data anchors ROOT [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless data anchors mydata
+  rankless data anchors mydata --model yolov4-tiny --image-size 320,512
+""",
+)
+def anchors(
+    root: Root,
+    /,
+    *,
+    split: Annotated[str, Parameter(help="The split to read.", metavar="NAME")] = "train",
+    format: Format = "auto",
+    classes: Classes = "auto",
+    model: Annotated[
+        str, Parameter(help="The detector that will use the anchors.", metavar="NAME")
+    ] = "yolov4",
+    count: Annotated[
+        str | None, Parameter(help="Number of anchors. Default: as many as the model has.", metavar="N")
+    ] = None,
+    image_size: Annotated[
+        str | None,
+        Parameter(
+            help="Side of the input in pixels, or HEIGHT,WIDTH. Default: the model's.",
+            metavar="N",
+            allow_leading_hyphen=True,
+        ),
+    ] = None,
+    seed: Annotated[int, Parameter(help="Seed of k-means.", metavar="N")] = 0,
+    as_json: Json = False,
+) -> int:
+    """Compute the anchors that fit the boxes best."""
+    number = None if count is None else whole_number("--count", count)
+    size = None if image_size is None else _size(image_size)
+    from rankless.curation.fitting_anchors import fitted_anchors
+
+    fitted = fitted_anchors(
+        root,
+        format,
+        split=split,
+        classes=chosen_classes(classes),
+        model=model,
+        count=number,
+        size=size,
+        seed=seed,
+    )
+    if as_json:
+        print_json(fitted.as_json())
+        return 0
+    default = fitted.default
+    height, width = fitted.image_size
+    anchors, boxes = counted(len(fitted.anchors), "anchor"), counted(fitted.boxes, "box", "boxes")
+    say(f"{anchors} for {boxes} on an input of {width} × {height} pixels")
+    published = f"with the {len(default.anchors)} of {model} {default.average_iou:.4f}"
+    say(f"average IoU {fitted.average_iou:.4f}; {published}\n")
+    say(fitted.recipe_line)
+    if len(fitted.anchors) != len(default.anchors):
+        count = counted(len(default.anchors), "anchor")
+        say(f"\n{model} has {count}; for another number set model.num_anchors, the anchors per head")
+    return 0
+
+
+def _size(text: str) -> tuple[int, int]:
+    written = re.fullmatch(r"\[?\s*\d{1,5}\s*([,x×]\s*\d{1,5}\s*)?\]?", text)
+    numbers = [int(word) for word in re.findall(r"\d+", text)] if written else []
+    if not written or min(numbers) < 8:
+        raise UserError(
+            f"--image-size has '{text}': expected a side in pixels, or height,width, as in 320,512"
+        )
+    if any(side % 32 for side in numbers):
+        near = ",".join(str(max(32, round(side / 32) * 32)) for side in numbers)
+        raise UserError(f"--image-size has '{text}': a detector needs multiples of 32, such as {near}")
+    return numbers[0], numbers[-1]
+
+
+@data.command(
+    sort_key=5,
+    usage="Usage: rankless data convert ROOT --to FORMAT --out FOLDER [OPTIONS]",
+    help_epilogue="""\
+What the new format cannot hold is listed. The result is read back, and all else
+compared bit by bit: exit code 0 if it is equal, 1 if not.
+
+Example:
+  rankless data convert VOCdevkit --to coco --out voc-as-coco
+""",
+)
+def convert(
+    root: Root,
+    /,
+    *,
+    to: Annotated[
+        str, Parameter(help="The format to write; yolo is another name of darknet.", metavar="FORMAT")
+    ],
+    out: Out,
+    format: Format = "auto",
+    classes: Classes = "auto",
+    link: Link = False,
+    as_json: Json = False,
+) -> int:
+    """Convert a data set to another format."""
+    from rankless.curation.converting import convert as write
+
+    how = "link" if link else "copy"
+    return _report_conversion(write(root, to, out, format, classes=chosen_classes(classes), how=how), as_json)
+
+
+def _report_conversion(done: Converted, as_json: bool) -> int:
+    from rankless.cli.data_text import print_conversion
+
+    if as_json:
+        print_json(done.as_json())
+    else:
+        print_conversion(done)
+    return 1 if done.differences else 0
+
+
+@data.command(
+    sort_key=6,
+    usage="Usage: rankless data split ROOT --out FOLDER [OPTIONS]",
+    help_epilogue="""\
+An image's split follows from its name: new images move no old ones (except with --stratify).
+Images that are the same or nearly the same are kept together in one split.
+
+Examples:
+  rankless data split mydata --val 0.2 --test 0.1 --out mydata-split
+  rankless data split mydata --stratify --group "(patient\\d+)_" --out new
+""",
+)
+def split(
+    root: Root,
+    /,
+    *,
+    out: Out,
+    val: Annotated[str, Parameter(help="Fraction of the images for validation.", metavar="FRACTION")] = "0.2",
+    test: Annotated[
+        str, Parameter(help="Fraction of the images for a test split.", metavar="FRACTION")
+    ] = "0",
+    stratify: Annotated[
+        bool, Parameter(help="Stratify: give every split the same share of each class."), flag
+    ] = False,
+    group: Annotated[
+        str | None,
+        Parameter(help="Keep images in one split if this part of their names is equal.", metavar="REGEX"),
+    ] = None,
+    near: Annotated[
+        bool,
+        Parameter(
+            negative="--no-near",
+            help="Keep near duplicates in one split. Identical images always stay together.",
+        ),
+    ] = True,
+    seed: Annotated[int, Parameter(help="Seed of the random division.", metavar="N")] = 0,
+    source: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--split",
+            help="Divide only this split. Repeatable.",
+            negative="",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = (),
+    format: Format = "auto",
+    classes: Classes = "auto",
+    link: Link = False,
+    as_json: Json = False,
+) -> int:
+    """Split a data set into train, val and test, whatever splits it has."""
+    fractions = _fraction("--val", val), _fraction("--test", test)
+    from rankless.cli.data_text import print_division
+    from rankless.curation.splitting import split as divide
+
+    done = divide(
+        root,
+        out,
+        format,
+        splits=source,
+        classes=chosen_classes(classes),
+        val=fractions[0],
+        test=fractions[1],
+        stratify=stratify,
+        group=group,
+        near=near,
+        seed=seed,
+        link=link,
+    )
+    if as_json:
+        print_json(done.as_json())
+    else:
+        print_division(done)
+    return 0
+
+
+def _fraction(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{option} has '{text}': expected a fraction between 0 and 1, such as 0.2") from None
+
+
+@data.command(
+    sort_key=7,
+    usage="Usage: rankless data pack ROOT --out FOLDER [OPTIONS]\n"
+    "       rankless data pack ROOT --decoded [RECIPE] [KEY=VALUE ...]",
+    help_epilogue="""\
+Examples:
+  rankless data pack mydata --out shards --shard-size 256
+  rankless data pack mydata --decoded my.yaml
+""",
+)
+def pack(
+    root: Root,
+    /,
+    *recipe: Annotated[
+        str,
+        Parameter(
+            name="RECIPE KEY=VALUE", help="With --decoded: the recipe of the training, and changes to it."
+        ),
+    ],
+    out: Annotated[
+        Path | None, Parameter(help="The new folder. Existing files are never replaced.", metavar="FOLDER")
+    ] = None,
+    shard_size: Annotated[str, Parameter(help="Size of a shard in MiB.", metavar="N")] = "512",
+    decoded: Annotated[
+        bool, Parameter(help="Fill the cache of data.cache=disk, so that a training decodes no image."), flag
+    ] = False,
+    format: Format = "auto",
+    classes: Classes = "auto",
+    as_json: Json = False,
+) -> int:
+    """Pack a data set into tar shards, or cache its decoded images."""
+    if decoded and out is None:
+        if classes != "auto":
+            raise UserError("--classes goes with --out; with --decoded give data.classes=[…] instead")
+        return _fill(root, format, recipe, as_json)
+    if decoded or out is None:
+        raise UserError(
+            "give one of the two: --out FOLDER for tar shards, or --decoded to fill the cache of "
+            "data.cache=disk"
+        )
+    if recipe:
+        raise UserError(f"'{recipe[0]}' has no effect here: a recipe and its changes go with --decoded")
+    size = whole_number("--shard-size", shard_size, " (MiB)")
+    from rankless.curation.converting import convert as write
+
+    done = write(root, "webdataset", out, format, classes=chosen_classes(classes), shard_bytes=size * 2**20)
+    return _report_conversion(done, as_json)
+
+
+def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
+    name, overrides = recipe_and_overrides(words)
+    from rankless.curation.filling import fill
+    from rankless.recipe import load
+
+    overrides = [*overrides, f"data.root={root}", f"data.format={format}"]
+    done = fill(load.load(name, overrides) if name else load.default(overrides))
+    if as_json:
+        print_json(
+            [
+                {
+                    "split": one.split,
+                    "images": one.images,
+                    "unreadable": [[problem.path, problem.reason] for problem in one.unreadable],
+                }
+                for one in done
+            ]
+        )
+        return 0
+    for one in done:
+        failed = f", {len(one.unreadable)} cannot be read" if one.unreadable else ""
+        say(f"{one.split}: {counted(one.images, 'image')}{failed}")
+        for note in one.notes:
+            say(f"  {note}")
+        for problem in one.unreadable[:20]:
+            say(f"  {problem.path}: {problem.reason}")
+    print("a training finds them with data.cache=disk")
+    return 0

@@ -1,4 +1,4 @@
-"""The text output of the data commands."""
+"""Print the results of the data commands as text."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rankless.errors import counted, escaped
 from rankless.printing import say
 
 FIRST = 3
-"""So many of a kind are named; ``--json`` has more."""
+"""The number of findings of a kind that are listed; ``--json`` has more."""
 MOST_CLASSES = 60
 _WIDEST = 1000
 _THEN = {
     "stops": "a training stops",
     "dropped": "a training leaves them out",
     "clipped": "a training clips them",
-    "replaced": "a training takes others instead",
+    "replaced": "a training replaces them",
     "reported": "",
 }
 
@@ -48,7 +48,7 @@ def print_check(checked: Checked) -> None:
             say(f"  ✗ {sentence} ({_THEN['stops']})")
         _print_findings(checked.between)
     if checked.quick:
-        say("\nheaders only: no image was decoded, none compared with another")
+        say("\nonly headers were read: no image was decoded or compared")
     if checked.ok:
         say("\nnothing is wrong")
         return
@@ -56,7 +56,7 @@ def print_check(checked: Checked) -> None:
 
 
 def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None) -> None:
-    """Print each kind of finding with its first locations; ``instead`` replaces a kind's remedy."""
+    """Print each kind of finding with its first locations; ``instead`` replaces an outcome's text."""
     for kind, count, first in sorted(findings, key=lambda each: not fails(each[0])):
         follows = {**_THEN, **(instead or {})}[KINDS[kind].outcome]
         then = f" ({follows})" if follows else ""
@@ -70,7 +70,7 @@ def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None
 def print_fix(fixed: Fixed) -> None:
     """Print the location of the copy, and the differences."""
     say(f"\nwritten: {fixed.out}")
-    for change in fixed.changes or ["nothing was to be changed"]:
+    for change in fixed.changes or ["no changes were needed"]:
         say(f"  {change}")
 
 
@@ -91,7 +91,7 @@ def print_conversion(done: Converted) -> None:
 
 
 def print_division(done: Divided) -> None:
-    """The fractions of the images and of every class."""
+    """Print the fractions of the images and of every class in each split."""
     say(f"written: {done.out}")
     for note in done.notes:
         say(f"  {note}")
@@ -114,7 +114,7 @@ def print_division(done: Divided) -> None:
 
 
 def print_statistics(stats: Statistics) -> None:
-    """A table of everything in numbers, one of the classes, and remarks."""
+    """Print a table of the statistics, a table of the classes, and remarks."""
     splits = stats.splits
     say(f"{stats.root}: {format_named(stats.format).TITLE}\n")
     table = _table("", *splits)
@@ -122,7 +122,7 @@ def print_statistics(stats: Statistics) -> None:
         if any(cells):
             table.add_row(title, *cells)
     _print(table)
-    say("(a/b/c: least, median and most)\n")
+    say("(a/b/c: minimum, median and maximum)\n")
     _print_classes(splits)
     if stats.remarks:
         say()
@@ -131,7 +131,7 @@ def print_statistics(stats: Statistics) -> None:
 
 
 def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
-    """Titles and a cell of each split; rows of empty cells are not of this data."""
+    """Return the rows' titles with a cell for each split; rows that do not apply have empty cells."""
     boxed = [each.boxes is not None for each in splits]
 
     def share(part: int, whole: int | None) -> str:
@@ -168,7 +168,7 @@ def _most_common(each: SplitStatistics) -> str:
 
 
 def _spread(values: Spread | None, digits: int) -> str:
-    """The least, the median and the most; one number where they are the same."""
+    """Return minimum, median and maximum, or one number if they are equal."""
     if values is None or values.median is None:
         return ""
     three = [f"{value:,.{digits}f}" for value in (values.least, values.median, values.most)]
@@ -213,5 +213,5 @@ def _table(first: str, *columns: str) -> Table:
 
 
 def _print(table: Table) -> None:
-    # A table that is wider than the terminal runs over its edge: cells that were cut would hide numbers.
+    # A table that is wider than the terminal wraps, since truncated cells would hide numbers.
     Console(width=_WIDEST, highlight=False, markup=False).print(table)

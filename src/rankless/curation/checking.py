@@ -1,31 +1,26 @@
-"""Whatever is wrong with a data set: the findings of its format, images that do not decode, leaks, classes.
+"""Check a data set: its format's findings, images that cannot be decoded, leaks between splits, classes.
 
-A leak is an image that two splits share, byte for byte: a model that has trained on what it is scored on
-scores too well. An image that was saved again or resized is one too, but frames of a still camera look alike
-as well: such pairs are reported, and do not make a check fail.
+A leak is an image that two splits share, byte for byte: a model that was trained on its test images scores
+too well. An image that was saved again or resized is a leak as well, but frames of a still camera look the
+same, so nearly equal images are reported without making the check fail.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankless.curation.data_set import DataSet, open_data_set
-from rankless.curation.near_duplicates import Thumbnails, near_pairs, thumbnail
+from rankless.curation.near_duplicates import Look, Thumbnails, look_at, near_pairs
 from rankless.curation.progress import each
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.class_matching import further_classes, match_classes
 from rankless.data.datasets.open_split import examine, without_boxes
-from rankless.data.images.image_file import UnreadableImage, read
 from rankless.data.index.annotations import Annotations
-from rankless.data.index.byte_ranges import content
 from rankless.data.index.findings import KINDS, Findings
 from rankless.errors import UserError, listed
 from rankless.recipe.schema import Data
@@ -38,15 +33,14 @@ class Checked:
     """The result of a check.
 
     Attributes:
-        data: what was checked.
-        findings: of each split.
-        between: of the splits among each other.
-        unreadable: of each split, the numbers of the images that do not decode, or whose header is broken.
-        leaked: of each split, the numbers of the images that a later split has as well.
-        quick: nothing was decoded or compared.
-        classes: how the splits' classes disagree, as sentences; each of them stops a training.
-        missing: the splits that a training with the defaults does not find, or that have no box, as
-            sentences; each of them stops it.
+        findings: the findings in each split.
+        between: the findings between splits.
+        unreadable: the indices of each split's images that cannot be decoded or have a broken header.
+        leaked: the indices of each split's images that a later split contains as well.
+        quick: whether nothing was decoded or compared.
+        classes: sentences about disagreements between the splits' classes; each stops a training.
+        missing: sentences about splits that a training with the defaults does not find, or that have no
+            boxes; each stops it.
     """
 
     data: DataSet
@@ -60,23 +54,23 @@ class Checked:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong; mere notes are not wrong, except a leak."""
+        """Whether no finding makes the check fail."""
         return not self.wrong
 
     @property
     def wrong(self) -> int:
-        """The number of findings that are wrong."""
+        """The number of findings that make the check fail."""
         every = (*self.findings.values(), self.between)
         counted = sum(count for found in every for kind, count in found.counts.items() if fails(kind))
         return counted + len(self.classes) + len(self.missing)
 
     def too_many_unreadable(self, split: str) -> bool:
-        """Whether a training with the default ``data.max_bad`` stops for the split's unreadable images."""
+        """Return whether the split has more unreadable images than the default ``data.max_bad`` allows."""
         bad = self.findings[split].counts.get("unreadable image", 0)
         return bad > Data().max_bad * len(self.data.splits[split])
 
     def notes(self, split: str) -> list[str]:
-        """Sentences about how the split was read, such as what was left out."""
+        """Return sentences about how the split was read, such as which files were left out."""
         return list(self.data.splits[split].about[1:])  # the first is "read as …"
 
     def as_json(self) -> dict[str, Any]:
@@ -106,10 +100,10 @@ class Checked:
 
 
 def disagreements(data: DataSet) -> list[str]:
-    """Return what of the classes stops a training on these splits, as sentences; empty if they agree.
+    """Return sentences about class disagreements that stop a training on these splits.
 
-    A model gets its classes from the training split: ``train`` or, without one, the first. No other split may
-    have further classes; neither their order matters nor their spelling.
+    A model gets its classes from the training split: ``train`` or else the first one. No other split may have
+    further classes. Their order and spelling do not matter.
     """
     parts = data.parts
     first = "train" if "train" in parts else next(iter(parts))
@@ -119,7 +113,7 @@ def disagreements(data: DataSet) -> list[str]:
         problems.append(f"'{first}' has images of one class only ({listed(names)}); expected two or more")
     for name, part in parts.items():
         if part.has_boxes != parts[first].has_boxes:
-            problems.append(f"one of '{first}' and '{name}' has boxes, the other one class for part image")
+            problems.append(f"one of '{first}' and '{name}' has boxes, the other has one class per image")
             continue
         used = part.class_names
         if not part.has_boxes:
@@ -145,7 +139,7 @@ def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
 
 
 def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
-    """Whether an evaluation finds these classes among the model's."""
+    """Return whether an evaluation would find these classes among the model's."""
     try:
         match_classes(classes, among, (), "")
     except UserError:
@@ -154,7 +148,7 @@ def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
 
 
 def fails(kind: str) -> bool:
-    """Whether a finding of this kind makes a check fail."""
+    """Return whether a finding of this kind makes the check fail."""
     return KINDS[kind].outcome != "reported" or kind == LEAK
 
 
@@ -166,14 +160,9 @@ def check(
     classes: Classes = "auto",
     quick: bool = False,
 ) -> Checked:
-    """Everything that is wrong with a data set.
+    """Check a data set; see :func:`open_data_set` for its arguments.
 
-    Args:
-        root: a folder, or a file such as a ``data.yaml``.
-        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        splits: these alone; all if empty.
-        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
-        quick: read only the headers of images, and compare none.
+    With ``quick``, only the headers of images are read, and no images are compared.
     """
     data = open_data_set(root, format, splits, classes=classes, examined=True, rescan=True)
     findings: dict[str, Findings] = {}
@@ -189,109 +178,71 @@ def check(
     return made
 
 
-class _Look(NamedTuple):
-    """The work for one image: decode it, and hash it if another has the same number of bytes.
-
-    ``compared``: make a thumbnail, too, because there are other splits.
-    """
+class _Place(NamedTuple):
+    """An image of a split."""
 
     split: str
     annotations: Annotations
-    number: int
-    size: int
-    hashed: bool
-    compared: bool
-    broken: bool
+    index: int
 
-
-class _Seen(NamedTuple):
-    error: UnreadableImage | None
-    digest: bytes | None
-    thumbnail: Thumbnails | None = None
+    @property
+    def path(self) -> str:
+        return self.annotations.path(self.index)
 
 
 def _decode_and_compare(made: Checked) -> None:
     parts = made.data.parts
-    sizes = {name: _byte_counts(annotations) for name, annotations in made.data.splits.items()}
-    common = Counter(size for name in parts for size in sizes[name])
-    looks = [
-        _Look(
-            name,
-            whole,
-            number,
-            size,
-            hashed=name in parts and common[size] > 1,
-            compared=name in parts and len(parts) > 1,
-            broken=number in made.unreadable[name],
-        )
-        for name, whole in made.data.splits.items()
-        for number, size in enumerate(sizes[name])
+    places = [
+        _Place(name, whole, index) for name, whole in made.data.splits.items() for index in range(len(whole))
     ]
-    equal: defaultdict[tuple[int, bytes], list[_Look]] = defaultdict(list)
-    compared: list[tuple[_Look, Thumbnails]] = []
-    for look, seen in zip(looks, each(_look_at, looks, "decoding images"), strict=True):
+
+    def look(place: _Place) -> Look:
+        if place.index in made.unreadable[place.split]:  # reported already, because of its header
+            return Look()
+        near = place.split in parts and len(parts) > 1
+        return look_at(place.annotations, place.index, near=near, decode=True)
+
+    equal: defaultdict[bytes, list[_Place]] = defaultdict(list)
+    compared: list[tuple[_Place, Thumbnails]] = []
+    for place, seen in zip(places, each(look, places, "decoding images"), strict=True):
         if seen.error is not None:
-            made.findings[look.split].add("unreadable image", seen.error.path, seen.error.reason)
-            made.unreadable[look.split].add(look.number)
-        same = equal[look.size, seen.digest] if seen.digest is not None else []
-        if seen.thumbnail is not None and not same:  # the first of equal ones stands for all
-            compared.append((look, seen.thumbnail))
-        same.append(look)
+            made.findings[place.split].add("unreadable image", seen.error.path, seen.error.reason)
+            made.unreadable[place.split].add(place.index)
+        elif seen.digest and place.split in parts:
+            if seen.thumbnail is not None and not equal[seen.digest]:  # the first of equals stands for all
+                compared.append((place, seen.thumbnail))
+            equal[seen.digest].append(place)
     for group in equal.values():
         if len(group) > 1:
             _report(made, group)
     _report_near(made, compared)
 
 
-def _look_at(look: _Look) -> _Seen:
-    if look.broken:  # reported already, by its header
-        return _Seen(None, None)
-    try:
-        data, path = content(look.annotations, look.number), look.annotations.path(look.number)
-        read(io.BytesIO(data), name=path)
-        small = thumbnail(data, path) if look.compared else None
-    except UnreadableImage as error:
-        return _Seen(error, None)
-    return _Seen(None, hashlib.blake2b(data, digest_size=16).digest() if look.hashed else None, small)
-
-
-def _byte_counts(annotations: Annotations) -> list[int]:
-    """The bytes of each image; -1 where there is no file."""
-    if len(annotations.byte_ranges):
-        return [int(length) for length in annotations.byte_ranges[:, 1]]
-    return [Path(path).stat().st_size if Path(path).is_file() else -1 for path in annotations.paths()]
-
-
-def _report(made: Checked, group: Sequence[_Look]) -> None:
-    """Images of equal bytes: in two splits they are a leak, in one they count twice."""
+def _report(made: Checked, group: Sequence[_Place]) -> None:
+    """Report images with equal bytes: a leak in two splits, a duplicate in one."""
     order = list(made.data.parts)
-    last = max(order.index(look.split) for look in group)
-    firsts: dict[str, _Look] = {}
-    for look in group:
-        path = look.annotations.path(look.number)
-        if look.split in firsts:
-            other = firsts[look.split]
-            made.findings[look.split].add(TWIN, path, f"as {other.annotations.path(other.number)}")
-        else:
-            firsts[look.split] = look
-        if order.index(look.split) < last:
-            made.leaked.setdefault(look.split, set()).add(look.number)
+    last = max(order.index(place.split) for place in group)
+    firsts: dict[str, _Place] = {}
+    for place in group:
+        if firsts.setdefault(place.split, place) is not place:
+            made.findings[place.split].add(TWIN, place.path, f"as {firsts[place.split].path}")
+        if order.index(place.split) < last:
+            made.leaked.setdefault(place.split, set()).add(place.index)
     if len(firsts) > 1:
-        named = " = ".join(f"'{name}' {one.annotations.path(one.number)}" for name, one in firsts.items())
-        made.between.add(LEAK, named)
+        made.between.add(LEAK, " = ".join(f"'{name}' {one.path}" for name, one in firsts.items()))
 
 
-def _report_near(made: Checked, compared: Sequence[tuple[_Look, Thumbnails]]) -> None:
-    """Report images that are nearly the same as one before them in another split, with the first of these."""
-    splits = [look.split for look, _ in compared]
+def _report_near(made: Checked, compared: Sequence[tuple[_Place, Thumbnails]]) -> None:
+    """Report images that nearly equal an earlier image of another split, with the first such image."""
+    splits = [place.split for place, _ in compared]
     if len(set(splits)) < 2:
         return
-    equal: defaultdict[bytes, list[int]] = defaultdict(list)  # empty frames, say, are compared once
+    equal: defaultdict[bytes, list[int]] = defaultdict(list)  # equal thumbnails are compared once
     for number, (_, small) in enumerate(compared):
-        equal[hashlib.blake2b(small.tobytes(), digest_size=16).digest()].append(number)
+        equal[small.tobytes()].append(number)
     groups = list(equal.values())
     firsts: list[dict[str, int]] = [{splits[n]: n for n in reversed(group)} for group in groups]
-    nearest = [dict(own) for own in firsts]  # per split, the first that is nearly the same
+    nearest = [dict(own) for own in firsts]  # per split, the first nearly equal image
     for pair in near_pairs(np.array([compared[group[0]][1] for group in groups], np.uint8)):
         for one, other in (pair, pair[::-1]):
             for split, number in firsts[other].items():
@@ -303,6 +254,5 @@ def _report_near(made: Checked, compared: Sequence[tuple[_Look, Thumbnails]]) ->
             if first < number:
                 found[number] = first
     for number, first in sorted(found.items()):
-        looks = compared[first][0], compared[number][0]
-        paths = [f"'{look.split}' {look.annotations.path(look.number)}" for look in looks]
-        made.between.add(NEAR_LEAK, " ≈ ".join(paths))
+        pair_ = compared[first][0], compared[number][0]
+        made.between.add(NEAR_LEAK, " ≈ ".join(f"'{place.split}' {place.path}" for place in pair_))

@@ -1,4 +1,4 @@
-"""Many images on one sheet: a PNG to look at, or a page for a browser in one file."""
+"""Draw many images on one sheet: an image file, or a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from rankless.errors import UserError, counted, escaped
 from rankless.files.outputs import Outputs
 
 WIDTH, HEIGHT = 1656, 300
-"""Of a PNG's rows at most, and about how high its images are, in pixels."""
+"""The largest width of a sheet's rows, and the approximate height of its images, in pixels."""
 PAGE_WIDTH, PAGE_HEIGHT = 1800, 480
-"""Of an image on a page, at most: it is shown about two thirds as high, sharp on dense screens too."""
+"""The largest size of an image on a page, which shows it two thirds as high: sharp on dense screens."""
 LARGEST_ZOOM = 6
 CROWDED = 24
 COVERED = 0.12
-"""Of an image with more boxes, or with labels on more of it, the texts are short or left to the legend."""
-_NARROWEST = 0.35  # width over height that an image has room for at least: its caption stands below it
-_WIDEST = 6.0  # width over height of the largest room
-_HIGHEST = 3 * HEIGHT  # of a row
+"""An image with more boxes, or with labels on more of its area, gets short texts or only the legend."""
+_NARROWEST, _WIDEST = 0.35, 6.0  # limits of a cell's width over height; its caption is below it
+_HIGHEST = 3 * HEIGHT  # limit of a row's height
 _GAP, _CAPTION, _TITLE, _LEGEND, _HEADING = 14, 24, 46, 30, 38
-_LINE = 1.3  # heights of a letter from one line of a text to the next
+_LINE = 1.3  # line spacing, in letter heights
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
 
 
@@ -51,7 +50,7 @@ def write(selection: Selection, out: Path, outputs: Outputs) -> None:
 
 
 def sheet(selection: Selection) -> Image.Image:
-    """Arrange all images in full rows, with captions and a title, none of which is cut."""
+    """Arrange all images in full rows, with a title and captions, and cut none of these."""
     rows = [row for group in _groups(selection.shown) for row in _rows(group)]
     wide = max(_width_of(row) for row in rows)
     title = _Text(selection.title, 20, wide)
@@ -80,7 +79,7 @@ def sheet(selection: Selection) -> Image.Image:
 
 
 class _Text:
-    """A text in as many lines as it needs in its room."""
+    """A text, wrapped to a width."""
 
     def __init__(self, text: str, size: int, room: float) -> None:
         self.font = ImageFont.load_default(size)
@@ -90,13 +89,13 @@ class _Text:
             joined = f"{self.text} {word}" if self.text else word
             self.text = joined if self._fits(joined, room) else self._below(word, room)
         self.more = self.spacing * self.text.count("\n")
-        """Pixels that it is higher than one line."""
+        """Its height without the first line, in pixels."""
 
     def _fits(self, text: str, room: float) -> bool:
         return self.font.getlength(text.rpartition("\n")[2]) <= room
 
     def _below(self, word: str, room: float) -> str:
-        """Append a word to the text on a new line; a word longer than a line is wrapped."""
+        """Return the text with a word on a new line; a word that is too long is wrapped."""
         text = f"{self.text}\n" if self.text else ""
         for letter in word:
             line = text.rpartition("\n")[2]
@@ -111,14 +110,14 @@ class _Text:
         *,
         centered: bool = False,
     ) -> None:
-        """Draw the lines below each other; ``at`` is the top left, or the middle of the top."""
+        """Draw the lines; ``at`` is the top left corner, or the middle of the top edge."""
         for number, line in enumerate(self.text.split("\n")):
             x, y = at
             draw.text((x, y + number * self.spacing), line, ink, self.font, "ma" if centered else "la")
 
 
 class _Room(NamedTuple):
-    """The place of an image on the sheet: all images of a row have the same height."""
+    """An image's cell on the sheet. All cells of a row have the same height."""
 
     shown: Shown
     width: int
@@ -126,20 +125,20 @@ class _Room(NamedTuple):
 
 
 def _groups(shown: Sequence[Shown]) -> list[Sequence[Shown]]:
-    """The images, divided before each that has a heading."""
+    """Return the images in groups; each heading begins a group."""
     starts = [0, *(at for at, one in enumerate(shown) if at and one.heading)]
     return [shown[start:end] for start, end in pairwise([*starts, len(shown)])]
 
 
 def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
-    """The images in their order, in rows that are equally wide, unless too high, and almost equally high."""
+    """Return the images in rows of equal width and similar height."""
     aspects = [_aspect(one) for one in shown]
     tallest = max((one.image.height for one in shown if one.image is not None), default=HEIGHT)
     height = min(HEIGHT, LARGEST_ZOOM * tallest)
     count = max(1, round(sum(aspects) * height / WIDTH))
     ends = _evenly(aspects, min(count, len(shown)))
     width = WIDTH
-    if len(ends) == 1:  # a row that is not full is as high as any, and the sheet is as wide as it
+    if len(ends) == 1:  # a single row need not be full: the sheet becomes narrower
         width = min(WIDTH, round(sum(aspects) * height) + _GAP * (len(shown) - 1))
     rows = []
     for start, end in pairwise([0, *ends]):
@@ -153,16 +152,16 @@ def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
 
 
 def _aspect(one: Shown) -> float:
-    """Width over height of the room for an image."""
+    """Return the width over height of an image's cell."""
     aspect = 2.0 if one.image is None else one.image.width / one.image.height
     return min(max(aspect, _NARROWEST), _WIDEST)
 
 
 def _evenly(lengths: Sequence[float], count: int) -> list[int]:
-    """Divide ``lengths`` into ``count`` runs whose sums differ least; return their ends."""
+    """Divide ``lengths`` into ``count`` runs with the most equal sums, and return their ends."""
     total = [0.0, *accumulate(lengths)]
     mean = total[-1] / count
-    best = [0.0] + [math.inf] * len(lengths)  # of the first n lengths, with as many runs as were made so far
+    best = [0.0] + [math.inf] * len(lengths)  # the least cost of the first n lengths in the runs made so far
     cuts: list[list[int]] = []
     for _ in range(count):
         made, cut = [math.inf] * len(best), [0] * len(best)
@@ -185,7 +184,7 @@ def _width_of(row: Sequence[_Room]) -> int:
 
 
 def page(selection: Selection) -> str:
-    """An HTML page that needs no other file."""
+    """Return a self-contained HTML page."""
     figures = "\n".join(map(_figure, selection.shown))
     chips = "".join(_chip(label, selection.class_names[label]) for label in _classes(selection.shown))
     title = _html(selection.title)
@@ -201,7 +200,7 @@ body {{ font: 15px/1.4 system-ui, sans-serif; margin: 2rem auto; max-width: 1800
 h1 {{ font-size: 1.3rem; }}
 h2 {{ flex-basis: 100%; font-size: 1.1rem; margin: .6rem 0 0; }}
 main {{ display: flex; flex-wrap: wrap; gap: 1.2rem; }}
-/* Every image takes its share of a row, so that rows are full; what follows the last one takes the rest. */
+/* Images share a row by aspect, so rows are full; the pseudo-element fills the last row. */
 figure {{ flex: var(--aspect) 1 calc(var(--aspect) * 19rem); margin: 0; max-width: 100%; }}
 main::after {{ content: ""; flex: 1000 1 0; }}
 img {{ border-radius: 4px; display: block; height: auto; width: 100%; }}
@@ -244,11 +243,11 @@ def _figure(one: Shown) -> str:
 
 
 def _cell(one: Shown, width: int, height: int) -> Image.Image:
-    """An image as large as it fits, its boxes drawn at that size, so that their labels can be read."""
+    """Return an image scaled to a cell, with its boxes drawn at that size, so that labels are legible."""
     if one.image is None:
         return _blank(width, height)
     scale = min(width / one.image.width, height / one.image.height)
-    # What fills its room but for the rounding of sizes fills it.
+    # Rounding must not leave a gap of a pixel.
     size = [max(1, round(one.image.width * scale)), max(1, round(one.image.height * scale))]
     size = [room if abs(room - side) <= 2 else side for room, side in zip((width, height), size, strict=True)]
     how = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC
@@ -282,7 +281,7 @@ def _classes(shown: Sequence[Shown]) -> list[int]:
 
 
 def _legend(selection: Selection, width: int) -> Image.Image | None:
-    """The colors of the classes that have boxes, in as many lines as they need; of very many the first."""
+    """Draw the colors of the classes that have boxes, in up to three lines; None without boxes."""
     labels = _classes(selection.shown)
     if not labels:
         return None

@@ -1,4 +1,4 @@
-"""Conversion of a data set to another format, read back and compared bit by bit."""
+"""Convert a data set to another format, read it back, and compare it bit by bit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.printing import ProgressBar
 
 FIRST = 20
-"""So many differences of a kind are named."""
+"""The number of differences that are listed."""
 _CLASSES = ("image-folder", "webdataset", "csv")  # formats that hold a class for each image
-# What their writers announce as lost is no difference: boxes with flags are left out; class names lose line
-# breaks and the spaces around them; a box that begins this near to the edge is moved to it.
+# Information that their writers report as lost is no difference: flagged boxes are left out, class names lose
+# line breaks and surrounding spaces, and a box that begins this close to the edge is moved to it.
 _WITHOUT_FLAGS, _FIT_NAMES, _ROUNDED = ("darknet", "lines"), ("csv", "lines", "voc"), ("darknet", "voc")
 _EDGE = np.float32(1e-5)
 
@@ -35,11 +35,8 @@ class Converted:
     """The result of a conversion.
 
     Attributes:
-        data: what was read.
-        to: the new format.
-        out: the new folder.
-        lost: what the new format cannot hold, and what was left out on the way, as sentences.
-        differences: what reads back otherwise than it was written, as sentences; none if all is equal.
+        lost: sentences about information that the new format cannot hold and files that were left out.
+        differences: sentences about data that reads back differently; empty if all is equal.
     """
 
     data: DataSet
@@ -66,7 +63,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Noted(ImageFiles):
-    """Notes where each image went: to ``out``, which is built as ``folder``; ``bar`` shows how many went."""
+    """Records in ``went`` where each image goes below ``out``, which is built as ``folder``."""
 
     out: Path = Path()
     folder: Path = Path()
@@ -76,7 +73,7 @@ class _Noted(ImageFiles):
     def put(self, annotations: Annotations, index: int, target: Path) -> None:
         super().put(annotations, index, target)
         path = self.out / target.relative_to(self.folder)
-        self.went[id(annotations), index] = os.path.abspath(path)  # noqa: PTH100 - not through the link
+        self.went[id(annotations), index] = os.path.abspath(path)  # noqa: PTH100 - without following links
         if self.bar:
             self.bar.advance()
 
@@ -91,16 +88,10 @@ def convert(
     how: Literal["copy", "link"] = "copy",
     shard_bytes: int | None = None,
 ) -> Converted:
-    """Write all splits in the format ``to``, read them back, and compare.
+    """Write all splits into the new folder ``out`` in the format ``to``, read them back, and compare.
 
-    Args:
-        root: a folder, or a file such as a ``data.yaml``.
-        to: one of :data:`rankless.data.formats.registry.NAMES`.
-        out: the new folder; must not be there or be empty.
-        format: of ``root``.
-        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
-        how: whether images are copied, or linked; see :class:`ImageFiles`.
-        shard_bytes: the largest size of a shard, of tar shards.
+    See :func:`open_data_set` for the other arguments. With ``shard_bytes``, the data is packed into tar
+    shards of at most this size.
     """
     to = known_format(to, "--to", also=())
     must_be_outside(root, out)
@@ -139,15 +130,15 @@ def compare(
 ) -> list[str]:
     """Return sentences on the differences between the splits and those read back from ``out``.
 
-    A box is known by its class's name, since formats that store names number them again. Boxes of an image
-    may come in any order. What the format's writer announces as lost is no difference.
+    Classes are compared by name, since formats that store names number them again. The boxes of an image may
+    be in any order. Information that the format's writer reports as lost is no difference.
 
     Args:
-        splits: as written.
+        splits: the splits as written.
         out: the new data set.
         format: its format.
-        went: the file of each image by the identity of its split and its number, as far as it is known; a
-            split with others is taken to be in the order as written.
+        went: each image's file, by the split's identity and the image's index. A split with images whose
+            file is unknown is compared in the order as written.
     """
     differences: list[str] = []
     names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
@@ -172,16 +163,10 @@ def compare(
 
 
 def _as_held(whole: Annotations, format: str, names: Mapping[str, str]) -> Annotations:
-    """Return a split without the information that the writer announced as lost.
-
-    Args:
-        whole: the split.
-        format: the format.
-        names: class name to the one that stands in the format; the same where it is not among them.
-    """
+    """Return a split without the information that the writer reports as lost, and with the new ``names``."""
     if format in _WITHOUT_FLAGS:
         whole = with_boxes(whole, whole.flags == 0)
-    # A zero may lose its sign on the way, which makes no difference: + 0 turns -0 into 0.
+    # A zero may lose its sign, which makes no difference: + 0 turns -0 into 0.
     boxes = whole.boxes + np.float32(0)
     if format in _ROUNDED:
         boxes[boxes < _EDGE] = 0
@@ -206,7 +191,7 @@ def _compared(name: str, old: Annotations, new: Annotations, files: list[str | N
 
 
 def _difference(old: Annotations, index: int, new: Annotations, number: int) -> str:
-    """Return how an image's annotation differs; empty if it does not."""
+    """Return how an image's annotation differs; empty if it is equal."""
     if old.sizes[index].tolist() != new.sizes[number].tolist():
         return f"its size is {new.sizes[number].tolist()}; expected {old.sizes[index].tolist()}"
     before, after = _sorted(old, index), _sorted(new, number)
@@ -219,7 +204,7 @@ def _difference(old: Annotations, index: int, new: Annotations, number: int) -> 
 
 
 def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
-    """Class name and the box's four float32, byte for byte, of each box of an image."""
+    """Return the class name and the box's bytes of each box of an image, sorted."""
     rows = annotations.rows(index)
     names = [annotations.class_names[label] for label in annotations.labels[rows].tolist()]
     if not annotations.has_boxes:

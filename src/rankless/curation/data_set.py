@@ -1,4 +1,4 @@
-"""A data set as a whole: all of its splits, and its images as they lie on the disk."""
+"""Open a data set with all its splits, and join, name and protect its files."""
 
 from __future__ import annotations
 
@@ -23,18 +23,12 @@ from rankless.files.outputs import Outputs
 from rankless.files.remote import is_remote, location
 
 UNION = "trainval"
-"""Pascal VOC's list of two splits together: its images may be in another as well."""
+"""Pascal VOC's list that joins two splits."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Splits by name, in the format's order.
-
-    Attributes:
-        root: as the user named it.
-        format: one of :data:`rankless.data.formats.registry.NAMES`.
-        splits: name to what is annotated.
-    """
+    """A data set's root as the user gave it, the name of its format, and its splits in the format's order."""
 
     root: str
     format: str
@@ -47,7 +41,7 @@ class DataSet:
 
     @property
     def parts(self) -> dict[str, Annotations]:
-        """The splits that share no image: without VOC's ``trainval`` if its parts are present."""
+        """The splits that share no images: without VOC's ``trainval`` if its parts are present."""
         union = UNION in self.splits and {"train", "val"} <= self.splits.keys()
         return {name: each for name, each in self.splits.items() if not (union and name == UNION)}
 
@@ -71,10 +65,11 @@ def open_data_set(
     Args:
         root: a folder, or a file such as a ``data.yaml``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        splits: these alone; all if empty.
-        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
-        examined: accept it whatever is wrong with it.
-        rescan: read it again, images' headers too, even if no annotation seems to have changed.
+        splits: the splits to open; all if empty.
+        classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
+        examined: accept data with errors.
+        rescan: read everything again, headers of images included, even if no annotation seems to have
+            changed.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError(
@@ -102,15 +97,12 @@ def open_data_set(
 
 
 def spare(outputs: Outputs, root: str, format: str) -> None:
-    """Raise where an output that is forced would replace a file of the data set, of whichever split.
+    """Raise if a forced output would replace a file of the data set, whichever split it belongs to.
 
-    Args:
-        outputs: what the command is about to write.
-        root, format: see :func:`open_data_set`. In a folder everything belongs to the data set, such as
-            masks that no format here knows.
+    Every file in the data set's folder counts, also files that no format here knows, such as masks.
     """
     if not outputs.forced or is_remote(root):
-        return  # reading splits that nobody asked for can take long
+        return  # reading all splits can take long
     path = Path(root).expanduser()
     top = Path(os.path.realpath(path))
     outputs.refuse_inputs(
@@ -120,13 +112,13 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
     for split in format_named(name).splits(location(root)):
         try:
             annotations = examine(root, split, format)
-        except UserError:  # one that cannot be read is no reason not to show another
+        except UserError:  # an unreadable split does not matter here
             continue
         outputs.refuse_inputs([*annotations.paths(), *saved_names(annotations.folder or "")])
 
 
 def known_format(name: str, option: str = "--format", also: Sequence[str] = ("auto",)) -> str:
-    """Return the format that ``name`` means; ``yolo`` is Darknet's."""
+    """Return the format that ``name`` means; ``yolo`` means ``darknet``."""
     if name == "yolo":
         return "darknet"
     if name not in (*also, *NAMES):
@@ -136,7 +128,7 @@ def known_format(name: str, option: str = "--format", also: Sequence[str] = ("au
 
 
 def together(splits: Sequence[Annotations]) -> Annotations:
-    """Return all images of several splits; one that several of them list counts once."""
+    """Return the images of several splits; an image that several of them list counts once."""
     first = splits[0]
     if any(each.class_names != first.class_names for each in splits):
         classes = "; ".join(listed(each.class_names) for each in splits)
@@ -162,9 +154,9 @@ def together(splits: Sequence[Annotations]) -> Annotations:
 
 
 def names_below(root: str, annotations: Annotations) -> list[str]:
-    """Return each image's file as seen from the data set's folder, with ``/``; in a shard, behind the shard.
+    """Return each image's path below the data set's folder, with ``/``; in a shard, below the shard.
 
-    Such a name stays the same when the data set is moved, and when images are added to it.
+    Such a name stays the same when the data set is moved and when images are added to it.
     """
     path = Path(root).expanduser()
     top = (path if path.is_dir() else path.parent).resolve()
@@ -188,7 +180,7 @@ def must_be_outside(root: str, out: Path) -> None:
 
 
 def beside(root: str, ending: str) -> Path:
-    """A folder's name next to the data set: ``cells`` and ``cells/data.yaml`` give ``cells-fixed``."""
+    """Return a folder next to the data set: ``cells`` and ``cells/data.yaml`` give ``cells-fixed``."""
     path = Path(root).expanduser()
     folder = path.resolve() if path.is_dir() else path.resolve().parent
     if not folder.name:
@@ -199,7 +191,7 @@ def beside(root: str, ending: str) -> Path:
 
 
 def pattern(text: str, option: str) -> re.Pattern[str]:
-    """A regular expression of the user's."""
+    """Compile the user's regular expression."""
     try:
         return re.compile(text)
     except re.error as error:

@@ -1,4 +1,4 @@
-"""The worst images of a model and the likely wrong labels, drawn on a contact sheet."""
+"""Draw a model's worst images and the likely wrong labels on a contact sheet."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rankless.errors import counted
 from rankless.files.outputs import Outputs
 from rankless.tasks.detect import Detect
 
-_AROUND = 1.5  # sides of a doubtful label's box that are shown on each side of it
+_AROUND = 1.5  # the margin shown around a doubtful label, in sides of its box
 _KEY = " (solid: predictions; dashed: labels)"
-_LEAST = 96  # pixels of the image that are shown around a small one
+_LEAST = 96  # the least side of the part that is shown, in pixels
 
 
 def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: Outputs) -> None:
@@ -31,7 +31,7 @@ def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: O
 
 
 def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
-    """Return the cells of the sheet: first the worst images, then the doubtful labels from near."""
+    """Return the cells of the sheet: the worst images, then close-ups of the doubtful labels."""
     cells: list[Shown] = []
     doubtful = errors.doubtful()[:count]
     worst = (_whole(errors, opened, image) for image in errors.images[:count])
@@ -62,7 +62,7 @@ def doubt(errors: ModelErrors, one: Mistake) -> str:
 
 
 def _named(source: str) -> str:
-    """Return a file's name; a built-in scene as it is given to ``rankless predict``."""
+    """Return a file's name, or a built-in scene's name as ``rankless predict`` takes it."""
     return Path(source).name if Path(source).suffix else source
 
 
@@ -75,7 +75,7 @@ def text(errors: ModelErrors, one: Mistake) -> str:
 
 
 def is_whole(one: Mistake) -> bool:
-    """Return whether an error is about the whole image, as a classifier's are."""
+    """Return whether an error concerns the whole image, as a classifier's errors do."""
     return one.kind == "classification" and not any(one.box)
 
 
@@ -115,7 +115,7 @@ def _moved(box: Box, left: float = 0, top: float = 0, reduced: int = 1) -> Box:
 
 
 def _marks(errors: ModelErrors, one: Mistake, reduced: int) -> list[Mark]:
-    """The box of an error and, dashed, the annotation that it is about; none where it is the whole image."""
+    """Return an error's box and, dashed, its annotation's box; nothing if it concerns the whole image."""
     if is_whole(one):
         return []
     label = one.predicted if one.predicted >= 0 else one.label
@@ -128,7 +128,7 @@ def _marks(errors: ModelErrors, one: Mistake, reduced: int) -> list[Mark]:
 
 
 def _image_of(opened: Opened, index: int) -> tuple[torch.Tensor, int] | None:
-    """An evaluation image, uint8 (3, H, W), and pixels of the source per pixel of it; None if gone."""
+    """Return an evaluation image, uint8 (3, H, W), and its reduction factor; None if it cannot be read."""
     try:
         read: Any = opened.task.evaluation_data().images.read(index)
     except UnreadableImage:

@@ -1,4 +1,4 @@
-"""Decoding images ahead of a training, into the cache that ``data.cache: disk`` reads."""
+"""Decode images before a training, into the cache that ``data.cache: disk`` reads."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ from rankless.tasks import open_task
 
 @dataclass(frozen=True)
 class Filled:
-    """The result for one split.
-
-    Attributes:
-        split: its name.
-        images: how many there are.
-        unreadable: those that cannot be decoded, with the reason.
-        notes: where the images lie and how large they are together.
-    """
+    """The result for one split; the notes say where the cached images are and how large they are."""
 
     split: str
     images: int
@@ -33,9 +26,9 @@ class Filled:
 
 
 def fill(recipe: Recipe) -> list[Filled]:
-    """Decode the images that a recipe trains and scores on, each as large as the recipe needs it.
+    """Decode the images that a recipe trains and scores on, at the resolution it needs.
 
-    What is cached already is not decoded again, so an interrupted run goes on.
+    Cached images are not decoded again, so an interrupted call can be repeated.
     """
     recipe = replace(recipe, data=replace(recipe.data, cache="disk"))
     task = open_task(recipe)

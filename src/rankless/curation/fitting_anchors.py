@@ -1,4 +1,4 @@
-"""Anchors for a data set, and how much better they fit its boxes than the model's defaults."""
+"""Compute anchors for a data set, and compare them with the model's defaults."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ Anchors = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """Anchors, and how well they fit the boxes.
-
-    Attributes:
-        anchors: (width, height) in pixels, from the smallest area to the largest.
-        average_iou: the mean IoU of each box with its best anchor.
-    """
+    """Anchors, (width, height) in pixels by area, and the mean IoU of each box with its best anchor."""
 
     anchors: Anchors
     average_iou: float
@@ -34,14 +29,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class FittedAnchors(Fit):
-    """Anchors by k-means, in pixels of the input.
-
-    Attributes:
-        boxes: how many there are.
-        image_size: the input's (H, W) in pixels.
-        model: whose anchors they are compared with.
-        default: that model's anchors, published for its size.
-    """
+    """Anchors by k-means for ``boxes`` boxes on an input of ``image_size`` (H, W), and the model's own."""
 
     boxes: int
     image_size: tuple[int, int]
@@ -72,15 +60,7 @@ def fitted_anchors(
 ) -> FittedAnchors:
     """Find the anchors that fit the boxes of a split best.
 
-    Args:
-        root: ``digits``, a folder, or a file such as a ``data.yaml``.
-        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        split: its name.
-        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
-        model: a detector with anchors.
-        count: how many anchors; as many as the model has if not given.
-        size: the input's (H, W) in pixels; the model's if not given.
-        seed: of k-means.
+    ``root`` may be ``digits``; ``count`` and ``size``, (H, W) in pixels, are the model's unless given.
     """
     format = known_format(format)
     zoo.check_name(model)

@@ -1,4 +1,4 @@
-"""A copy of a data set without its errors; the data set itself is not changed."""
+"""Write a copy of a data set without its errors. The data set itself is not changed."""
 
 from __future__ import annotations
 
@@ -17,36 +17,29 @@ from rankless.files.work_folder import new_folder, refuse_existing
 
 @dataclass(frozen=True)
 class Fixed:
-    """The result of a fix.
-
-    Attributes:
-        out: the new data set's folder.
-        changes: what differs from the old one, as sentences with counts.
-    """
+    """The new data set's folder, and sentences that count its changes."""
 
     out: Path
     changes: list[str]
 
 
 _LOST = "unreadable file"
-"""Nobody knows how much such a file held."""
-
 BY_HAND = "repair or replace the annotation files that cannot be read"
 
 
 def remedy(checked: Checked) -> str:
-    """Return a sentence on how to fix all errors; empty if there are none."""
+    """Return a sentence that says how to fix all errors; empty if there are none."""
     wrong = {kind for found in checked.findings.values() for kind in found.counts if fails(kind)}
     stops = {kind for kind in wrong if KINDS[kind].outcome == "stops"}
     steps = ["give the splits the same classes"] if checked.classes else []
-    steps += ["divide the images, or name the splits that there are"] if checked.missing else []
+    steps += ["split the images, or name the existing splits"] if checked.missing else []
     if _LOST in wrong:
         steps.append(BY_HAND)
     rest = checked.wrong > len(checked.classes) + len(checked.missing) + sum(
         found.counts.get(_LOST, 0) for found in checked.findings.values()
     )
     if rest and stops - {_LOST}:
-        steps.append("fix what stops a training by hand, or --fix --drop-invalid writes a copy without it")
+        steps.append("fix the boxes that stop a training, or --fix --drop-invalid writes a copy without them")
     elif rest:
         steps.append("--fix writes a copy without " + ("the others" if steps else "them"))
     if rest and _LOST in wrong:
@@ -57,8 +50,8 @@ def remedy(checked: Checked) -> str:
 def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     """Raise if a copy would silently turn annotated objects into background.
 
-    What stops a training may say that the data was misread; without those boxes an image counts as one that
-    shows nothing there.
+    A finding that stops a training may mean that the data was misread. Without the boxes, an image would
+    count as showing nothing there.
     """
     found = {
         f"{name}: {kind}: {count:,}" + (f"; the first: {first[0]}" if first else ""): kind
@@ -68,29 +61,29 @@ def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     }
     if not found:
         return
-    because = "nothing is written: these stop a training because going on would train something else; "
+    because = "nothing is written: these findings stop a training, because the data may be misread; "
     if _LOST not in found.values():
         advice = (
             "fix them by hand, or add --drop-invalid to leave such boxes out (their objects become "
             "background)"
         )
     elif {*found.values()} == {_LOST}:
-        advice = f"{BY_HAND}, because nobody knows what they held; --drop-invalid leaves out boxes, not files"
+        advice = f"{BY_HAND}, because their content is unknown; --drop-invalid leaves out boxes, not files"
     else:
-        advice = f"{BY_HAND}; the others as well, or with --drop-invalid (their objects become background)"
+        advice = f"{BY_HAND}; fix the others, or add --drop-invalid (their objects become background)"
     raise UserError([*found, because + advice])
 
 
 def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool = False) -> Fixed:
-    """Write the data set again, in its format, without whatever a check fails for.
+    """Write a copy of the data set, in its format, without the entries that make the check fail.
 
-    Invalid boxes are left out or clipped as training would, images that cannot be read are left out, and of
-    an image that two splits share only the last split's stays (so validation and test stay whole).
+    Invalid boxes are left out or clipped as in a training, and unreadable images are left out. If two splits
+    share an image, only the later split keeps it, so validation and test stay complete.
 
     Args:
-        checked: what :func:`rankless.curation.checking.check` found.
-        out: the new folder; must not be there or be empty.
-        drop_invalid: see :func:`refuse_misread`.
+        checked: the result of :func:`rankless.curation.checking.check`.
+        out: the new folder; must not exist, or be empty.
+        drop_invalid: leave out boxes that stop a training; see :func:`refuse_misread`.
         link: link images instead of copying them.
     """
     refuse_misread(checked, drop_invalid=drop_invalid)
@@ -108,7 +101,7 @@ def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool =
     with new_folder(out) as folder:
         lost = write(data.format, folder, splits, ImageFiles("link" if link else "copy"))
     if gone := sorted(set(data.splits) - set(data.parts)):
-        changes.append(f"the list '{gone[0]}' was not written: it is the other splits together")
+        changes.append(f"the list '{gone[0]}' was not written: it joins the other splits")
     return Fixed(out, changes + lost)
 
 
@@ -120,5 +113,5 @@ def _changes(checked: Checked, name: str) -> list[str]:
         if fails(kind)
     ]
     if leaked := checked.leaked.get(name, set()) - checked.unreadable[name]:
-        sentences.append(f"{name}: {counted(len(leaked), 'image')} that another split has as well: left out")
+        sentences.append(f"{name}: {counted(len(leaked), 'image')} that another split contains: left out")
     return sentences

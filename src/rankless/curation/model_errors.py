@@ -1,12 +1,11 @@
-"""A model's errors: the images with the most and most certain ones, and labels that are likely wrong.
+"""Find a model's errors: the images with the most and most certain ones, and labels that are likely wrong.
 
 The kinds of a detector's errors have TIDE's names (Bolya et al., "TIDE: A General Toolbox for Identifying
-Object Detection Errors", 2020): classification, localization, duplicate, background, missed. An error costs
-what the model was wrong by: the score of a wrong detection, one minus the score of the best right detection
-of a missed object.
+Object Detection Errors", 2020): classification, localization, duplicate, background, missed. An error's cost
+is the score of a wrong detection, or one minus the score of the best correct detection of a missed object.
 
-A label is likely wrong where the model is sure of something else: a class that differs, an object without a
-label, or a label where it sees nothing at all.
+A label is likely wrong if the model is sure of something else: another class, an object without a label, or
+nothing at all where the label is.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from rankless.tasks.detect import Detect
 from rankless.tasks.report_details import as_truth
 
 _LOWEST = 0.05
-"""Detections from here on may find an object, however sure the model must be of an error."""
+"""The least score of a detection that may find an object."""
 _NEAR = 0.1
-"""IoU from which a detection is about an object."""
+"""The least IoU of a detection and the object it belongs to."""
 SURE = 0.5
-"""Score from which the model doubts a label."""
+"""The least score at which the model doubts a label."""
 Kind = Literal["classification", "localization", "duplicate", "background", "missed"]
 Box = tuple[float, float, float, float]
 
@@ -48,14 +47,12 @@ class Mistake(NamedTuple):
     """One error.
 
     Attributes:
-        kind: which one.
-        box: xyxy in pixels of the image: of the detection, or of the object that was missed; the whole image
-            for a classifier.
-        predicted: the class id that the model saw; -1 for a missed object.
-        label: the class id of the annotation; -1 for background.
+        box: xyxy in pixels of the image, of the detection or the missed object; zeros for a classifier.
+        predicted: the predicted class id; -1 for a missed object.
+        label: the annotated class id; -1 for background.
         cost: 0..1.
         doubt: 0..1, how likely the annotation is wrong.
-        annotated: xyxy of the annotation that a detection is about; None if there is none.
+        annotated: xyxy of the annotation that a detection belongs to, if any.
     """
 
     kind: Kind
@@ -69,13 +66,7 @@ class Mistake(NamedTuple):
 
 @dataclass
 class WrongImage:
-    """The errors in one image.
-
-    Attributes:
-        index: of the image in the evaluation data.
-        source: its file, or a name.
-        mistakes: the costliest first.
-    """
+    """The errors in one image, the costliest first, and the image's index and file or name."""
 
     index: int
     source: str
@@ -92,15 +83,13 @@ class ModelErrors:
     """All errors of a model.
 
     Attributes:
-        model: the name of its run or file.
+        model: the name of the run or file.
         weights: the weights file.
-        data, split: what was looked at.
-        class_names: of the model.
-        looked_at: number of readable images.
-        images: those with errors, the worst first.
-        unreadable: source and reason of each image that could not be read.
-        best: the highest score of anything that the model found, 0..1.
-        confidence: detections with a lower score are no errors.
+        looked_at: the number of readable images.
+        images: the images with errors, the worst first.
+        unreadable: the file and the reason of each unreadable image.
+        best: the highest score of any detection, 0..1.
+        confidence: detections with a lower score do not count as errors.
     """
 
     model: str
@@ -116,7 +105,7 @@ class ModelErrors:
 
     @property
     def is_blind(self) -> bool:
-        """Whether the model detected nothing at all, so that missed objects say nothing about labels."""
+        """Whether the model detected nothing at all; then missed objects say nothing about labels."""
         return self.best < self.confidence
 
     def counts(self) -> dict[str, int]:
@@ -124,7 +113,7 @@ class ModelErrors:
         return dict(Counter(one.kind for image in self.images for one in image.mistakes))
 
     def doubtful(self) -> list[tuple[WrongImage, Mistake]]:
-        """Return the annotations that are likely wrong, the likeliest first, each with its image."""
+        """Return the labels that are likely wrong, each with its image, the likeliest first."""
         every = [(image, one) for image in self.images for one in image.mistakes if one.doubt >= SURE]
         return [] if self.is_blind else sorted(every, key=lambda pair: (-pair[1].doubt, pair[0].index))
 
@@ -133,7 +122,7 @@ class ModelErrors:
         return "nothing" if label < 0 else self.class_names[label]
 
     def as_json(self, count: int) -> dict[str, Any]:
-        """Return plain data: the worst ``count`` images and as many likely wrong labels."""
+        """Return the worst ``count`` images and as many likely wrong labels, for a program."""
         return {
             "weights": str(self.weights),
             "data": self.data,
@@ -168,7 +157,7 @@ class ModelErrors:
 
 @dataclass(frozen=True)
 class Opened:
-    """A trained model and the data it is judged on."""
+    """A trained model with its task, which opens the evaluation data."""
 
     name: str
     path: Path
@@ -181,15 +170,15 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
     """Load a built-in task's weights and open its evaluation data.
 
     Args:
-        target: a run directory (its best weights are used) or a weights file.
-        overrides: ``key=value``, changes to its recipe, such as ``data.root=…``.
-        split: of the data; None is the recipe's ``data.val``.
+        target: a run directory, whose best weights are used, or a weights file.
+        overrides: changes to its recipe, ``key=value``.
+        split: the split to evaluate; None means the recipe's ``data.val``.
     """
     loaded = trained.load(path := weights_of(target))
     if loaded.recipe.task not in ("detect", "classify"):
         raise UserError(
-            f"{path}: is of the task '{printable(loaded.recipe.task)}', whose errors only itself knows; "
-            "expected a detector or a classifier"
+            f"{path}: belongs to the task '{printable(loaded.recipe.task)}'; expected a detector or a "
+            "classifier"
         )
     refuse_unused_in_scoring(overrides, loaded.recipe.task)
     recipe = load.changed(loaded.recipe, [*overrides, *([f"data.val={split}"] if split else [])])
@@ -199,7 +188,7 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
     device = compute_device()
     recipe = replace(recipe, precision=resolve(recipe.precision, device, recipe.cpu_isa))
     kind: type[Detect | Classify] = Classify
-    if recipe.task == "detect":  # as a prediction reports boxes, each under its best class
+    if recipe.task == "detect":  # report boxes as a prediction does, each under its best class
         kind = Detect
         evaluate = replace(recipe.evaluate, confidence=_LOWEST, multi_label=False, rectangular=False)
         recipe = replace(recipe, evaluate=evaluate)
@@ -214,10 +203,7 @@ def find_errors(
 ) -> ModelErrors:
     """Predict on all evaluation images and compare with their annotations.
 
-    Args:
-        opened: of :func:`open_model`.
-        confidence: detections with a lower score are no errors.
-        done: called after every image.
+    Detections with a score below ``confidence`` are no errors. ``done`` is called after every image.
     """
     task, data = opened.task, opened.task.evaluation_data()
     recipe = task.recipe
@@ -263,12 +249,7 @@ def _mistakes(
 
 
 def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
-    """Yield a detector's errors in one image.
-
-    Args:
-        image: objects and detections, those of low scores too: they may find an object.
-        confidence: detections with a lower score are no errors.
-    """
+    """Yield a detector's errors in one image; detections below ``confidence`` may only find objects."""
     finder = _finders(image)
     right, explained = set(finder.values()), set(finder)
     for row in np.flatnonzero(image.scores >= confidence).tolist():
@@ -280,21 +261,21 @@ def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
         score = float(image.scores[finder[column]]) if column in finder else 0.0
         if score < confidence and (column in finder or column not in explained):
             near = image.scores[image.overlaps[:, column] >= _NEAR]
-            # Where not even an unlikely box is near, there may be nothing.
+            # If not even an unlikely box is near, the label may be wrong.
             doubt = 0.0 if len(near) else SURE
             box = _box(image.truths[column])
             yield Mistake("missed", box, -1, int(image.labels[column]), 1 - score, doubt, box)
 
 
 def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tuple[Mistake, int]:
-    """The error of a detection that found nothing, and the object that it is about, or -1."""
+    """Return the error of a detection that found no object, and the object it belongs to, or -1."""
     score, predicted = float(image.scores[row]), int(image.found[row])
     overlaps = image.overlaps[row] * image.counts
     near = int(overlaps.argmax()) if len(overlaps) else -1
     overlap = float(overlaps[near]) if near >= 0 else 0.0
     label = int(image.labels[near]) if near >= 0 else -1
     kind: Kind = "background"
-    doubt = score if overlap < _NEAR else 0.0  # one more object would make it right
+    doubt = score if overlap < _NEAR else 0.0  # one more label would make it right
     if label == predicted and overlap >= _NEAR:
         kind, doubt = ("duplicate" if overlap >= IOU else "localization"), 0.0
     elif overlap >= IOU:  # another class would make it right, unless the model sees this one as well
@@ -306,7 +287,7 @@ def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tup
 
 
 def _finders(image: ImageBoxes) -> dict[int, int]:
-    """The detection that finds each object, by COCO's rule."""
+    """Return the detection that finds each object, by COCO's rule."""
     finder: dict[int, int] = {}
     for row in range(len(image.scores)):
         free = np.flatnonzero(image.same[row] & image.counts)

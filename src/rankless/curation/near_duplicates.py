@@ -1,17 +1,18 @@
-"""Images that are the same, or nearly: copies of a file, and images that were saved again or resized.
+"""Find identical and nearly identical images: copies of a file, and images that were saved again or resized.
 
-Every image becomes a thumbnail of 16 × 16 means in three colors. Two images are nearly the same where no
-mean differs much, and all of them together hardly at all. The search is exact: block means of a thumbnail
-are a projection of it, so images that differ little lie close together in a tree of these.
+Every image becomes a thumbnail of 16 × 16 mean colors. Two images are nearly the same if no mean differs much
+and all of them together hardly differ. The search is exact: block means are a projection of the thumbnail, so
+images that differ little lie close together in a k-d tree of block means.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -19,20 +20,20 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rankless.curation.progress import each
-from rankless.data.images.image_file import Shown, UnreadableImage, read_for
+from rankless.data.images.image_file import Shown, UnreadableImage, read, read_for
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import content
 from rankless.errors import counted
 
 _SIDE, _BLOCKS = 16, 2
 _SHOWN = Shown((_SIDE, _SIDE), "stretch", 4)
-# Root mean squares in levels of 255. Of microscope images (640 × 480) and photographs of hands (100 × 100),
-# one saved again at JPEG quality 50, as WebP, at half or a third of its size or stretched differs by 0.1 to
-# 1.6, at quality 30 by up to 2.4; no two different ones by less than 9.4. Images of little contrast (of
-# a sky, of tissue) resemble each other more, so they have to come closer.
+# Root mean square differences, in levels of 255. Microscope images (640 × 480) and photographs of hands
+# (100 × 100) differ by 0.1 to 1.6 after they were saved again at JPEG quality 50, as WebP, resized to a half
+# or a third, or stretched, and by up to 2.4 at quality 30. Different images differ by 9.4 or more. Images
+# with little contrast (a sky, tissue) resemble each other more, so their limit is lower.
 _MOST, _LEAST, _OF_CONTRAST = 3.0, 1.0, 0.1
 _MOST_ANYWHERE = 12.0
-"""In one mean: more is an object that is on one of the two images only."""
+"""The largest difference of one mean; a larger one is an object that only one of the images shows."""
 _AT_ONCE = 4096
 
 Thumbnails = NDArray[np.uint8]
@@ -41,12 +42,12 @@ Thumbnails = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Alike:
-    """Groups of images that are identical or nearly so.
+    """Groups of identical or nearly identical images.
 
     Attributes:
-        groups: the numbers of images that belong together, two or more each, ascending.
-        identical: how many images have the bytes of another that comes before them.
-        near: how many further images are nearly the same as another.
+        groups: the indices of the images in each group, two or more, ascending.
+        identical: the number of images with the same bytes as an earlier one.
+        near: the number of further images that are nearly the same as another.
     """
 
     groups: list[list[int]]
@@ -64,30 +65,34 @@ class Alike:
         return [f"{' and '.join(found)}: {together}"] if found else []
 
 
-class _Seen(NamedTuple):
-    digest: bytes
-    thumbnail: Thumbnails | None
+class Look(NamedTuple):
+    """The features by which an image is compared; those that cannot be read are empty."""
+
+    digest: bytes = b""
+    thumbnail: Thumbnails | None = None
+    error: UnreadableImage | None = None
+
+
+def look_at(whole: Annotations, index: int, *, near: bool, decode: bool = False) -> Look:
+    """Read image ``index``: hash it, decode it to find errors, and make its thumbnail, as asked."""
+    digest, small = b"", None
+    try:
+        data, path = content(whole, index), whole.path(index)
+        digest = blake2b(data, digest_size=16).digest()
+        if decode:
+            read(io.BytesIO(data), name=path)
+        small = thumbnail(data, path) if near else None
+    except UnreadableImage as error:
+        return Look(digest, error=error)
+    return Look(digest, small)
 
 
 def find_alike(whole: Annotations, *, near: bool = True) -> Alike:
-    """Compare all images of a split, each with all others.
+    """Compare all images of a split, each with all others; with ``near``, also by their thumbnails.
 
-    Args:
-        whole: the images; one that cannot be read is compared by its bytes alone.
-        near: also find those that are nearly the same; they are decoded.
+    An image that cannot be decoded is compared by its bytes alone.
     """
-
-    def look(index: int) -> _Seen:
-        try:
-            data = content(whole, index)
-        except UnreadableImage:
-            return _Seen(b"", None)
-        digest = hashlib.blake2b(data, digest_size=16).digest()
-        try:
-            return _Seen(digest, thumbnail(data, whole.path(index)) if near else None)
-        except UnreadableImage:
-            return _Seen(digest, None)
-
+    look = partial(look_at, whole, near=near)
     joined = Joined(len(whole))
     first: dict[bytes, int] = {}
     thumbnails, numbers, identical = [], [], 0
@@ -114,14 +119,14 @@ def thumbnail(data: bytes, name: str) -> Thumbnails:
 
 
 def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
-    """Pairs of rows of (N, 3 * 16 * 16) that are nearly the same, the lower one first, each pair once."""
+    """Yield each pair of nearly equal rows of (N, 3 * 16 * 16) once, the lower row first."""
     from sklearn.neighbors import KDTree  # slow to import
 
     contrast = thumbnails.std(1, dtype=np.float32)  # (N,)
     limit = np.clip(_OF_CONTRAST * contrast, _LEAST, _MOST)
     edge = _SIDE // _BLOCKS
     blocks = thumbnails.reshape(-1, 3, _BLOCKS, edge, _BLOCKS, edge).astype(np.float32).mean((3, 5))
-    # Of two thumbnails a mean over edge² numbers differs by at most their distance / edge.
+    # The mean over edge² numbers of two thumbnails differs by at most their distance / edge.
     points = blocks.reshape(len(thumbnails), -1)
     radius = limit * np.float32(np.sqrt(thumbnails.shape[1]) / edge) + 1e-3
     tree = KDTree(points)
@@ -138,17 +143,13 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
 
 
 class Joined:
-    """Numbers that are joined pair by pair into groups (union-find).
-
-    Args:
-        count: they are 0 … count - 1.
-    """
+    """The numbers 0 to ``count`` - 1, joined pair by pair into groups (union-find)."""
 
     def __init__(self, count: int) -> None:
         self._above = list(range(count))
 
     def root(self, number: int) -> int:
-        """The least number of the group."""
+        """Return the lowest number in the group."""
         while self._above[number] != number:
             self._above[number] = self._above[self._above[number]]
             number = self._above[number]
@@ -164,7 +165,7 @@ class Joined:
             self.join(first, other)
 
     def groups(self) -> list[list[int]]:
-        """The groups of two numbers or more, by their least number."""
+        """Return the groups of two or more numbers, ordered by their lowest number."""
         made: defaultdict[int, list[int]] = defaultdict(list)
         for number in range(len(self._above)):
             made[self.root(number)].append(number)

@@ -1,4 +1,4 @@
-"""A bar on the terminal while many images are worked on."""
+"""Work on many images in threads, with a progress bar."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rankless.printing import ProgressBar
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-_AHEAD = 4096  # so many items are handed out at once: a list of a million futures would take a gigabyte
+_AHEAD = 4096  # items that are handed out at once: a list of a million futures would take a gigabyte
 
 
 def each(work: Callable[[Item], Made], items: Sequence[Item], what: str) -> Iterator[Made]:
-    """``work`` on every item, on all processors, in order, with a bar where there is a terminal.
+    """Yield ``work(item)`` for every item in order, computed on all cores, with a bar on a terminal.
 
-    Threads serve: Pillow's decoders, hashing and the disk all work without Python's lock.
+    Threads suffice: Pillow's decoders, hashing and the disk all work without Python's lock.
     """
     with ProgressBar(len(items), what) as bar, ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(items), _AHEAD):

@@ -1,4 +1,4 @@
-"""Sample images of a data set with their annotations: as stored, or as the model will see them."""
+"""Sample images of a data set with their annotations, as stored or as a training sees them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from rankless.recipe.schema import Recipe
 from rankless.structures import ClassificationItem, DetectionItem
 from rankless.tasks import open_task
 
-_SCENES = 4096  # of the built-in data, from which those to show are drawn
-
-
+_SCENES = 4096  # built-in scenes that the samples are drawn from
 RecipeFor = Callable[[str], Recipe]
 
 
@@ -42,8 +40,8 @@ class Shown(NamedTuple):
         image: RGB; None if it cannot be read.
         marks: its boxes, in pixels.
         caption: the text below it.
-        classes: the labels of everything on it.
-        heading: what begins with this image, on a line of its own above it.
+        classes: the labels of all its objects.
+        heading: the title of the group that begins with this image.
     """
 
     image: Image.Image | None
@@ -58,9 +56,6 @@ class Selection:
     """The images to show.
 
     Attributes:
-        title: what they are of.
-        class_names: of the data set.
-        shown: the images.
         files: all images that they were drawn from; empty for the built-in data.
         root, format: the data set; no root for the built-in data.
     """
@@ -84,18 +79,10 @@ def select(
     classes: Classes = "auto",
     augmented: RecipeFor | None = None,
 ) -> Selection:
-    """Draw images of a split.
+    """Draw ``count`` images of a split, the first unless given; only images with ``class_name``, if given.
 
-    Args:
-        root: ``digits``, a folder, or a file such as a ``data.yaml``.
-        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        split: its name; the first one if not given.
-        count: how many images; all if there are fewer.
-        seed: another one draws others.
-        class_name: only images with this class.
-        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
-        augmented: show them as a training by this recipe sees them in its first epoch; it is asked for the
-            recipe by the task that the data is for, ``detect`` or ``classify``.
+    With ``augmented``, images look as in the first epoch of a training by the recipe that it returns for the
+    data's task, ``detect`` or ``classify``.
     """
     format = known_format(format)
     if root == DIGITS and not Path(root).exists():
@@ -130,7 +117,7 @@ def select(
 def _digits(
     split: str, count: int, seed: int, class_name: str | None, augmented: RecipeFor | None
 ) -> Selection:
-    """Draw scenes of the built-in data, whose classes are known only after rendering."""
+    """Draw scenes of the built-in data. Their classes are known only after rendering."""
     scenes = DigitScenes(split, _SCENES)
     wanted = _label(class_name, scenes.class_names)
     look, total = partial(_scene, scenes), len(scenes)
@@ -172,7 +159,7 @@ def _scene(scenes: DigitScenes, index: int) -> Shown:
 
 
 def _as_stored(whole: Annotations, index: int) -> Shown:
-    """Return an image with every box, also those that are not trained on."""
+    """Return an image with all its boxes, also those that are not trained on."""
     image, rows = FileImages(whole).read(index).image, whole.rows(index)
     labels, caption = whole.labels[rows].tolist(), Path(whole.path(index)).name
     names = [whole.class_names[label] for label in labels]
@@ -187,7 +174,7 @@ def _as_stored(whole: Annotations, index: int) -> Shown:
 
 
 def _augmented(recipe: Recipe) -> tuple[partial[Shown], int]:
-    """Return what shows images as the network gets them in the first epoch, and how many there are."""
+    """Return a function that shows an image as in the first epoch, and the number of images."""
     task = open_task(recipe)
     examples: Any = task.training_data()  # of the task's kind
     return partial(_as_trained, examples, tuple(task.class_names)), len(examples)

@@ -1,9 +1,9 @@
-"""Dividing images into splits, the same way on every machine and every day.
+"""Divide images into splits, reproducibly.
 
-An image's split follows from the seed and its name alone, so that images which come later move none of
-those that are there. With ``stratify`` the classes get equal fractions in every split; then an image's split
-depends on the others, too. Images of one group always stay together, and so do images that are the same or
-nearly: in two splits they would make the scores too good.
+An image's split follows from the seed and its name alone, so images that are added later do not move others.
+With ``stratify``, every split gets the same fraction of each class, and an image's split depends on all
+images. Images of one group stay together, and so do identical or nearly identical images: in two splits they
+would make the scores too good.
 """
 
 from __future__ import annotations
@@ -36,20 +36,12 @@ from rankless.randomness import key
 
 Counts = NDArray[np.int64]
 _CLOSE = 0.01
-"""A part that differs by a smaller fraction of all images is as it was asked for."""
+"""The largest deviation from the requested fractions that is not reported."""
 
 
 @dataclass(frozen=True)
 class Divided:
-    """The result of a split.
-
-    Attributes:
-        data: what was divided.
-        out: the new folder.
-        splits: the new splits.
-        wanted: the fraction of the images that each should have.
-        notes: sentences on how it went.
-    """
+    """The result: the new folder and splits, the requested fraction of each, and notes as sentences."""
 
     data: DataSet
     out: Path
@@ -58,7 +50,7 @@ class Divided:
     notes: list[str]
 
     def counts(self) -> dict[str, list[int]]:
-        """Return how many boxes (or images) each class has in each split."""
+        """Return the number of boxes (or images) of each class in each split."""
         classes = len(next(iter(self.splits.values())).class_names)
         return {
             name: np.bincount(np.asarray(each.labels), minlength=classes).tolist()
@@ -93,20 +85,18 @@ def split(
     seed: int = 0,
     link: bool = False,
 ) -> Divided:
-    """Divide all images of a data set again, into ``train``, ``val`` and, if it has a fraction, ``test``.
+    """Divide the images of a data set into ``train``, ``val`` and ``test``, and write them in its format.
+
+    See :func:`open_data_set` for the other arguments.
 
     Args:
-        root: a folder, or a file such as a ``data.yaml``.
-        out: the new folder, in the same format; must not be there or be empty.
-        format: of ``root``.
-        splits: divide only these; all if empty.
-        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
-        val, test: fractions of the images.
-        stratify: give every class about the same fraction in every split.
-        group: a regular expression; images stay together whose names have the same text in its first
-            group, or in the whole match if it has none. Names are paths below the data set's folder.
-        near: images that are nearly the same stay together, too; identical ones always do.
-        seed: another one divides otherwise.
+        out: the new folder; must not exist, or be empty.
+        val, test: fractions of the images; a split with the fraction 0 is not written.
+        stratify: give every split about the same fraction of each class.
+        group: a regular expression. Images stay together if their paths below the data set's folder have the
+            same text in its first group, or in the whole match if it has no group.
+        near: keep nearly identical images together as well.
+        seed: the seed of the division.
         link: link images instead of copying them.
     """
     wanted = _fractions(val, test)
@@ -136,7 +126,7 @@ def _divided(
     *,
     stratify: bool,
 ) -> dict[str, Annotations]:
-    """The new splits of units, each of which has some images and a hash from 0 to 1."""
+    """Return the new splits, given the images of each unit and its hash from 0 to 1."""
     if stratify:
         counts, sizes = _label_counts(whole, members), np.array([len(each) for each in members])
         order = np.argsort(np.array(hashed), kind="stable")
@@ -161,9 +151,10 @@ def _divided(
 
 
 def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
-    """Return a split for each number in [0, 1): the lowest go to the second, the next to the third.
+    """Return a split for each number in [0, 1): the lowest go to the second split, the next to the third.
 
-    So a test split that is asked for later takes from ``train`` alone, and a larger ``val`` keeps its own.
+    Therefore a test split that is added later takes images from ``train`` alone, and a larger ``val`` keeps
+    its images.
     """
     bounds = np.cumsum(np.array(fractions[1:], np.float64))
     return np.asarray((np.searchsorted(bounds, np.asarray(hashed), side="right") + 1) % len(fractions))
@@ -172,14 +163,14 @@ def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
 def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Counts:
     """Iterative stratification: Sechidis, Tsoumakas and Vlahavas, 2011, algorithm 1.
 
-    The rarest label that is left is dealt out first, each example to the split that still wants the most of
-    that label; of several, to the one that wants the most examples. An example here may be a group of
-    images and then counts as many times as it has images.
+    The rarest remaining label is dealt out first, each example to the split that still needs the most of that
+    label, or among several to the one that needs the most examples. An example may be a group of images, and
+    counts once for each of them.
 
     Args:
-        counts: how many images of each example have each label, (N, C); the order decides between equals.
-        sizes: how many images each example has, (N,).
-        fractions: of each split; they add up to 1, (S,).
+        counts: the number of each example's images with each label, (N, C); the order breaks ties.
+        sizes: the number of images of each example, (N,).
+        fractions: of each split, (S,); they add up to 1.
 
     Returns:
         The split of each example, (N,).
@@ -191,7 +182,7 @@ def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Cou
     left = (counts > 0).sum(0)  # examples of each label, (C,)
 
     def deal(example: int, demand: NDArray[np.float64]) -> None:
-        """Give an example to the split that wants it most; ``demand`` is of each split, (S,)."""
+        """Give an example to the split with the highest demand, (S,)."""
         best = np.flatnonzero(demand >= demand.max() - 1e-9)
         chosen = int(best[np.argmax(wanted[best])])
         where[example] = chosen
@@ -235,7 +226,7 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
         if search and match is None:
             alone += 1
         text = name if match is None else (match[1] if match.re.groups else match[0]) or ""
-        # An image that stands alone never meets a group that is called like it.
+        # An image outside the groups must not join a group with its name.
         units[f"group {text}" if match else text].append(number)
     if search is None:
         return dict(units), []
@@ -249,17 +240,16 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
         )
     notes = [f"{counted(len(units) - alone, 'group')} of {counted(len(names) - alone, 'image')}"]
     if alone:
-        one, many = "name does not match --group and stands", "names do not match --group and stand"
-        notes.append(f"{counted(alone, one, many)} alone")
+        notes.append(f"{counted(alone, 'name does', 'names do')} not match --group: divided one by one")
     return dict(units), notes
 
 
 def _merged(
     units: Mapping[str, list[int]], groups: Iterable[Sequence[int]], count: int
 ) -> dict[str, list[int]]:
-    """Join units that a group has images in common with; the first name becomes that of the whole.
+    """Join the units that share a group; the first name becomes the name of the whole.
 
-    So an image's split follows from its name alone as long as nothing is like it.
+    An image without duplicates keeps a split that follows from its name alone.
     """
     joined = Joined(count)
     for members in (*units.values(), *groups):
@@ -273,7 +263,7 @@ def _merged(
 def _shares(
     made: Mapping[str, Annotations], wanted: Mapping[str, float], largest: int, *, stratify: bool
 ) -> list[str]:
-    """Why a split has not the fraction that it should have, as a sentence."""
+    """Return a sentence that explains why splits missed their fraction; none if they did not."""
     total = sum(map(len, made.values()))
     missed = [
         f"'{name}' has {len(each) / total:.1%} of the images, not {wanted[name]:.1%}"
@@ -285,7 +275,7 @@ def _shares(
     if largest > max(1, _CLOSE * total):
         why = f"images stay together in groups of up to {largest}"
     else:
-        why = "each image's split follows from its name alone, so that images that come later move none"
+        why = "each image's split follows from its name alone, so that new images move no others"
     advice = "" if stratify else "; --stratify comes as close as possible, for every class"
     return [f"{' and '.join(missed)}: {why}{advice}"]
 

@@ -1,4 +1,4 @@
-"""The numbers that describe a data set: images, classes, and the sizes of both."""
+"""Compute the statistics of a data set: images, classes, boxes and their sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankless.errors import counted, listed
 SMALL, MEDIUM = 32**2, 96**2
 """COCO's bounds of an object's area in pixels: small below the first, medium below the second."""
 UNEVEN = 10
-"""So many times as many boxes in one class as in another are worth a remark."""
+"""The ratio of the largest to the smallest class that is worth a remark."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """The statistics of one split.
+    """The statistics of one split; those of boxes are None or 0 for classification.
 
     Attributes:
-        images, boxes: how many; of classification there are no boxes.
-        unreadable: images whose header cannot be read; they are in no number of sizes.
-        empty: images without boxes.
-        difficult, crowd: boxes with such a flag.
-        classes: name to number of boxes, or of images in classification.
-        width, height: of images, in pixels.
-        aspect: width over height of images.
-        common_sizes: the most common "width × height" of images, and how many have it.
-        boxes_per_image: how many boxes an image has.
-        small, medium, large: boxes by COCO's bounds (32² and 96² pixels of area).
+        unreadable: the number of images with an unreadable header; no size counts them.
+        empty: the number of images without boxes.
+        classes: the number of boxes of each class, or of images for classification.
+        width, height, aspect: of images, in pixels; the aspect is width over height.
+        common_sizes: the number of images of the most common sizes, "width × height".
+        small, medium, large: the number of boxes by COCO's bounds (32² and 96² pixels of area).
         box_side: square root of a box's fraction of its image's area.
         box_aspect: width over height of boxes.
     """
@@ -72,13 +68,7 @@ class SplitStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """A data set in numbers.
-
-    Attributes:
-        root, format: of the data set.
-        splits: name to numbers.
-        remarks: what may matter for a training, as sentences.
-    """
+    """The statistics of each split, and remarks for a training as sentences."""
 
     root: str
     format: str
@@ -86,12 +76,12 @@ class Statistics:
     remarks: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the numbers for a program."""
+        """Return the statistics for a program."""
         return asdict(self)
 
 
 def statistics(data: DataSet) -> Statistics:
-    """Count all splits of a data set."""
+    """Compute the statistics of all splits of a data set."""
     splits = {name: _of_split(each) for name, each in data.splits.items()}
     return Statistics(data.root, data.format, splits, _remarks(data, splits))
 
@@ -127,13 +117,13 @@ def _of_split(whole: Annotations) -> SplitStatistics:
 
 
 def readable_sizes(whole: Annotations) -> NDArray[np.float64]:
-    """Return height and width in pixels of the images that can be read, (N, 2)."""
+    """Return the height and width in pixels of the readable images, (N, 2)."""
     sizes = np.asarray(whole.sizes, np.float64)
     return sizes[(sizes > 0).all(1)]
 
 
 def box_sides(whole: Annotations) -> NDArray[np.float64]:
-    """Return width and height of every box, normalized by its image's, (T, 2)."""
+    """Return the width and height of every box, normalized by its image's size, (T, 2)."""
     return _corners(whole)[:, 2:] - _corners(whole)[:, :2]
 
 
@@ -143,13 +133,13 @@ def box_centers(whole: Annotations) -> NDArray[np.float64]:
 
 
 def box_aspects(whole: Annotations) -> NDArray[np.float64]:
-    """Return width over height of every box in pixels, (T,)."""
+    """Return the width over height of every box, (T,)."""
     boxes = np.asarray(whole.boxes, np.float64)
     return np.asarray((boxes[:, 2] - boxes[:, 0]) / (boxes[:, 3] - boxes[:, 1]).clip(1e-9))
 
 
 def object_areas(whole: Annotations) -> NDArray[np.float64]:
-    """Return the area of every object in pixels, the format's or else its box's, (T,); none without boxes."""
+    """Return the area of every object in pixels, (T,): the annotated one, or else its box's."""
     boxes = np.asarray(whole.boxes, np.float64)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     stated = np.asarray(whole.areas, np.float64)[: len(areas)]
@@ -179,7 +169,7 @@ def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
         if counts := {each: count for each, count in split.classes.items() if count}:
             most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
             if (times := counts[most] / counts[least]) >= UNEVEN:
-                remarks.append(f"{name}: {times:.0f} times as much of '{most}' as of '{least}'")
+                remarks.append(f"{name}: '{most}' is {times:.0f} times as frequent as '{least}'")
         if split.unreadable:
             remarks.append(f"{name}: {counted(split.unreadable, 'image')} cannot be read")
     if count := sum(sum(each.findings.counts.values()) for each in data.splits.values()):

@@ -1,4 +1,4 @@
-"""A data set at a glance, as an image: classes, positions, sizes and numbers of boxes."""
+"""Plot the statistics of a data set: classes, positions, sizes and numbers of boxes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from rankless.data.index.annotations import Annotations
 from rankless.errors import counted
 from rankless.files.outputs import Outputs
 
-"""What a plot's file may end in."""
 MOST_CLASSES = 40
-"""Classes with a bar each; of more, the most frequent ones."""
-_FEW_CLASSES = 12  # so many have room in a panel like the others
+"""The number of the most frequent classes that get a bar."""
+_FEW_CLASSES = 12  # the number of classes that fit into a panel of normal height
 _PANEL = (4.6, 3.7)  # inches
 _COLORS = ("#3b6ea5", "#e08e45", "#5a9e6f", "#b05a7a", "#7d6bb0", "#8a8a8a")
 _HEAT = "viridis"
@@ -37,13 +36,13 @@ def plot(data: DataSet, out: Path, outputs: Outputs) -> None:
     spare(outputs, data.root, data.format)
     drawn = figure(data)
     with outputs.writing(out) as file, warnings.catch_warnings():
-        # A class name in a script that the font lacks is drawn as boxes; the table has it in letters.
+        # A class name in a script that the font lacks is drawn as boxes; the printed table spells it.
         warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
         drawn.savefig(file, format=out.suffix[1:].lower())
 
 
 def figure(data: DataSet) -> Figure:
-    """Draw the panels: of classes, of positions and sizes of boxes, of images."""
+    """Draw the panels: classes, positions and sizes of boxes, images."""
     splits = data.splits
     panels = list(_panels(data, splits))
     count = len(next(iter(splits.values())).class_names)
@@ -64,7 +63,7 @@ def figure(data: DataSet) -> Figure:
     drawn.suptitle(_plain(title), fontsize=14, fontweight="bold", x=0.01, ha="left")
     for name, axes in drawn.subplot_mosaic(layout).items():
         panels[int(name)](axes)
-    if len(splits) > 1:  # one for all panels, beside the title, where it hides nothing
+    if len(splits) > 1:  # one legend for all panels, beside the title, where it hides nothing
         handles = [
             Patch(color=color, label=_plain(name))
             for name, color in zip(splits, _colors(splits), strict=True)
@@ -74,7 +73,7 @@ def figure(data: DataSet) -> Figure:
 
 
 def _panels(data: DataSet, splits: Splits) -> Iterator[Callable[[Any], None]]:
-    """Return the functions that draw the panels, that of the classes first."""
+    """Yield the functions that draw the panels, the class panel first."""
     every = list(splits.values())
     yield partial(_class_bars, splits=splits, what="boxes" if data.has_boxes else "images")
     if data.has_boxes:
@@ -102,7 +101,7 @@ def _panels(data: DataSet, splits: Splits) -> Iterator[Callable[[Any], None]]:
 
 
 def _layout(panels: int, classes: int) -> list[list[str]]:
-    """Return each panel's place; many classes take the whole left column, and no place stays empty."""
+    """Return each panel's place: many classes take the whole left column, and no place stays empty."""
     names = [str(number) for number in range(panels)]
     if classes > _FEW_CLASSES:
         rest = names[1:]
@@ -111,17 +110,17 @@ def _layout(panels: int, classes: int) -> list[list[str]]:
         columns = min(len(rest), 2)
         return [["0", *rest[start : start + columns]] for start in range(0, len(rest), columns)]
     if panels % 3:
-        names.insert(0, "0")  # the classes are as wide as two
+        names.insert(0, "0")  # the class panel is as wide as two
     return [names[start : start + 3] for start in range(0, len(names), 3)]
 
 
 def _plain(name: str) -> str:
-    """A name as it is: matplotlib would take what stands between two $ for a formula."""
+    """Escape a name for matplotlib, which takes text between two $ for a formula."""
     return name.replace("$", r"\$")
 
 
 def _class_bars(axes: Any, splits: Splits, what: str) -> None:
-    """Draw stacked bars, one per class, with a part for each split."""
+    """Draw one bar per class, with a part for each split."""
     names = next(iter(splits.values())).class_names
     counts = {
         name: np.bincount(np.asarray(each.labels), minlength=len(names))[: len(names)]
@@ -172,13 +171,13 @@ def _sides(axes: Any, splits: Sequence[Annotations]) -> None:
 def _boxes_per_image(axes: Any, splits: Splits) -> None:
     counts = [np.diff(each.offsets) for each in splits.values()]
     most = max((int(each.max(initial=0)) for each in counts), default=0)
-    width = max(1, -(-(most + 1) // 40))  # one bar for each number, or some forty of many
+    width = max(1, -(-(most + 1) // 40))  # one bar for each number, at most some forty
     bins = np.arange(0, most + width + 1, width) - 0.5
     _histogram(axes, splits, counts, bins, "Boxes in an image", "boxes")
 
 
 def _object_sizes(axes: Any, splits: Splits) -> None:
-    """Draw how many objects are small, medium and large by COCO's bounds."""
+    """Draw the numbers of small, medium and large objects by COCO's bounds."""
     names = [f"small\n< {SMALL**0.5:.0f}² px", "medium", f"large\n≥ {MEDIUM**0.5:.0f}² px"]
     below = np.zeros(3)
     for each, color in zip(splits.values(), _colors(splits), strict=True):
@@ -194,7 +193,7 @@ def _object_sizes(axes: Any, splits: Splits) -> None:
 
 
 def _image_sizes(axes: Any, splits: Splits) -> None:
-    """Draw a dot for each size, as large as there are images of it; a single size is written down."""
+    """Draw a dot for each size, with an area by the number of images; write a single size as text."""
     every = np.concatenate([readable_sizes(each) for each in splits.values()])
     if len(sizes := np.unique(every, axis=0)) == 1:
         height, width = sizes[0].astype(int).tolist()

@@ -1,7 +1,7 @@
-"""Anchors from the training boxes: k-means on widths and heights with 1 - IoU as the distance.
+"""Compute anchors from the training boxes by k-means on widths and heights, with 1 - IoU as the distance.
 
-Redmon and Farhadi, "YOLO9000: Better, Faster, Stronger", 2017, section 2. Everything is float64 and added in
-a fixed order, so every rank computes the same anchors.
+See Redmon and Farhadi, "YOLO9000: Better, Faster, Stronger", 2017, section 2. All sums are float64 in a fixed
+order, so every rank computes the same anchors.
 """
 
 from __future__ import annotations
@@ -21,21 +21,17 @@ from rankless.randomness import generator
 
 RESTARTS = 5
 SCENES = 500
-"""So many of the built-in scenes are asked for their boxes: they have to be drawn for that."""
-_ROUNDS = 300  # the loop below ends by itself after a few dozen; distances with ties could make it go round
+"""The number of built-in scenes that are rendered for their boxes."""
+_ROUNDS = 300  # the loop usually ends after a few dozen rounds, but ties could make it cycle
 
 Sizes = NDArray[np.float64]
 
 
 def box_sizes(images: DetectionImages, size: tuple[int, int]) -> Sizes:
-    """Return width and height of every box to train on, in pixels of the letterboxed input, (N, 2).
+    """Return the width and height of every training box, in pixels of the letterboxed input ``size``, (N, 2).
 
-    Images are not decoded: their headers say how large they are. Of the built-in data up to 500 scenes,
-    evenly spread, stand for all.
-
-    Args:
-        images: the training data.
-        size: the input's (H, W) in pixels.
+    Images are not decoded: their headers state their sizes. Up to 500 evenly spaced scenes represent the
+    built-in data.
     """
     if isinstance(images, BoxedImages):
         return _flat_sizes(images.annotations, size)
@@ -51,7 +47,7 @@ def box_sizes(images: DetectionImages, size: tuple[int, int]) -> Sizes:
 
 
 def _flat_sizes(annotations: Annotations, size: tuple[int, int]) -> Sizes:
-    """:func:`box_sizes` of flat arrays, without a step for every image."""
+    """Compute :func:`box_sizes` from flat arrays, without a loop over the images."""
     kinds, kind = np.unique(annotations.sizes.astype(np.int64) @ [1 << 32, 1], return_inverse=True)
     scales = [fit(each >> 32, each & 0xFFFFFFFF, size) if each else 0.0 for each in kinds.tolist()]
     scale = np.repeat(np.array(scales)[kind], np.diff(annotations.offsets))
@@ -62,23 +58,18 @@ def _flat_sizes(annotations: Annotations, size: tuple[int, int]) -> Sizes:
 
 
 def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float, float], ...]:
-    """The anchors that fit the boxes best, (width, height) in pixels, from the smallest area to the largest.
+    """Return the anchors that fit the boxes best, (width, height) in pixels, ordered by area.
 
-    Lloyd's loop with k-means++ seeding (Arthur and Vassilvitskii, 2007), five times; the result with the
-    highest :func:`average_iou` counts, rounded to hundredths, with sides of at least 1 pixel.
-    The order of ``sizes`` changes nothing.
-
-    Args:
-        sizes: widths and heights in pixels, (N, 2), above 0.
-        count: how many anchors, 1 or more.
-        seed: the recipe's.
+    Lloyd's algorithm runs five times with k-means++ seeding (Arthur and Vassilvitskii, 2007). The result with
+    the highest :func:`average_iou` is rounded to hundredths, with sides of at least 1 pixel. The order of
+    ``sizes``, (N, 2) in pixels, does not matter.
     """
     boxes, weights = _distinct(sizes)
     if len(boxes) < count:
         raise UserError(
-            f"the training boxes have {len(boxes)} different sizes, which is too few to find {count} anchors "
-            "by k-means (model.anchors: kmeans); expected at least as many sizes as anchors: give more "
-            "images, or leave model.anchors at 'default'"
+            f"the training boxes have {len(boxes)} different sizes, too few for {count} anchors by k-means "
+            "(model.anchors: kmeans); expected at least as many sizes as anchors: give more images, or set "
+            "model.anchors to 'default'"
         )
     starts = [generator(seed, "anchors", restart) for restart in range(RESTARTS)]
     candidates = [_lloyd(boxes, weights, _seeded(boxes, weights, count, rng)) for rng in starts]
@@ -88,16 +79,13 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
 
 
 def average_iou(sizes: ArrayLike, anchors: ArrayLike) -> float:
-    """Return the mean IoU of each of the boxes (N, 2) with its best anchor of (A, 2), both centered.
-
-    NaN without boxes.
-    """
+    """Return the mean IoU of each box, (N, 2), with its best anchor, (A, 2), both centered; else NaN."""
     boxes, weights = _distinct(sizes)
     return _average(boxes, weights, np.asarray(anchors, np.float64)) if len(boxes) else math.nan
 
 
 def _distinct(sizes: ArrayLike) -> tuple[Sizes, NDArray[Any]]:
-    """The different sizes in order, (U, 2), and how many boxes have each, (U,)."""
+    """Return the different sizes in order, (U, 2), and the number of boxes of each size, (U,)."""
     boxes = np.asarray(sizes, np.float64).reshape(-1, 2)
     if not ((boxes > 0) & np.isfinite(boxes)).all():
         raise ValueError("sizes of boxes must be finite and above 0")
@@ -105,7 +93,7 @@ def _distinct(sizes: ArrayLike) -> tuple[Sizes, NDArray[Any]]:
 
 
 def _iou(boxes: Sizes, anchors: Sizes) -> Sizes:
-    """IoU of sizes laid on one center: (N, 2), (A, 2) -> (N, A)."""
+    """Return the IoU of centered boxes (N, 2) and anchors (A, 2), (N, A)."""
     shared: Sizes = np.minimum(boxes[:, None], anchors[None]).prod(2)
     union: Sizes = boxes.prod(1)[:, None] + anchors.prod(1)[None] - shared
     return shared / union
@@ -116,7 +104,7 @@ def _average(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> float:
 
 
 def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Generator) -> Sizes:
-    """k-means++: each further center is a box, drawn by its squared distance from those there are."""
+    """Return initial anchors by k-means++: each is a box drawn by its squared distance from the others."""
     taken: list[int] = []
     weighted = weights.astype(np.float64)
     for _ in range(count):
@@ -124,22 +112,18 @@ def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Gene
         drawn = int(np.searchsorted(steps, rng.random() * steps[-1], side="right"))
         taken.append(min(drawn, int(np.flatnonzero(weighted)[-1])))
         distance = 1 - _iou(boxes, boxes[taken]).max(1)
-        # Of boxes that differ by a hair the distance may come out as nothing, and all may be such.
+        # The distance of nearly equal boxes may round to 0, and all boxes may be nearly equal.
         weighted = weights * np.maximum(distance, 1e-12) ** 2
         weighted[taken] = 0
     return boxes[taken]
 
 
 def _lloyd(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> Sizes:
-    """Boxes to their nearest anchor, anchors to the median of their boxes, until nothing moves.
+    """Assign boxes to their nearest anchor and move anchors to their boxes' median until nothing changes.
 
-    The median of each side fits a little better than the mean: average IoU 0.866 against 0.862 with six
-    anchors on blood cells, 0.817 against 0.816 on the built-in digits; k-means on logarithms comes to 0.848
-    and 0.815. Neither is what lowers 1 - IoU the most, so a round may raise it; climbing on from there gains
-    0.001.
-
-    Returns:
-        The best anchors seen on the way, (A, 2).
+    The median fits slightly better than the mean: average IoU 0.866 against 0.862 with six anchors on blood
+    cells, 0.817 against 0.816 on the built-in digits. k-means on logarithms reaches 0.848 and 0.815. The
+    median does not minimize 1 - IoU, so a round may raise it: the best anchors of all rounds are returned.
     """
     best = _average(boxes, weights, anchors), anchors
     nearest = np.zeros(0)

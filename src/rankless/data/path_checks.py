@@ -1,4 +1,4 @@
-"""Early checks that a data path exists."""
+"""Check early that a data path exists."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from rankless.files.remote import is_remote
 
 
 def refuse_gone(root: str, before: str, weights: Path) -> None:
-    """Check that the data the weights were trained on still exists, if it is to score them.
-
-    Args:
-        root: of the data to score with.
-        before: of the data that the weights were trained on; a relative one counts from here, too.
-        weights: for the message.
-    """
+    """Raise if ``root``, the data to score with, is the training data ``before`` and no longer exists."""
     by_name = root == "digits" or root.startswith("torchvision/")
     if root == before and not by_name and missing_data(root):
         where = "" if Path(root).is_absolute() else f" (there is no {Path(root).resolve()})"
@@ -26,8 +20,8 @@ def refuse_gone(root: str, before: str, weights: Path) -> None:
 
 
 def missing_data(root: str) -> list[str]:
-    """Return the problem that there is nothing at ``root``, or nothing."""
-    if is_remote(root):  # asking for it takes its libraries and a while
+    """Return the problem that nothing exists at ``root``; empty if something does."""
+    if is_remote(root):  # asking the server takes a while
         return []
     path = Path(root).expanduser()
     if path.exists():

@@ -1,6 +1,6 @@
-"""The cache folder: its path, locks, and removal of unused content.
+"""The cache folder: its path, locks, and the removal of unused content.
 
-Locks are the kernel's (flock) and end with their process, however it ends.
+Locks are the kernel's (flock), so they end with their process, however it ends.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from rankless.files.writing import has_name
 
 UNUSED = 30 * 24 * 3600
-"""Seconds after which unused content is removed, when something is written."""
+"""Seconds after which unused content is removed at the next write."""
 
 
 def cache_folder() -> Path:
-    """``$RANKLESS_CACHE``, else ``$XDG_CACHE_HOME/rankless``, else ``~/.cache/rankless``; may not exist."""
+    """Return ``$RANKLESS_CACHE``, ``$XDG_CACHE_HOME/rankless`` or ``~/.cache/rankless``; it may not exist."""
     if custom := os.environ.get("RANKLESS_CACHE"):
         return Path(custom).expanduser().absolute()
     general = os.environ.get("XDG_CACHE_HOME")
@@ -35,20 +35,20 @@ def cache_folder() -> Path:
         base = Path(tempfile.gettempdir()) / f"cache-{os.geteuid()}"
         try:
             make_private(base)
-        except OSError:  # somebody else's; what is cached there is lost with this process
+        except OSError:  # it belongs to another user
             base = private_folder()
     return (base / "rankless").absolute()
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only this user can enter, unless there is one."""
+    """Make a folder that only this user can enter, unless it exists."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if not is_private(folder):
         raise PermissionError(errno.EPERM, f"{folder} is another user's, or open to others")
 
 
 def is_private(folder: Path) -> bool:
-    """Whether this is a folder, and no link, that belongs to this user and that nobody else can enter."""
+    """Return whether this is a real folder that belongs to this user and that no other user can enter."""
     try:
         state = folder.lstat()
     except (OSError, ValueError):
@@ -58,9 +58,9 @@ def is_private(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Lock ``folder``, which is created if needed; ``waiting`` is called if another process has the lock."""
+    """Lock ``folder``, creating it if needed; call ``waiting`` if another process has the lock."""
     file = _lock(folder, waiting)
-    while not has_name(file, folder / "lock"):  # it was removed meanwhile
+    while not has_name(file, folder / "lock"):  # the lock file was removed meanwhile
         os.close(file)
         file = _lock(folder, waiting)
     try:
@@ -86,7 +86,7 @@ def _lock(folder: Path, waiting: Callable[[], None]) -> int:
 
 def hold(folder: Path, holder: object) -> None:
     """Protect ``folder`` from :func:`remove_unheld` for the lifetime of ``holder`` in this process."""
-    with contextlib.suppress(OSError):  # some network file systems have no locks; then nothing is protected
+    with contextlib.suppress(OSError):  # some network file systems have no locks
         file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(holder, os.close, file)
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -104,7 +104,7 @@ def remove_unheld(folder: Path) -> None:
 
 
 def remove_unused(home: Path, mark: str) -> None:
-    """Remove the folders in ``home`` whose file ``mark`` was not touched for :data:`UNUSED`."""
+    """Remove the folders in ``home`` whose file ``mark`` has not been touched for :data:`UNUSED` seconds."""
     for folder in list(home.iterdir()):
         with contextlib.suppress(OSError):
             newest = (folder / mark).stat() if (folder / mark).exists() else folder.stat()
@@ -129,10 +129,10 @@ def private_folder() -> Path:
 
 
 def remove_at_exit(folder: Path) -> None:
-    """Have a folder removed when this process, and no fork of it, exits."""
+    """Remove a folder when this process exits; the exit of a fork does not remove it."""
     atexit.register(_remove_own, folder, os.getpid())
 
 
 def _remove_own(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not a fork
+    if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

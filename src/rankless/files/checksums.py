@@ -1,4 +1,4 @@
-"""``SHA256SUMS``: the checksums beside the files of a checkpoint, in the format of ``sha256sum``."""
+"""Read and write ``SHA256SUMS``, the checksums of a checkpoint's files, in the format of ``sha256sum``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LONGEST = 1 << 20  # bytes; a few hundred are usual
 
 
 def text(sums: Mapping[str, str]) -> str:
-    """Write the content of the file, given digests by file name."""
+    """Return the content of ``SHA256SUMS``, given digests by file name."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
 
 
 def read(folder: Path) -> dict[str, str] | None:
-    """Read digests by file name; None if ``folder`` has no such file. Invalid lines are skipped."""
+    """Return the digests by file name, skipping invalid lines; None if ``folder`` has no ``SHA256SUMS``."""
     try:
         lines = reading.read_text(folder / NAME, _LONGEST, errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):
@@ -29,6 +29,6 @@ def read(folder: Path) -> dict[str, str] | None:
 
 
 def of_file(path: Path, most: int | None = None) -> str:
-    """Compute the SHA-256 of a regular file, of limited size if ``most`` is given."""
+    """Return the SHA-256 of a regular file of at most ``most`` bytes."""
     with reading.opened(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""New folders where the user names none: NAME, NAME-2, NAME-3 …, each for one call alone."""
+"""Create new folders if the user names none: NAME, NAME-2, NAME-3 …, a separate one for each call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankless.errors import UserError
 
 
 def numbered_folder(wanted: Path, option: str) -> Path:
-    """Make ``wanted``, or ``wanted-2``, ``-3`` … where that is taken, by another process at once even."""
+    """Create ``wanted``, or ``wanted-2``, ``-3`` … if it is taken; safe against other processes."""
     number, path = 1, wanted
     while True:
         try:
@@ -21,7 +21,7 @@ def numbered_folder(wanted: Path, option: str) -> Path:
             path = wanted.with_name(f"{wanted.name}-{number}")
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be made ({error}); give another directory with {option}"
+                f"{path}: cannot be created ({error}); give another directory with {option}"
             ) from error
         else:
             return path
@@ -29,8 +29,8 @@ def numbered_folder(wanted: Path, option: str) -> Path:
 
 @contextmanager
 def given_or_numbered(given: Path | None, wanted: Path, option: str) -> Iterator[Path]:
-    """Yield ``given``, or a :func:`numbered_folder`; where a start inside fails, :func:`removed_on_error`."""
-    with removed_on_error(given or wanted):  # for the folder above it, too
+    """Yield ``given`` or a :func:`numbered_folder`; both are treated by :func:`removed_on_error`."""
+    with removed_on_error(given or wanted):  # also for the folders above
         folder = given or numbered_folder(wanted, option)
         with removed_on_error(folder):
             yield folder
@@ -38,16 +38,12 @@ def given_or_numbered(given: Path | None, wanted: Path, option: str) -> Iterator
 
 @contextmanager
 def removed_on_error(path: Path) -> Iterator[None]:
-    """Leave no empty directory behind where a start fails, so that the next try may have its name.
-
-    Args:
-        path: of the directory; those above it that are not there yet do not stay, either.
-    """
+    """Remove an empty ``path`` and its new parents on an error, so that the next try can have its name."""
     new = [folder for folder in path.parents if not os.path.lexists(folder)]
     try:
         yield
     except BaseException:
         for folder in (path, *new):
-            with suppress(OSError):  # not made, or something lies there
+            with suppress(OSError):  # it was not created, or is not empty
                 folder.rmdir()
         raise

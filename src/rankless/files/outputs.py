@@ -1,14 +1,16 @@
-"""The files that a command may overwrite: only its earlier outputs, unless the user forces it.
+"""Write a command's outputs. A command overwrites only its earlier outputs, unless the user forces it.
 
-A folder with outputs has a list of them, :mod:`~rankless.files.output_list`. A file on the list that was not
-changed since may be replaced by the same command. Everything else belongs to the user: other programs' files,
-links, and outputs that were changed.
+``.rankless-outputs`` lists the outputs in a folder, each with its command, name, size and digest. The same
+command may replace a file on the list that has not changed since. Everything else belongs to the user: other
+programs' files, links, and outputs that were changed.
 
 Every output is written to a temporary file beside it and renamed, so a link is replaced and never followed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,24 +19,26 @@ from itertools import groupby
 from pathlib import Path
 
 from rankless.errors import UserError, one_of
-from rankless.files.output_list import LIST, OutputList, digest_of
-from rankless.files.writing import beside, put_aside
+from rankless.files.writing import beside, put_aside, sweep, write_atomically
+
+LIST = ".rankless-outputs"
+_HEADER = '{"format": "rankless outputs 1"}'
+_DIGESTS = 2  # per file, because a process may be killed between listing a new file and renaming it
+_File = tuple[int, str]  # size and digest
 
 FIRST = 20
-"""Number of existing files that a message lists."""
+"""The number of existing files that a message lists."""
 CHARTS = (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf")
-"""Endings of what matplotlib draws."""
 SHEETS = (".html", ".png", ".jpg", ".jpeg")
-"""Endings of pages and images of images."""
 
 
 class Outputs:
     """The files that a command will write: all are checked first, then written one by one.
 
     Args:
-        files: every file that will be written, folder by folder.
-        verb: the command, as in ``data show``, whose earlier outputs may be replaced. None: replace nothing.
-        force: replace other files and links, too; never a folder, a device, or an input.
+        files: all output files, folder by folder.
+        verb: the command, as in ``data show``, whose earlier outputs may be replaced; None replaces nothing.
+        force: replace other files and links as well, but never a folder, a device, or an input.
     """
 
     def __init__(self, files: Sequence[Path], *, verb: str | None, force: bool = False) -> None:
@@ -46,7 +50,7 @@ class Outputs:
         self.include(files)
 
     def include(self, files: Sequence[Path]) -> None:
-        """Check further output files, whose names were not known before."""
+        """Check further output files."""
         never: list[str] = []
         stay: list[str] = []
         for folder, within in groupby(files, lambda file: file.parent):
@@ -78,7 +82,7 @@ class Outputs:
             raise UserError(_message([*never, *stay], "--force to replace what is there" if stay else ""))
 
     def _stays(self, file: Path, there: os.stat_result) -> str:
-        """Say why an existing file is not replaced; empty if this command wrote it."""
+        """Return why an existing file is not replaced; empty if this command wrote it."""
         if stat.S_ISDIR(there.st_mode):
             return "is a folder; expected the name of a file"
         if stat.S_ISLNK(there.st_mode):
@@ -98,14 +102,13 @@ class Outputs:
 
     @property
     def forced(self) -> list[Path]:
-        """Return those that this command did not write and that are replaced because of ``force``."""
+        """Return the files of others that are replaced because of ``force``."""
         return self._forced
 
     def refuse_inputs(self, inputs: Iterable[Path | str]) -> None:
-        """Check that no output replaces one of ``inputs``, under whatever name, even with ``force``.
+        """Check that no output replaces an input under any name, even with ``force``.
 
-        Args:
-            inputs: files that the command reads; examined only if one of the outputs already exists.
+        ``inputs`` is iterated only if one of the outputs already exists.
         """
         if not self.replaced:
             return
@@ -139,13 +142,7 @@ class Outputs:
         self._written.extend(files)
 
     def remove_others(self, folder: Path) -> list[Path]:
-        """Remove earlier outputs of this command from ``folder`` that it did not write again.
-
-        Files that were changed since, or that are not on the folder's list, remain.
-
-        Returns:
-            The removed files.
-        """
+        """Remove, and return, earlier unchanged outputs of this command that it did not write again."""
         if folder not in self._lists:  # nothing was written there this time
             self._lists[folder] = OutputList(folder)
         written = {file.name for file in self._written if file.parent == folder}
@@ -155,9 +152,8 @@ class Outputs:
     def as_one(self, files: Sequence[Path]) -> Iterator[list[Path]]:
         """Yield temporary files for outputs that belong together; on an error the old files are restored.
 
-        The first file is the one that readers start from. It is moved away before the others are replaced and
-        renamed last, so that a process that is killed in between never leaves old and new files that look
-        like a complete set.
+        Readers start from the first file. It is moved away first and renamed last, so a process that is
+        killed in between never leaves a mixture of old and new files that looks complete.
         """
         taken: dict[Path, Path] = {}
         try:
@@ -208,7 +204,7 @@ def refuse_filled(folder: Path) -> None:
 
 
 def unusable(folder: Path) -> str:
-    """Say why nothing can be written to ``folder``, which need not exist; empty if no reason is known."""
+    """Return why nothing can be written to ``folder``, which need not exist; empty if it can."""
     while True:
         try:
             there = folder.stat()
@@ -225,7 +221,7 @@ def unusable(folder: Path) -> str:
 
 
 def _is_fixed(there: os.stat_result) -> bool:
-    """Check whether it is never replaced, even with ``force``."""
+    """Return whether a path is never replaced, even with ``force``."""
     return not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode))
 
 
@@ -239,7 +235,7 @@ def _unchanged(file: Path, before: os.stat_result) -> bool:
 
 
 def _identities(file: Path | str) -> set[tuple[int, int]]:
-    """Identify a file and, if it is a link, its target; empty if there is none."""
+    """Return the device and inode of a file and, if it is a link, of its target."""
     identities = set()
     for look in (os.lstat, os.stat):
         with suppress(OSError, ValueError):
@@ -249,7 +245,7 @@ def _identities(file: Path | str) -> set[tuple[int, int]]:
 
 
 def _message(problems: Sequence[str], force: str) -> list[str]:
-    """List the first few problems, the number of others, and the remedy."""
+    """Return the first problems, the number of others, and the remedy."""
     more = f"… and {len(problems) - FIRST:,} more; " if len(problems) > FIRST else ""
     remedy = "give another --out" + (f", or {force}" if force else "")
     if len(problems) == 1:
@@ -259,3 +255,95 @@ def _message(problems: Sequence[str], force: str) -> list[str]:
 
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+class OutputList:
+    """The list of the outputs in a folder; ``is_ours`` is false if another program wrote it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / LIST
+        self.known: dict[tuple[str, str], list[_File]] = {}
+        self.is_ours, self._is_ready, self._is_tidy = True, False, False
+        try:
+            with open(_open(self.path), "rb") as file:
+                lines = file.read().decode("utf-8", "replace").split("\n")
+        except FileNotFoundError:
+            return
+        except OSError:
+            self.is_ours = False
+            return
+        self.is_ours = lines[0] == _HEADER
+        for line in lines[1:]:
+            with suppress(ValueError, TypeError, RecursionError):  # a line that a kill or a full disk cut
+                verb, name, size, digest = json.loads(line)
+                self._know((str(verb), str(name)), (int(size), str(digest)))
+        few = len(lines) < 2 * sum(map(len, self.known.values())) + 100
+        self._is_tidy = few and lines[-1] == "" and os.lstat(self.path).st_nlink == 1
+
+    def has(self, verb: str, file: Path) -> bool:
+        """Return whether ``verb`` wrote ``file`` and it has not changed since."""
+        known = self.known.get((verb, file.name), [])
+        try:
+            return os.lstat(file).st_size in [size for size, _ in known] and digest_of(file) in known
+        except OSError:
+            return False
+
+    def prepare(self, *, listed: bool) -> None:
+        """Create the folder, and the list if needed; further calls do nothing."""
+        if self._is_ready:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sweep(self.folder)
+        if listed and not self._is_tidy:
+            rows = [_row(key, file) for key, files in self.known.items() for file in files]
+            write_atomically(self.path, "\n".join([_HEADER, *rows, ""]))
+        self._is_ready = True
+
+    def add(self, verb: str, name: str, file: _File) -> None:
+        """Add an output that is about to be renamed to its final name."""
+        key = verb, name
+        if key in self.known:
+            if file in self.known[key]:
+                return
+            self._know(key, file)
+        # A new name is not kept in memory, since a command may write a million files. It is appended at once,
+        # so that a killed command has listed its outputs.
+        opened = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.write(opened, f"{_row(key, file)}\n".encode())
+        finally:
+            os.close(opened)
+
+    def remove_others(self, verb: str, written: set[str]) -> list[Path]:
+        """Remove unchanged outputs of ``verb`` whose names are not in ``written``."""
+        names = sorted(name for known, name in self.known if known == verb and name not in written)
+        removed = []
+        for file in (self.folder / name for name in names if Path(name).name == name):
+            if self.has(verb, file):
+                with suppress(OSError):
+                    file.unlink()
+                    removed.append(file)
+        return removed
+
+    def _know(self, key: tuple[str, str], file: _File) -> None:
+        self.known[key] = [*self.known.get(key, []), file][-_DIGESTS:]
+
+
+def _row(key: tuple[str, str], file: _File) -> str:
+    return json.dumps([*key, *file])
+
+
+def digest_of(path: Path) -> _File:
+    """Return the size and the digest of a regular file."""
+    with open(_open(path), "rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return file.tell(), digest
+
+
+def _open(path: Path) -> int:
+    """Open a regular file to read, without waiting for a pipe."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    raise OSError(0, "is not a regular file")

@@ -1,8 +1,8 @@
-"""Ranges of bytes of remote objects, cached on the disk up to a limit, for all processes of a machine.
+"""A cache of byte ranges of remote objects on the disk, of limited size, shared by a machine's processes.
 
-Each is a file that appears whole or not at all, named by what it is a part of, so no process waits for
-another. Files are spread evenly over folders, and whoever adds one to a folder removes those that were not
-used for longest until the folder has its share of the limit again.
+Each range is a file that appears atomically and is named by the range's key, so no process waits for another.
+The files are spread evenly over folders. Adding a file to a folder removes its least recently used files
+until the folder is within its share of the limit.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rankless.files.writing import beside
 
 VARIABLE = "RANKLESS_REMOTE_CACHE"
 _USUAL = 20_000_000_000
-_SHARE, _MOST = 64 << 20, 4096  # bytes of a folder at least, and folders
-_SPARE = 0.02  # of a disk's size stays free
-_DIGEST = 16  # bytes, at the head of a file
+_SHARE, _MOST = 64 << 20, 4096  # the least bytes per folder, and the most folders
+_SPARE = 0.02  # the fraction of a disk that stays free
+_DIGEST = 16  # bytes at the head of a file
 _UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 def limit() -> int:
-    """Bytes that the cache may have, of the environment: ``RANKLESS_REMOTE_CACHE=200GB``; 0 is no cache."""
+    """Return the cache's limit in bytes, as in ``RANKLESS_REMOTE_CACHE=200GB``; 0 means no cache."""
     text = os.environ.get(VARIABLE, "")
     if not text.strip():
         return _USUAL
@@ -39,18 +39,13 @@ def limit() -> int:
 
 @dataclass(frozen=True)
 class RangeCache:
-    """A cache.
-
-    Attributes:
-        folder: where it lies; made when it is needed.
-        most: bytes.
-    """
+    """A cache of at most ``most`` bytes in ``folder``, which is created when needed."""
 
     folder: Path
     most: int
 
     def get(self, key: str) -> bytes | None:
-        """The bytes that were put under a key; None where there are none, or where they are damaged."""
+        """Return the bytes under a key; None if there are none, or if they are damaged."""
         path = self._path(key)
         try:
             content = path.read_bytes()
@@ -65,7 +60,7 @@ class RangeCache:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Cache bytes under a key, if there is room; without a message, as no number depends on it."""
+        """Cache bytes under a key if there is room. No result depends on it, so nothing is reported."""
         share = self.most // self._folders
         if len(data) + _DIGEST > share:
             return
@@ -80,7 +75,7 @@ class RangeCache:
                 part.write_bytes(_digest(data) + data)
 
     def tidy(self) -> None:
-        """Remove what lies beyond the limit, which may have been a higher one."""
+        """Remove files beyond the limit, which may have been lowered."""
         share = self.most // self._folders
         with contextlib.suppress(OSError):
             for folder in list(self.folder.iterdir()):
@@ -98,7 +93,7 @@ class RangeCache:
 
 
 def user_cache() -> RangeCache:
-    """The user's cache."""
+    """Return the user's cache."""
     return RangeCache(cache_folder() / "remote", limit())
 
 
@@ -107,11 +102,11 @@ def _digest(data: bytes) -> bytes:
 
 
 def _make_room(folder: Path, most: int) -> None:
-    """Remove the least recently used entries until the rest fits into this many bytes."""
+    """Remove the least recently used files until the rest has at most this many bytes."""
     there: list[tuple[int, int, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(OSError):  # another process has removed it
+            with contextlib.suppress(OSError):  # another process removed it
                 state = entry.stat()
                 there.append((state.st_mtime_ns, state.st_size, entry.path))
     total = sum(size for _, size, _ in there)
@@ -119,5 +114,5 @@ def _make_room(folder: Path, most: int) -> None:
         if total <= most:
             return
         with contextlib.suppress(OSError):
-            os.unlink(path)  # noqa: PTH108 - a Path for each takes as long
+            os.unlink(path)  # noqa: PTH108 - creating a Path takes as long
         total -= size

@@ -1,8 +1,7 @@
-"""Reading untrusted files: only regular ones, and never more than a limit.
+"""Read untrusted files: only regular files, and never more than a limit.
 
 Reading a pipe may wait forever, and a device such as ``/dev/zero`` never ends. Every function raises
-``OSError`` with a sentence as its ``strerror``, so callers handle missing, irregular and too large files
-in one way.
+``OSError`` with a sentence as its ``strerror``, so callers treat all of these alike.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _KINDS = {
 
 
 def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
-    """Open a regular file to read its bytes, without a buffer; it never waits for a writer."""
+    """Open a regular file to read its bytes, unbuffered, without ever waiting for a writer."""
     name = os.fspath(path)
     if "\0" in name:
-        raise OSError(errno.EINVAL, "its name holds a NUL, which no file's can", name)
+        raise OSError(errno.EINVAL, "its name contains a NUL, which no file's name can", name)
     try:
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -57,12 +56,7 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """Read a whole regular file.
-
-    Args:
-        path: the file.
-        most: largest size in bytes; by default the available memory.
-    """
+    """Read a whole regular file of at most ``most`` bytes, by default the available memory."""
     limit = available() if most is None else most
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -71,7 +65,7 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
             size = len(content)
             if size <= limit:
                 return content
-    held = "it may have" if most is not None else "the memory has room for"
+    held = "it may have" if most is not None else "fit into memory"
     raise _too_large(size, limit, held, os.fspath(path))
 
 
@@ -95,14 +89,14 @@ def opened_text(
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Say why a file could not be read, without its name."""
+    """Return why a file could not be read, without its name."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte {error.start})"
     return error.strerror or str(error)
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Check whether ``path`` is a regular file; False if that is unknown."""
+    """Return whether ``path`` is a regular file; False if that is unknown."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):  # a name too long, a loop of links, a NUL
@@ -110,7 +104,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Check whether ``path`` or a listed entry is a folder; False if that is unknown."""
+    """Return whether ``path`` or a listed entry is a folder; False if that is unknown."""
     try:  # a listed entry needs no system call
         return path.is_dir() if isinstance(path, os.DirEntry) else Path(path).is_dir()
     except (OSError, ValueError):
@@ -131,4 +125,4 @@ def _too_large(size: int, limit: int, held: str, name: str) -> OSError:
 
 def _irregular(kind: int, name: str) -> OSError:
     what = _KINDS.get(kind, "no file")
-    return OSError(errno.EINVAL, f"it is {what}, expected a regular file: copy what it holds to one", name)
+    return OSError(errno.EINVAL, f"it is {what}, expected a regular file: copy its content to one", name)

@@ -1,81 +1,86 @@
-"""Addresses of data on other machines, ``https://…`` and ``s3://…``, beside paths of this one."""
+"""Data on other machines, ``https://…`` and ``s3://…``: their addresses, and their objects in byte ranges.
+
+Every failure is an ``OSError`` with a sentence as its ``strerror``, as for a file. Failures that may pass (a
+lost connection, a busy server) are retried a few times. Nothing that is read here is executed.
+"""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import functools
+import hashlib
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from rankless.errors import UserError
+from rankless.extras import needed
 from rankless.files import reading
-from rankless.files.remote_objects import RemoteFile, listed, state_of
 
 SCHEMES = ("https", "http", "s3")
+TRIES = 5
+_PAUSE = 0.2  # seconds after the first try; doubled after every further one
+_TIMEOUT = 60.0  # seconds for a connection, and for the next bytes of a response
+_LASTING = {400, 405, 410, 416, 501}
+"""HTTP status codes that a retry does not change."""
+_BLOCK = 4 << 20  # bytes
+_BLOCKS = 3  # that are kept in memory
+Value = TypeVar("Value")
 
 
 def is_remote(path: str) -> bool:
-    """Whether the text is the address of an object on another machine, and no file."""
+    """Return whether the text is the address of an object on another machine."""
     scheme, mark, rest = path.partition("://")
     return bool(mark and rest) and scheme in SCHEMES
 
 
+@dataclass(unsafe_hash=True)
 class RemotePath:
-    """An address, used like a :class:`pathlib.Path` as far as data sets of shards need it.
+    """An address with the methods of :class:`pathlib.Path` that data sets of shards need.
 
-    Args:
-        url: the address.
-        is_folder: whether things lie below it; None asks when it matters.
+    ``is_folder`` says whether it is a folder; None asks the server when needed.
     """
 
-    def __init__(self, url: str, is_folder: bool | None = None) -> None:
-        self.url, self._is_folder = url.rstrip("/"), is_folder
+    url: str
+    is_folder: bool | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.url = self.url.rstrip("/")
 
     def __str__(self) -> str:
         return self.url
-
-    def __repr__(self) -> str:
-        return f"RemotePath({self.url!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RemotePath) and other.url == self.url
-
-    def __hash__(self) -> int:
-        return hash(self.url)
-
-    def __lt__(self, other: RemotePath) -> bool:
-        return self.url < other.url
 
     def __truediv__(self, name: str) -> RemotePath:
         return RemotePath(f"{self.url}/{name}")
 
     @property
     def name(self) -> str:
-        """The part after the last slash."""
+        """The name after the last slash."""
         return self.url.rpartition("/")[2]
 
     @property
     def parent(self) -> RemotePath:
-        """The folder that contains it."""
+        """The folder above."""
         return RemotePath(self.url.rpartition("/")[0], True)
 
-    def relative_to(self, folder: RemotePath) -> str:
-        """The address as it is below a folder."""
-        return self.url.removeprefix(f"{folder.url}/")
-
     def is_dir(self) -> bool:
-        """Whether there are objects below it."""
-        if self._is_folder is None:
+        """Return whether there are objects below it."""
+        if self.is_folder is None:
             try:
-                self._is_folder = any(True for _ in self.iterdir())
+                self.is_folder = any(True for _ in self.iterdir())
             except FileNotFoundError:
-                self._is_folder = False
-        return self._is_folder
+                self.is_folder = False
+        return self.is_folder
 
     def is_file(self) -> bool:
-        """Whether it is an object."""
-        if self._is_folder is not None:
-            return not self._is_folder
+        """Return whether it is an object."""
+        if self.is_folder is not None:
+            return not self.is_folder
         try:
             state_of(self.url)
         except FileNotFoundError:
@@ -83,22 +88,21 @@ class RemotePath:
         return True
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """The entries one level below it."""
+        """Yield the entries one level below it."""
         for url, is_folder in listed(self.url):
             yield RemotePath(url, is_folder)
 
 
 Location = Path | RemotePath
-"""Of a data set."""
 
 
 def location(root: str) -> Location:
-    """The folder or file of this machine that a root names, or the address."""
+    """Return the local path or the address that a data set's root names."""
     return RemotePath(root) if is_remote(root) else Path(root).expanduser()
 
 
 def content_of(file: Location, most: int) -> bytes:
-    """The whole content."""
+    """Return a file's or object's content of at most ``most`` bytes."""
     if isinstance(file, Path):
         return reading.read_bytes(file, most)
     remote = RemoteFile(str(file))
@@ -108,7 +112,7 @@ def content_of(file: Location, most: int) -> bytes:
 
 
 def size_of(file: Location) -> int:
-    """Bytes."""
+    """Return a file's or object's size in bytes."""
     return file.stat().st_size if isinstance(file, Path) else state_of(str(file)).size
 
 
@@ -118,16 +122,199 @@ def name_of(file: Location) -> str:
 
 
 def refuse_secrets(url: str) -> None:
-    """Raise for an address with a password, which recipes and messages would spread."""
+    """Raise for an address with a password, which recipes and messages would reveal."""
     parts = urlsplit(url)
     if parts.password or parts.username:
         host = parts.hostname or ""
         raise UserError(
-            f"data.root: the address at {host} has a user or a password, which would be written into every "
-            "run; give it without, and s3's credentials as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            f"data.root: the address at {host} has a user or a password, which every run would record; "
+            "remove it, and give S3's credentials as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     if parts.query or parts.fragment:
         raise UserError(
-            f"data.root is '{url}': an address with '?' or '#' names one object for a while; expected a "
+            f"data.root is '{url}': an address with '?' or '#' names one object temporarily; expected a "
             "folder of shards"
         )
+
+
+@dataclass(frozen=True)
+class State:
+    """The current state of an object.
+
+    Attributes:
+        size: in bytes.
+        tag: changes when the content changes, as far as the server says.
+        etag: HTTP's strong ETag, to request exactly this content; "" without one.
+    """
+
+    size: int
+    tag: str
+    etag: str = ""
+
+
+@dataclass
+class RemoteFile:
+    """An object, read in byte ranges. Its address may end in ``#TAG``, the tag of the expected content."""
+
+    url: str
+    state: State = field(init=False)
+    _held: OrderedDict[int, bytes] = field(init=False, default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self.url, _, expected = self.url.partition("#")
+        self.state = state_of(self.url)
+        if expected and expected != self.state.tag:
+            raise _changed(self.url)
+
+    @property
+    def size(self) -> int:
+        """The size in bytes."""
+        return self.state.size
+
+    def range(self, length: int, offset: int) -> bytes:
+        """Fetch ``length`` bytes from an offset; fewer at the end of the object."""
+        end = min(offset + length, self.size)
+        if end <= offset:
+            return b""
+        more = {"headers": {"If-Match": self.state.etag}} if self.state.etag else {}
+        data: bytes = _tried(
+            lambda: _files(self.url).cat_file(self.url, start=offset, end=end, **more), self.url
+        )
+        if len(data) > end - offset:
+            text = "its server sends whole objects, not ranges of bytes; use one that answers range requests"
+            raise OSError(errno.EIO, text, self.url)
+        return data
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Fetch bytes for small sequential reads: whole blocks are fetched and kept."""
+        parts: list[bytes] = []
+        while length > 0 and offset < self.size:
+            number, start = divmod(offset, _BLOCK)
+            part = self._block(number)[start : start + length]
+            if not part:  # the object is shorter than the server said
+                break
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return b"".join(parts)
+
+    def _block(self, number: int) -> bytes:
+        if number not in self._held:
+            self._held[number] = self.range(_BLOCK, number * _BLOCK)
+            if len(self._held) > _BLOCKS:
+                self._held.popitem(last=False)
+        return self._held[number]
+
+
+def state_of(url: str) -> State:
+    """Return the state of an object, requested once per process."""
+    return _state(os.getpid(), url.partition("#")[0])
+
+
+def forget_states() -> None:
+    """Request states again, because data is opened again."""
+    _state.cache_clear()
+
+
+@functools.lru_cache(maxsize=100_000)
+def _state(process: int, url: str) -> State:
+    info = _tried(lambda: _files(url).info(url), url)
+    size = info.get("size")
+    if size is None:
+        text = "its server does not say how large it is; expected a Content-Length, and ranges of bytes"
+        raise OSError(errno.EIO, text, url)
+    if info.get("type") == "directory":
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+    etag = str(info.get("ETag") or "")
+    marks = [
+        size,
+        etag,
+        *(str(info.get(name) or "") for name in ("Last-Modified", "LastModified", "created")),
+    ]
+    tag = hashlib.blake2b(repr(marks).encode(), digest_size=8).hexdigest()
+    is_http = url.startswith("http")
+    return State(int(size), tag, etag if is_http and not etag.startswith("W/") else "")
+
+
+def listed(url: str) -> Iterator[tuple[str, bool]]:
+    """Yield the entries one level below an address, and whether each is a folder."""
+    folder = url.rstrip("/")
+    for entry in _tried(lambda: _files(folder).ls(folder + "/", detail=True), folder):
+        inside = _address(folder, str(entry["name"])).rstrip("/")
+        name = inside.removeprefix(f"{folder}/")
+        if name and name != inside and not set(name) & set("/?#"):
+            yield inside, entry["type"] == "directory"
+
+
+def _address(folder: str, name: str) -> str:
+    """Return the address of a listed entry; names on S3 have no scheme."""
+    return name if "://" in name else f"{folder.partition('://')[0]}://{name.lstrip('/')}"
+
+
+def _files(url: str) -> Any:
+    return _file_system(os.getpid(), url.partition("://")[0])
+
+
+@functools.cache
+def _file_system(process: int, scheme: str) -> Any:
+    """Return fsspec's file system for a scheme, one per process, because it has its own thread."""
+    where = f"data.root is of {scheme}://"
+    fsspec = needed("fsspec", "remote", where)
+    options: dict[str, Any] = {}
+    if scheme in ("http", "https"):
+        aiohttp = needed("aiohttp", "remote", where)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT, sock_read=_TIMEOUT)
+        options = {"client_kwargs": {"timeout": timeout}}
+    elif scheme == "s3":
+        needed("s3fs", "s3", where)
+        options = {"config_kwargs": {"connect_timeout": _TIMEOUT, "read_timeout": _TIMEOUT}}
+    return fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False, **options)
+
+
+def _tried(call: Callable[[], Value], url: str) -> Value:
+    """Call a few times until it works; the last error becomes an OSError with a sentence."""
+    number = 1
+    while True:
+        try:
+            return call()
+        except UserError:
+            raise
+        except Exception as error:  # from aiohttp, botocore, sockets …
+            if problem := _lasting(error, url):
+                raise problem from None
+            if number == TRIES:
+                text = f"it could not be read in {TRIES} tries: {_reason(_cause(error))}"
+                raise OSError(errno.EIO, text, url) from error
+            time.sleep(_PAUSE * 2 ** (number - 1))
+            number += 1
+
+
+def _lasting(error: Exception, url: str) -> OSError | None:
+    """Return an error that a retry does not fix as an OSError; None if a retry may help."""
+    cause = _cause(error)
+    status = getattr(cause, "status", 0)
+    if status == 404 or isinstance(cause, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, "there is no such object", url)
+    if status in (401, 403) or isinstance(cause, PermissionError):
+        text = f"its server denies access ({status or _reason(cause)})"
+        return PermissionError(errno.EACCES, text, url)
+    if status == 412:
+        return _changed(url)
+    if status in _LASTING:
+        return OSError(errno.EIO, f"it could not be read: {_reason(cause)}", url)
+    return None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the real cause of an error, since fsspec reports any failed size request as a missing file."""
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        return error.__cause__
+    return error
+
+
+def _changed(url: str) -> OSError:
+    return OSError(errno.ESTALE, "it has changed since the data was opened; start again", url)
+
+
+def _reason(error: BaseException) -> str:
+    status, message = getattr(error, "status", None), getattr(error, "message", None)
+    return f"{status} {message}" if status else str(error) or type(error).__name__

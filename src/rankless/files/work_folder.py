@@ -1,4 +1,4 @@
-"""A new folder that appears complete or not at all: it is built under a hidden name and renamed."""
+"""Create a folder atomically: build it under a hidden name, then rename it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rankless.files.cache_folder import hold, remove_unheld
 
 
 class _Holder:
-    """Locks the folder for its lifetime."""
+    """An object whose lifetime is the lock's."""
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty folder for a data set; it becomes ``out`` at the end, and is removed on an error.
 
-    It is created beside ``out``, or inside where an empty ``out`` cannot be replaced, because it is a mount
-    or its parent is not writable; its content is then moved up at the end.
+    It is created beside ``out``, or inside an empty ``out`` that cannot be replaced because it is a mount or
+    its parent is not writable. In that case its content is moved up at the end.
     """
     refuse_existing(out)
     target = Path(os.path.realpath(out))  # a link to an empty folder is preserved
@@ -52,7 +52,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def refuse_existing(out: Path) -> None:
-    """Check that ``out`` can be a new folder: it does not exist, or is an empty folder."""
+    """Check that ``out`` does not exist or is an empty folder."""
     try:
         if os.path.lexists(out):
             _sweep(out, out.name)
@@ -65,9 +65,9 @@ def refuse_existing(out: Path) -> None:
 
 @contextmanager
 def work_folder(out: Path, *, inside: bool = False) -> Iterator[Path]:
-    """Yield a new folder ``.NAME-…`` beside or inside ``out``, which is removed at the end unless renamed.
+    """Yield a new folder ``.NAME-…`` beside or inside ``out``, and remove it at the end unless renamed.
 
-    Those of killed processes are removed first; those of running ones stay.
+    Folders of killed processes are removed first, those of running ones stay.
     """
     parent = out if inside else out.parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def _sweep(parent: Path, name: str) -> None:
 
 
 def _read_from(error: OSError, made: Path) -> Path | None:
-    """Return the file outside of the new folder that an error is about."""
+    """Return the file outside the new folder that caused an error, if any."""
     if not isinstance(error.filename, str | bytes | os.PathLike):
         return None
     named = Path(os.fsdecode(error.filename))
@@ -106,13 +106,13 @@ def _read_from(error: OSError, made: Path) -> Path | None:
 
 def _move_up(made: Path, target: Path) -> None:
     if others := [each for each in target.iterdir() if each != made]:
-        raise FileExistsError(errno.EEXIST, f"{others[0].name} appeared meanwhile")
+        raise FileExistsError(errno.EEXIST, f"{others[0].name} was created meanwhile")
     for entry in sorted(made.iterdir()):
         entry.rename(target / entry.name)
 
 
 def _free(path: Path) -> str:
-    """Say how much space is free, as a part of a sentence."""
+    """Return how much space is free, as a part of a sentence."""
     with suppress(OSError, StopIteration):
         free = shutil.disk_usage(next(each for each in path.parents if each.exists())).free
         return f" ({in_gb(free)} are free there)"

@@ -1,4 +1,4 @@
-"""Atomic writing of files."""
+"""Write files atomically."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rankless.files.reading import opened
 
 _PART = re.compile(r"\.rankless-[0-9a-f]{16}\.tmp")
 _AT_ONCE = 1 << 20  # bytes
-_KEPT = 3  # copies of a file that was replaced
+_KEPT = 3  # copies of a replaced file
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the content of ``path``: a reader sees the old text or the new, never a part.
 
-    A path in the text that is not UTF-8 gets its own bytes.
+    Surrogates, as in a path that is not UTF-8, are written as their bytes.
     """
     with beside(path) as part:
         part.write_text(text, encoding="utf-8", errors="surrogateescape")
@@ -31,8 +31,8 @@ def write_atomically(path: Path, text: str) -> None:
 def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterator[Path]:
     """Yield an empty file beside ``path``; it becomes ``path`` at the end, and is removed on an error.
 
-    A link at ``path`` is replaced and never followed, and a file with other names is unchanged under those.
-    :func:`sweep` removes what a killed process leaves.
+    A link at ``path`` is replaced and never followed, and other hard links to it keep the old content.
+    :func:`sweep` removes the file of a killed process.
     """
     part, file = _part(path.parent)
     try:
@@ -68,9 +68,9 @@ def put_aside(path: Path) -> Path:
 
 
 def keep_beside(path: Path) -> Path:
-    """Keep a file that is about to be replaced, as ``NAME.replaced-N`` beside it, which is returned.
+    """Keep a file that is about to be replaced as ``NAME.replaced-N`` beside it, and return that path.
 
-    Of more than :data:`_KEPT` the oldest go.
+    Only the newest :data:`_KEPT` copies are kept.
     """
     name = re.compile(re.escape(path.name) + r"\.replaced-([0-9]{1,9})")
     matches = (name.fullmatch(entry.name) for entry in path.parent.iterdir())
@@ -90,19 +90,19 @@ def _new_name() -> str:
 
 
 def _part(folder: Path) -> tuple[Path, int]:
-    """Create a file with an unused name, locked while the descriptor is open."""
+    """Create a file with an unused name; it is locked while the descriptor is open."""
     while True:
         path = folder / _new_name()
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with suppress(OSError):  # some network file systems have no locks; then nothing is swept
+        with suppress(OSError):  # some network file systems have no locks
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if has_name(file, path):
             return path, file
-        os.close(file)  # it was swept before it was locked
+        os.close(file)  # another process swept it before it was locked
 
 
 def has_name(file: int, path: Path) -> bool:
-    """Whether ``path`` still names an opened file, which may have been removed before it was locked."""
+    """Return whether ``path`` still names an opened file."""
     try:
         return os.path.samestat(os.fstat(file), path.lstat())
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def has_name(file: int, path: Path) -> bool:
 
 
 def _rename_new(part: Path, path: Path) -> None:
-    """Rename a file unless the name is taken: plain renaming would replace that file."""
+    """Rename a file; raise if the new name is taken."""
     try:
         os.link(part, path, follow_symlinks=False)
     except FileExistsError:
@@ -121,7 +121,7 @@ def _rename_new(part: Path, path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove unfinished files of killed processes from ``folder``; those of running ones stay."""
+    """Remove unfinished files of killed processes from ``folder``; files of running processes stay."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if _PART.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
@@ -139,7 +139,7 @@ def _remove_unlocked(path: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Put a file, or the names in a folder, onto the disk: after a loss of power they are there."""
+    """Flush a file, or the names in a folder, to the disk, so that they survive a loss of power."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -148,9 +148,9 @@ def flush(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all in it, or whatever else lies there; what cannot be removed stays.
+    """Remove a folder with its content, or any other file; ignore errors.
 
-    ``shutil.rmtree`` opens a named pipe in a folder's place, and waits for a writer.
+    ``shutil.rmtree`` alone would open a named pipe, and wait for a writer.
     """
     with suppress(OSError):
         if stat.S_ISDIR(path.lstat().st_mode):
@@ -160,24 +160,11 @@ def remove_tree(path: Path) -> None:
 
 
 def copy(source: Path | str, target: Path, most: int) -> None:
-    """Copy a regular file's content to a new file, sharing blocks where the file system supports it.
-
-    Args:
-        source: the file to copy.
-        target: the new file.
-        most: largest size of ``source`` in bytes.
-    """
-    with opened(source, most) as file:
-        old = file.fileno()
-        new = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            left = os.fstat(old).st_size  # what is appended meanwhile is not copied: it may never end
-            with suppress(OSError):  # not supported here, or only in part: copy the rest by hand
-                while left > 0 and (done := os.copy_file_range(old, new, left)):
-                    left -= done
-            while left > 0 and (rest := os.read(old, min(left, _AT_ONCE))):
-                left -= len(rest)
-                while rest:
-                    rest = rest[os.write(new, rest) :]
-        finally:
-            os.close(new)
+    """Copy a regular file of at most ``most`` bytes to a new file, sharing blocks if the disk supports it."""
+    with opened(source, most) as old, target.open("xb") as new:
+        left = os.fstat(old.fileno()).st_size  # bytes that are appended meanwhile are not copied
+        with suppress(OSError):  # not supported here: copy the rest below
+            while left > 0 and (done := os.copy_file_range(old.fileno(), new.fileno(), left)):
+                left -= done
+        while left > 0 and (rest := old.read(min(left, _AT_ONCE))):
+            left -= new.write(rest)

@@ -1,8 +1,8 @@
-"""YAML as recipes use it: scalars of YAML 1.2, the line of every key, no tags.
+"""Read and write YAML as recipes use it: scalars of YAML 1.2, the line of every key, no tags.
 
-PyYAML follows YAML 1.1, where ``off`` is false, ``1e-2`` is text and ``012`` is ten. Here the core schema of
-YAML 1.2 (chapter 10.3) applies. Tags are never obeyed, a key given twice is an error, and every error names
-the file and the line. What can still be read beside such an error is read, so that all can be reported.
+PyYAML follows YAML 1.1, where ``off`` is false, ``1e-2`` is text and ``012`` is ten. This module follows the
+core schema of YAML 1.2 (chapter 10.3). Tags are never obeyed, a duplicate key is an error, and every error
+names the file and the line. Reading continues after such an error, so that all are reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCALARS = {
 }
 _TAG = "tag:yaml.org,2002:"
 _UNREADABLE: Any = object()
-"""In place of a value that has a problem itself; it is left out, with the lists that it is in."""
+"""Replaces an invalid value, which is left out together with the lists that contain it."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text in quotes if a reader of YAML 1.1 or of YAML 1.2 would take it for something else."""
+    """Quotes text that a reader of YAML 1.1 or 1.2 would take for another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -54,10 +54,10 @@ for _name, (_pattern, _first) in _SCALARS.items():
 
 
 def _style(text: str) -> str | None:
-    """Choose how text is written: several lines as they are, unless something in them has to be escaped."""
+    """Return PyYAML's style for a text: a literal block for several lines, unless it needs escapes."""
     if text.isprintable():
         return None
-    # Line breaks of other scripts (U+0085, U+2028) are folded away by readers unless they are escaped.
+    # Readers fold other line breaks (U+0085, U+2028) unless they are escaped.
     return "|" if all(line.isprintable() for line in text.split("\n")) else '"'
 
 
@@ -70,11 +70,7 @@ _Dumper.add_representer(
 
 
 def read(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Path, int]]:
-    """Read a YAML text, and the line of each key of its mappings, as :func:`read_in_part` does.
-
-    Raises:
-        UserError: the text is not YAML, gives a key twice, or uses tags.
-    """
+    """Read a YAML text and the line of each key; raise for any of the problems of :func:`read_in_part`."""
     value, known, problems = read_in_part(text, name, lines=lines)
     if problems:
         where = (f"{name}:{line}" if lines else name for line, _ in problems)
@@ -85,20 +81,16 @@ def read(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Path, i
 def read_in_part(
     text: str, name: str, *, lines: bool = True
 ) -> tuple[Any, dict[Path, int], list[tuple[int, str]]]:
-    """Read what can be read of a YAML text.
+    """Read a YAML document as far as possible; raise a UserError if it is not YAML.
 
     Args:
-        text: one YAML document.
-        name: where it comes from, for messages.
+        text: the document.
+        name: its origin, for messages.
         lines: whether messages name the line (not for a value from the command line).
 
     Returns:
-        The value, made of dict, list, str, int, float, bool and None; lines by path, from 1; and problems
-        with keys and tags, each with its line. Nothing is expanded: aliases of an anchor are the same object.
-        Of a key that is given twice, the first value counts.
-
-    Raises:
-        UserError: the text is not YAML.
+        The value; lines by path, from 1; and problems with keys and tags, each with its line. Aliases of an
+        anchor are the same object. The first value of a duplicate key counts.
     """
     try:
         loader = _Loader(text)
@@ -121,7 +113,7 @@ def read_in_part(
 
 
 def write(tree: dict[str, Any]) -> str:
-    """Write YAML with keys in the order given and lists on one line; :func:`read` gives an equal value."""
+    """Return YAML with keys in the given order and lists on one line; :func:`read` gives an equal value."""
     text: str = yaml.dump(
         tree, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=10**9, allow_unicode=True
     )
@@ -129,7 +121,7 @@ def write(tree: dict[str, Any]) -> str:
 
 
 class _Reading:
-    """Turns nodes into values; collects lines and problems on the way."""
+    """Converts nodes to values, and collects lines and problems."""
 
     def __init__(self, with_lines: bool) -> None:
         self.with_lines = with_lines
@@ -199,7 +191,7 @@ def _scalar(tag: str, text: str) -> Any:
 
 
 def _advice(what: str) -> str:
-    """Say what to do about a common syntax error."""
+    """Return advice on a common syntax error."""
     if "'\\t'" in what:
         return " (indent with spaces)"
     if "cannot start any token" in what:

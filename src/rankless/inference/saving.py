@@ -15,8 +15,7 @@ from PIL import Image
 
 from rankless.data.images.image_file import Pixels
 from rankless.errors import UserError, nearest, one_of, printable
-from rankless.files.output_list import LIST
-from rankless.files.outputs import Outputs
+from rankless.files.outputs import LIST, Outputs
 from rankless.inference import formats
 from rankless.inference.formats import Entry
 from rankless.inference.heatmaps import overlaid

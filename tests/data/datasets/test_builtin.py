@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision.ops import box_iou
 
-from rankless.data.datasets import builtin_glyphs
+from rankless.data.datasets import builtin
 from rankless.data.datasets.builtin import DigitScenes
 from rankless.data.datasets.builtin_scenery import HEADROOM, Draws, color
 from rankless.errors import UserError
@@ -78,12 +78,12 @@ def test_the_stored_digits_are_read_with_and_without_importing_where_they_come_f
 ) -> None:
     stored = load_digits()
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)  # whoever imports it now fails
-    images, labels = builtin_glyphs.stored_digits()
+    images, labels = builtin.stored_digits()
     assert images.shape == (1797, 8, 8) and np.array_equal(images, stored.images)
     assert np.array_equal(labels, stored.target)
     monkeypatch.undo()
-    monkeypatch.setattr(builtin_glyphs, "_FILE", Path("elsewhere.csv.gz"))
-    for one, other in zip(builtin_glyphs.stored_digits(), (images, labels), strict=True):
+    monkeypatch.setattr(builtin, "_FILE", Path("elsewhere.csv.gz"))
+    for one, other in zip(builtin.stored_digits(), (images, labels), strict=True):
         assert one.dtype == other.dtype and np.array_equal(one, other)
 
 

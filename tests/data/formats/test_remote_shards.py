@@ -28,7 +28,7 @@ from rankless.data.images.image_file import Shown, UnreadableImage
 from rankless.data.images.sources import FileImages
 from rankless.data.index.byte_ranges import content, file_of, path_in
 from rankless.errors import UserError
-from rankless.files import range_cache, remote, remote_objects
+from rankless.files import range_cache, remote
 
 pytest.importorskip("aiohttp")
 
@@ -114,7 +114,7 @@ def folder(packed: Path, tmp_path: Path) -> Path:
 def server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The folder's address; the cache is the test's own."""
     monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_objects, "_PAUSE", 0.0)
+    monkeypatch.setattr(remote, "_PAUSE", 0.0)
     monkeypatch.setattr(range_cache, "_SPARE", 0.0)
     monkeypatch.setattr(image_cache, "_SPARE", 0.0)
     Handler.requests, Handler.failures, Handler.ranges = Counter(), [], True
@@ -126,7 +126,7 @@ def server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield f"http://127.0.0.1:{made.server_port}/"
         made.shutdown()
         thread.join()
-    remote_objects.forget_states()
+    remote.forget_states()
 
 
 def fetched() -> int:
@@ -234,7 +234,7 @@ def test_an_address_without_shards_is_a_sentence(server: str, folder: Path) -> N
 
 
 def test_a_server_that_is_not_there_is_a_sentence(monkeypatch) -> None:
-    monkeypatch.setattr(remote_objects, "_PAUSE", 0.0)
+    monkeypatch.setattr(remote, "_PAUSE", 0.0)
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9/data: it could not be read in 5 tries"):
         open_annotations("http://127.0.0.1:9/data", "val")
 
@@ -255,7 +255,7 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(root: str, format: s
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    remote_objects._file_system.cache_clear()
+    remote._file_system.cache_clear()
     with pytest.raises(UserError, match=r"needs s3fs.*pip install 'rankless\[s3\]'"):
         open_annotations("s3://bucket/data", "val")
 

@@ -1,11 +1,11 @@
-"""The augmentation of one detector training image: the steps of ``data.augment`` in their order.
+"""Augment a detector's training images: the steps of ``data.augment`` in their order.
 
-An image gets objects of another (copy-paste) and is cropped; it, or a mosaic of four such images, is laid
-on the input, mirrored, recolored, zoomed, shifted and warped; the input is blurred, made noisy and
-compressed; and two inputs made like that are blended (mixup).
+An image gets objects of another image (copy-paste) and is cropped. The image, or a mosaic of four such
+images, is placed on the input, mirrored, recolored, zoomed, shifted and warped. The input is blurred, made
+noisy and compressed. Two inputs are blended (mixup).
 
-Every part is keyed by (seed, part, epoch, index), so the image is a function of these alone, and one part
-switched off leaves the others as they were.
+Every step's generator is keyed by (seed, step, epoch, index), so the image is a function of these alone, and
+turning one step off does not change the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Augmented = tuple[Tensor, Tensor, Tensor, Letterbox]
 """The input, uint8 (3, H, W); boxes float32 xyxy in its pixels, (N, 4); labels, (N,); the placement."""
 
 ASPECT = 4 / 3
-"""Largest aspect of a crop in relation to the image's, either way, before it grows."""
+"""The largest ratio between a crop's aspect and the image's, in both directions, before the crop grows."""
 
 
 @dataclass
@@ -42,13 +42,10 @@ class Augmenter:
     """Augments the images of one epoch.
 
     Attributes:
-        images: what is augmented.
-        among: the indices, that of the image included, from which its partners are drawn; rising.
+        among: the ascending indices that partners are drawn from, the image's own included.
         size: the input's (H, W) in pixels.
-        options: how images are augmented.
         key: (seed, epoch).
-        last_epochs: whether this is one of the last epochs, in which every image stands alone: without
-            mosaic, mixup and copy-paste.
+        last_epochs: whether images have no partners: no mosaic, mixup and copy-paste.
         placing: the resize and the margin.
     """
 
@@ -68,11 +65,10 @@ class Augmenter:
         return generator(self.key[0], part, self.key[1], index)
 
     def augmented(self, index: int) -> Augmented:
-        """Return an image's input, blended with another's if drawn; the boxes of both count whole.
+        """Return an image's input, blended with another input if drawn; both keep their boxes.
 
-        Returns:
-            What the network sees: boxes are clipped to the input, each at least a part of a pixel large. The
-            placement is of the cropped image before it was warped and mirrored; of a mosaic, the input's.
+        Boxes are clipped to the input. The placement is that of the cropped image before it is warped and
+        mirrored, or the identity for a mosaic.
         """
         image, boxes, labels, where = self._placed(index)
         if not (self.options.mixup and self._partners):
@@ -92,7 +88,7 @@ class Augmenter:
         if mosaics and (rng := self._rng("mosaic", index)).random() < options.mosaic:
             tiles = (self._source, index, self.among, self.size)
             image, boxes, labels = mosaic(*tiles, options, rng, self.placing)
-            # The mosaic is its own source: no one image's placement on it says where a box came from.
+            # A mosaic is its own source, since no single image's placement applies to all boxes.
             where = Letterbox(1.0, 0.0, 0.0, *self.size)
         else:
             sample = self._source(index)
@@ -114,32 +110,24 @@ class Augmenter:
         return cropped(sample, self.options.crop, self._rng("crop", index))
 
     def _another(self, index: int, rng: np.random.Generator) -> int:
-        """Draw an image other than ``index``: some positions after it, and after the last the first."""
+        """Draw an image other than ``index``, a number of positions after it, cyclically."""
         further = 1 + int(rng.integers(len(self.among) - 1))
         return self.among[(self.among.index(index) + further) % len(self.among)]
 
 
 def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
-    """Return a random part of an image that cuts no object.
+    """Return a random part of an image that cuts no object, with the boxes in it.
 
     The part's fraction of the area is uniform from ``smallest`` to 1, its aspect log-uniform around the
-    image's and its position uniform. Then it grows to hold each box that it touches, and those that it
-    touches by growing. So a box is in it whole or not at all; a part may be an image without objects.
-
-    Args:
-        sample: the source; not changed.
-        smallest: least fraction of the area, above 0; 1 returns the image itself.
-        rng: draws the part.
-
-    Returns:
-        The part, with the boxes in it in its pixels.
+    image's aspect, its position uniform. Then it grows to contain each box that it touches, including those
+    that it reaches by growing. A part may contain no objects. ``smallest`` = 1 returns the image itself.
     """
     height, width = sample.image.shape[-2:]
     drawn, aspect, across, down = rng.uniform(0, 1, 4).tolist()
     if smallest >= 1:
         return sample
     area = smallest + drawn * (1 - smallest)
-    # The factors on the sides multiply to the area, and neither is above 1.
+    # The product of the sides' factors is the area, and neither is above 1.
     factor = min(max(math.sqrt(area) * ASPECT ** (aspect - 0.5), area), 1.0)
     columns, rows = math.ceil(width * factor), math.ceil(height * area / factor)
     columns, rows = min(columns, width), min(rows, height)
@@ -155,7 +143,7 @@ def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample
 def _grown(
     part: NDArray[np.int64], boxes: NDArray[np.float64], sides: tuple[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Grow a part, (4,) xyxy in whole pixels, until it cuts no box; return it and which boxes are in it."""
+    """Grow a part, xyxy in whole pixels, (4,), until it cuts no box; return it and a mask of its boxes."""
     while True:
         inside: NDArray[np.bool_] = np.all((boxes[:, :2] < part[2:]) & (boxes[:, 2:] > part[:2]), axis=1)
         first = np.floor(boxes[inside, :2]).min(0, initial=np.inf).clip(0)

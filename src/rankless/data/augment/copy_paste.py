@@ -1,6 +1,6 @@
-"""Copy-paste of boxes: objects of another image, each as its rectangle (after Ghiasi et al., 2021).
+"""Copy-paste with boxes (after Ghiasi et al., 2021): paste the rectangles of another image's objects.
 
-There are no masks, so an object brings the background of its box along.
+There are no masks, so an object brings the background in its box along.
 """
 
 from __future__ import annotations
@@ -14,29 +14,20 @@ from rankless.geometry.letterbox import fit
 from rankless.structures import Sample
 
 TAKEN = 0.5
-"""Probability that an object of the other image is taken …"""
+"""The probability that an object of the other image is taken."""
 MOST = 8
-"""… of which at most so many are pasted."""
+"""The largest number of objects that are pasted."""
 TRIES = 5
-"""Positions tried for one object; if none is free, it is not pasted."""
+"""The number of positions tried for an object; if none is free, it is not pasted."""
 COVERED = 0.3
-"""A position is free if at most this fraction of any earlier box would be covered."""
+"""The largest fraction of an earlier box that a pasted object may cover."""
 
 
 def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
-    """Return an image with objects of another.
+    """Return a copy of the image ``sample`` with objects of ``other``; their boxes follow the image's own.
 
-    An object is as large on the input as its own image would show it, and lies wholly in the image; one
-    that is larger than the image is not pasted. The boxes that were there all stay.
-
-    Args:
-        sample: what is pasted into; not changed.
-        other: where the objects come from.
-        size: the network's input (H, W) in pixels.
-        rng: draws which objects, and where.
-
-    Returns:
-        The image with its boxes, then those of the pasted objects.
+    An object has the size at which its own image would show it on an input of ``size`` (H, W), and lies
+    completely in the image. An object larger than the image is not pasted.
     """
     order = rng.permutation(len(other.labels))
     taken = order[rng.random(len(order)) < TAKEN][:MOST].tolist()
@@ -59,7 +50,7 @@ def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.ran
 
 
 def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
-    """The whole pixels that a box touches, scaled, uint8 (3, h, w), and the box in their pixels, (4,)."""
+    """Return the scaled pixels that a box touches, uint8 (3, h, w), and the box in these pixels, (4,)."""
     height, width = sample.image.shape[-2:]
     x1, y1, x2, y2 = sample.boxes[number].tolist()
     left, top = max(0, int(x1)), max(0, int(y1))
@@ -76,9 +67,9 @@ def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
 def _free_position(
     boxes: Tensor, sides: tuple[int, int], room: tuple[int, int], rng: np.random.Generator
 ) -> tuple[int, int] | None:
-    """(left, top) of a rectangle of ``sides`` (w, h) in an image of ``room`` (w, h), or None.
+    """Return a free (left, top) for a rectangle of ``sides`` (w, h) in an image of ``room`` (w, h), or None.
 
-    Every try draws, so that what one object meets changes no other's draws.
+    All tries are drawn at once, so that the outcome for one object does not change the draws for others.
     """
     draws = rng.random((TRIES, 2))
     lefts = np.rint(draws[:, 0] * (room[0] - sides[0])).astype(int)

@@ -1,4 +1,4 @@
-"""Degradations as by cameras and storage: blur, noise and JPEG artifacts. Boxes do not change."""
+"""Degrade images as cameras and storage do: blur, noise and JPEG artifacts. Boxes do not change."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ from rankless.randomness import GENERATORS, generator, torch_seed
 from rankless.recipe.schema import Augment
 
 SIGMA = (0.5, 2.0)
-"""Of the blur, in pixels of the input."""
+"""The range of the blur's sigma, in pixels of the input."""
 NOISE = (0.01, 0.06)
-"""Standard deviation of the noise, as a fraction of the range 0..255."""
+"""The range of the noise's standard deviation, as a fraction of 255."""
 QUALITY = (10, 60)
-"""Of the JPEG compression, both included."""
-
-
+"""The range of the JPEG quality, both ends included."""
 Key = tuple[int, str, int, int]
-"""(seed, "augment", epoch, index): the random draws of one image in one epoch."""
+"""(seed, "augment", epoch, index): the key of one image's random draws in one epoch."""
 
 
 @contextmanager
 def drawing(key: Key, part: str) -> Iterator[None]:
-    """Seed torch's CPU generator by ``key`` and ``part``; put its state back at the end.
+    """Seed torch's CPU generator by ``key`` and ``part``, and restore its state at the end.
 
-    Torchvision's random transforms draw from it: switching one part off leaves the others as they were.
+    Torchvision's random transforms draw from this generator. Turning one part off does not change the others.
     """
     with GENERATORS, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would seed the GPUs as well.
@@ -41,15 +39,9 @@ def drawing(key: Key, part: str) -> Iterator[None]:
 
 @one_thread()
 def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
-    """Return the input as a worse camera would deliver it: blurred, then noisy, then compressed.
+    """Return the input blurred, then noisy, then compressed, uint8 (3, H, W); ``image`` itself if unchanged.
 
-    Args:
-        image: uint8, (3, H, W); stays as it is.
-        options: the probabilities of the three.
-        key: decides which of them, and how much.
-
-    Returns:
-        uint8 (3, H, W); ``image`` itself if nothing happens.
+    ``options`` gives the probabilities of the three steps; ``key`` seeds the draws.
     """
     if not (options.blur or options.noise or options.jpeg):
         return image
@@ -60,7 +52,7 @@ def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
     sigma, deviation = (float(rng.uniform(*limits)) for limits in (SIGMA, NOISE))
     quality = int(rng.integers(QUALITY[0], QUALITY[1] + 1))
     if blurred:
-        # Three deviations to either side, but torchvision mirrors at the border: no further than the side.
+        # Three deviations to either side, but torchvision's mirrored border must be shorter than the side.
         radius = min(round(3 * sigma), min(image.shape[-2:]) - 1)
         image = TF.gaussian_blur(image, [2 * radius + 1] * 2, [sigma] * 2)
     if noisy:
@@ -70,7 +62,7 @@ def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
 
 
 def _compressed(image: Tensor, quality: int) -> Tensor:
-    """uint8 (3, H, W) through JPEG. Pillow's, because torchvision's is deprecated since 0.29."""
+    """Encode and decode an image as JPEG, with Pillow, since torchvision's JPEG is deprecated since 0.29."""
     file = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)
     return torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1).contiguous()

@@ -1,4 +1,4 @@
-"""Two images of one input's size become one, and their targets with them."""
+"""Mix two images of the input's size, and their targets."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def target_of(label: int, classes: int) -> Tensor:
 
 
 def mixup(one: Example, other: Example, alpha: float, rng: np.random.Generator) -> Example:
-    """λ of one and 1 - λ of the other, pixel by pixel; λ from Beta(α, α) (Zhang et al., "mixup", 2018)."""
+    """Return λ of one and 1 - λ of the other, λ from Beta(α, α) (Zhang et al., "mixup", 2018)."""
     weight = float(rng.beta(alpha, alpha))
     return blended(one[0], other[0], weight), _blend(one[1], other[1], weight)
 
 
 def blended(one: Tensor, other: Tensor, weight: float) -> Tensor:
-    """Return ``weight`` of one image and the rest of another, uint8 of one shape, pixel by pixel."""
+    """Return ``weight`` of one image plus 1 - ``weight`` of another, uint8 of one shape."""
     sum_ = one.numpy() * np.float32(weight) + other.numpy() * np.float32(1 - weight)
     return torch.from_numpy(np.rint(sum_).astype(np.uint8))
 
 
 def cutmix(one: Example, other: Example, alpha: float, rng: np.random.Generator) -> Example:
-    """Paste a rectangle of the other, at the same position, in the one (Yun et al., "CutMix", 2019).
+    """Paste a rectangle of the other image into the one at the same position (Yun et al., "CutMix", 2019).
 
-    It has the input's aspect and covers 1 - λ of it, λ from Beta(α, α), with its middle anywhere; the target
-    goes by what is left of it inside.
+    It has the input's aspect and covers 1 - λ of it, λ from Beta(α, α), with its center anywhere. The visible
+    part of the rectangle determines the target.
     """
     weight = float(rng.beta(alpha, alpha))
     height, width = one[0].shape[-2:]

@@ -1,8 +1,7 @@
-"""Mosaics: four training images around one point of the input (Bochkovskiy et al., "YOLOv4", 2020).
+"""Mosaics: place four training images around one point of the input (Bochkovskiy et al., "YOLOv4", 2020).
 
-Each image is as large as the letterbox would make it, times the zoom, and its inner corner lies on the
-point where the four meet; the input's border cuts what sticks out. So an image is resized once, and no more
-of it than is seen.
+Each image has the letterbox's scale, times the zoom, and its inner corner lies on the point where the four
+meet. The input's border cuts them. An image is resized once, and only its visible part.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
 SPREAD = 0.3
-"""The point lies at most this fraction of a side off the middle, before zoom and shift: 0.2 to 0.8, as
-in Darknet."""
+"""The largest distance of the point from the center, as a fraction of a side: 0.2 to 0.8, as in Darknet."""
 
 
 def mosaic(
@@ -37,15 +35,15 @@ def mosaic(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return image ``index`` and three others on one input.
 
-    Zoom, shift, warp and mirror are of the mosaic, color is of each image. A box of which borders leave less
-    than ``options.mosaic_min_area`` is dropped.
+    Zoom, shift, warp and mirroring apply to the whole mosaic, colors to each image. A box is dropped if less
+    than ``options.mosaic_min_area`` of it remains.
 
     Args:
-        read: gives an image by its number; not asked for those of which nothing is seen.
+        read: returns an image by its index; called only for visible tiles.
         index: the image that the input is drawn for; it is one of the four tiles.
-        among: the images, it included, from which the others are drawn.
+        among: the indices that the others are drawn from, ``index`` included.
         size: the input's (H, W) in pixels.
-        options: how much of what; zero switches a part off and leaves the others' draws as they were.
+        options: the strength of each part; zero turns it off without changing the others' draws.
         rng: draws the mosaic.
         placing: the resize and the margin.
 
@@ -72,7 +70,7 @@ def mosaic(
 
 
 def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[int]:
-    """Draw three images that differ from ``index`` and from each other, if the data has that many."""
+    """Draw three images that differ from ``index`` and from each other, if there are enough."""
     taken, others = [among.index(index)], []
     for draw in rng.random(3).tolist():
         if len(taken) == len(among):
@@ -88,8 +86,8 @@ def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[
 class _Tiles:
     """The four tiles of a mosaic, and the input that they are laid on.
 
-    Without a warp, a tile is the quarter of the input that the meeting point leaves it. With one, the tiles
-    have no outer border, and what the input shows of them the warp decides.
+    Without a warp, a tile is a part of the input on one side of the meeting point. With a warp, tiles have no
+    outer border, and the warp decides which part of them the input shows.
     """
 
     def __init__(
@@ -102,20 +100,16 @@ class _Tiles:
         self._regions = [np.zeros((0, 4), np.float32)]
 
     def seen(self, tile: int) -> bool:
-        """Return whether the input shows anything of a tile."""
+        """Return whether any part of a tile is visible on the input."""
         if self._points is not None:
             return bool(self._mask(tile, self._points).any())
         x0, y0, x1, y1 = self._quarter(tile)
         return x0 < x1 and y0 < y1
 
     def lay(self, tile: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
-        """Lay an image, ``factor`` times as large as letterboxed, its inner corner on the meeting point.
+        """Lay an image on ``tile``, 0 to 3 by rows, with its inner corner on the meeting point.
 
-        Args:
-            tile: 0 to 3, by rows.
-            sample: the image, uint8 (3, h, w), and its boxes, (N, 4).
-            factor: on the letterbox's scale.
-            matrix: the color matrix, (3, 3), or None.
+        ``factor`` multiplies the letterbox's scale. ``matrix`` is the color matrix, (3, 3), or None.
         """
         height, width = sample.image.shape[-2:]
         scale = fit(height, width, self.size) * factor
@@ -131,7 +125,7 @@ class _Tiles:
         self._boxes.append((to_input(sample.boxes, where), sample.labels))
 
     def boxes(self, least: float) -> tuple[Tensor, Tensor]:
-        """Return boxes (N, 4) as the input shows them, and their labels (N,); ``least`` as of ``clip``."""
+        """Return the boxes on the input, (N, 4), and their labels, (N,); see :func:`clip` for ``least``."""
         boxes, labels = (torch.cat(part) for part in zip(*self._boxes, strict=True))
         region = np.array([0, 0, self.size[1], self.size[0]], np.float32)
         if self.warp is None:
@@ -167,19 +161,19 @@ class _Tiles:
         under.copy_(torch.where(torch.from_numpy(mask[part]), patch, under))
 
     def _mask(self, tile: int, points: Points) -> NDArray[np.bool_]:
-        """Return which pixels of the input come from a tile, (H, W)."""
+        """Return the mask of the input's pixels that show a tile, (H, W)."""
         right, below = (axis >= middle for axis, middle in zip(points, self.meeting, strict=True))
         mask: NDArray[np.bool_] = (right if tile % 2 else ~right) & (below if tile // 2 else ~below)
         return mask
 
     def _quarter(self, tile: int) -> tuple[int, int, int, int]:
-        """Return a tile without a warp, xyxy in pixels of the input."""
+        """Return an unwarped tile, xyxy in pixels of the input."""
         x0, x1 = _half(self.meeting[0], self.size[1], tile % 2)
         y0, y1 = _half(self.meeting[1], self.size[0], tile // 2)
         return x0, y0, x1, y1
 
 
 def _half(meeting: int, side: int, second: int) -> tuple[int, int]:
-    """Return pixels [first, last) of the input on one side of the meeting point."""
+    """Return the range of pixels on one side of the meeting point, [first, last)."""
     cut = min(max(meeting, 0), side)
     return (cut, side) if second else (0, cut)

@@ -1,8 +1,8 @@
-"""The input's size where it is not fixed: multi-scale training and rectangular evaluation.
+"""Vary the input's size: multi-scale training and rectangular evaluation.
 
-Multi-scale: as with Darknet's ``random=1`` another multiple of 32 is drawn every few steps, and anchors stay
-pixels of whatever the input is. Rectangular: images of like aspect share an input from which the gray is left
-out; an image is as large on it as on the whole input, only the margin is smaller.
+Multi-scale training draws another multiple of 32 every few steps, as Darknet's ``random=1`` does; anchors
+stay in pixels of the current input. In rectangular evaluation, images of similar aspect share an input with a
+smaller gray margin; their scale is the same as on the whole input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankless.geometry.letterbox import fit, scaled
 from rankless.randomness import generator
 
 STRIDE = 32
-"""Pixels: sides of a detector's input are multiples of it."""
+"""The sides of a detector's input are multiples of this, in pixels."""
 _HAIR = 1e-9  # 320 * 1.1 is 352.00000000000006
 
 
@@ -27,9 +27,9 @@ class StepSizes:
 
     Attributes:
         size: the recipe's (H, W) in pixels, multiples of 32.
-        spread: sizes reach from ``1 / (1 + spread)`` to ``1 + spread`` times that.
-        every: so many steps have the same size.
-        seed: the recipe's.
+        spread: sizes range from ``1 / (1 + spread)`` to ``1 + spread`` times ``size``.
+        every: the number of consecutive steps with the same size.
+        seed: the recipe's seed.
     """
 
     size: tuple[int, int]
@@ -38,15 +38,15 @@ class StepSizes:
     seed: int
 
     def of(self, step: int) -> tuple[int, int]:
-        """Return (H, W) in pixels of a step's input (from 0): each of :meth:`choices` is as likely."""
+        """Return a step's (H, W) in pixels, drawn uniformly from :meth:`choices`; steps count from 0."""
         choices = self.choices()
         return choices[int(generator(self.seed, "size", step // self.every).integers(len(choices)))]
 
     def choices(self) -> list[tuple[int, int]]:
         """Return all sizes (H, W), the smallest first.
 
-        The longer side is each multiple of 32 in reach; the other the multiple in reach that keeps the
-        aspect best.
+        The longer side takes every multiple of 32 in range, the other the multiple that keeps the aspect
+        best.
         """
         height, width = self.size
         longer = max(height, width)
@@ -67,28 +67,18 @@ class StepSizes:
 
 
 def by_aspect(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the images' indices sorted by height to width, equals by index.
+    """Return the images' indices, (N,), sorted by height over width, ties by index.
 
-    Args:
-        sizes: height and width of each image in pixels, 0, 0 where it cannot be read (which counts as
-            square); (N, 2).
-
-    Returns:
-        A permutation of 0..N-1, (N,).
+    ``sizes`` holds the height and width of each image, (N, 2); 0, 0 for an unreadable image counts as square.
     """
     known = np.where(sizes > 0, sizes, 1).astype(np.float64)
     return np.argsort(known[:, 0] / known[:, 1], kind="stable").astype(np.int64)
 
 
 def tight(sizes: NDArray[np.integer], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest input that holds all these images as large as the whole input shows them.
+    """Return the smallest input (H, W), in multiples of 32, that holds images at the whole input's scale.
 
-    Args:
-        sizes: height and width of each in pixels; 0, 0 takes no room; (B, 2).
-        size: the whole input's (H, W) in pixels, multiples of 32.
-
-    Returns:
-        (H, W) in pixels, multiples of 32.
+    ``sizes`` holds their heights and widths, (B, 2); 0, 0 takes no space. ``size`` is the whole input's.
     """
     needed = [0, 0]
     for height, width in sizes.tolist():

@@ -1,11 +1,11 @@
-"""The augmentation of one training image: flip, color, zoom, shift and warp, in one resampling.
+"""Augment a training image in one resampling: flip, color, zoom, shift and warp.
 
-Zoom and shift only move where the letterbox would put the image, so an image is resized once,
-and with everything switched off the result is the letterbox's, bit for bit. With a warp (rotate, shear,
-perspective) it is sampled once instead, where the warp would have come from.
+Zoom and shift move the letterbox's placement, so an image is resized once, and with everything turned off the
+result equals the letterbox's, bit for bit. With a warp (rotate, shear, perspective), the image is instead
+sampled once, at the warp's source positions.
 
-Color is one 3×3 matrix per image. A round trip through HSV costs about ten times as much, and the two
-agree where it matters: hue turns around the gray axis, saturation moves away from it, value is a factor.
+Color is one 3×3 matrix per image. A round trip through HSV costs about ten times as much and has the same
+meaning: hue rotates around the gray axis, saturation moves away from it, value is a factor.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
 LEAST_AREA = 0.25
-"""A box is dropped if the input's border leaves less than this fraction of its area …"""
+"""A box that the border cuts to less than this fraction of its area is dropped."""
 LEAST_SIDE = 2.0
-"""… or less than so many pixels of a side. A box that the border does not cut stays, however small."""
-_AT_ONCE = 16384  # pixels that are recolored: what they need fits into a processor's second cache
+"""A box that the border cuts to fewer pixels on a side is dropped."""
+_AT_ONCE = 16384  # pixels that are recolored at a time; their memory fits into the second-level cache
 
 
 def augment(
@@ -46,18 +46,13 @@ def augment(
     rng: np.random.Generator,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
-    """Return one augmentation of an image on the network's input.
+    """Return one augmentation of an image on the network's input ``size`` (H, W).
 
-    Args:
-        sample: the source.
-        size: the input's (H, W) in pixels.
-        options: how much of what; zero switches a part off and leaves the others' draws as they were.
-        rng: draws the augmentation.
-        placing: the resize and the margin.
+    A zero in ``options`` turns a part off without changing the others' draws.
 
     Returns:
-        The input, uint8 (3, H, W); boxes float32 xyxy in its pixels and clipped to it, (N, 4); labels, (N,);
-        and where the source lay on the input before the input was warped and mirrored.
+        The input, uint8 (3, H, W); clipped boxes, float32 xyxy in its pixels, (N, 4); labels, (N,); and the
+        placement before the input is warped and mirrored.
     """
     mirrored = bool(rng.random() < options.flip)
     *color, zoom, shift_x, shift_y = rng.uniform(-1, 1, 6).tolist()
@@ -77,7 +72,7 @@ def augment(
         boxes = warped_boxes(to_input(boxes, where), warp)
     elif matrix is None:
         placed, where = place(image, size, scale, left, top, placing)
-    else:  # the gray around stays as it is
+    else:  # the gray margin keeps its color
         patch, corner, where = recolored_patch(image, matrix, size, scale, left, top, placing)
         placed = paste(patch, corner, size, placing)
     placed, boxes = mirror(placed, to_input(boxes, where) if warp is None else boxes, mirrored, upside_down)
@@ -86,7 +81,7 @@ def augment(
 
 
 def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> tuple[Tensor, Tensor]:
-    """Return an input (3, H, W) and its boxes (N, 4) as a mirror shows them."""
+    """Return an input, (3, H, W), and its boxes, (N, 4), mirrored."""
     height, width = image.shape[-2:]
     x1, y1, x2, y2 = boxes.unbind(1)
     if sideways:
@@ -98,7 +93,7 @@ def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> t
 
 
 def drawn_color(options: Augment, hue: float, saturation: float, value: float) -> NDArray[np.float32] | None:
-    """Return the color matrix, (3, 3), of three draws from -1..1; None where the options change no color."""
+    """Return the color matrix, (3, 3), for three draws from -1..1; None if the options change no color."""
     if not (options.hue or options.saturation or options.value):
         return None
     factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
@@ -106,15 +101,15 @@ def drawn_color(options: Augment, hue: float, saturation: float, value: float) -
 
 
 def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
-    """Return what turns RGB columns into recolored RGB columns, (3, 3).
+    """Return the matrix that recolors RGB columns, (3, 3).
 
-    ``value * ((1 - saturation) * mean + saturation * rotation)``: the rotation about the gray axis by ``hue``
-    is Rodrigues' formula, the mean is of the three channels (Haeberli, "Matrix Operations for Image
-    Processing", 1993, with equal weights, so that the two commute).
+    It is ``value * ((1 - saturation) * mean + saturation * rotation)``: the mean of the three channels and
+    Rodrigues' rotation about the gray axis (Haeberli, "Matrix Operations for Image Processing", 1993, with
+    equal weights, so that the two commute).
 
     Args:
-        hue: fraction of the full circle; 1/3 sends red to green.
-        saturation: factor on the distance from gray; 0 is gray.
+        hue: fraction of the full circle; 1/3 turns red into green.
+        saturation: factor on the distance from gray; 0 gives gray.
         value: factor on everything.
     """
     angle = 2 * math.pi * hue
@@ -126,16 +121,15 @@ def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.floa
 
 
 def recolor(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
-    """uint8 (3, H, W) times a color matrix, rounded and clipped to 0..255.
+    """Multiply an image, uint8 (3, H, W), by a color matrix; round and clip to 0..255.
 
-    The matrix is rounded to steps so wide that every product and every sum is a float32 without rounding.
-    Then the order in which a matrix multiplication adds, which may depend on threads and processors, is of
-    no matter.
+    The matrix is quantized so that every product and every sum is exact in float32. Then the order of
+    additions in a matrix multiplication, which may depend on threads and processors, does not matter.
     """
-    largest = 256 * max(1.0, float(np.abs(matrix).sum(1).max()))  # than any sum
-    steps = np.float32(2.0 ** (24 - math.ceil(math.log2(largest))))  # in 1; float32 has 24 binary digits
+    largest = 256 * max(1.0, float(np.abs(matrix).sum(1).max()))  # a bound on all sums
+    steps = np.float32(2.0 ** (24 - math.ceil(math.log2(largest))))  # per 1; float32 has 24 binary digits
     rounded = np.rint(matrix * steps) / steps
-    # Rounded to the nearest by a fourth row: a half, times one.
+    # A fourth row adds one half, so that truncation rounds to nearest.
     with_half = np.concatenate((rounded, np.full((3, 1), 0.5, np.float32)), 1)
     source = image.reshape(3, -1).numpy()  # (3, H · W)
     count = source.shape[1]
@@ -145,7 +139,7 @@ def recolor(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
         part = source[:, first : first + _AT_ONCE]
         columns[:3, : part.shape[1]] = part
         product = torch.from_numpy(with_half @ columns[:, : part.shape[1]])
-        product.clamp_(0, 255)  # in half of NumPy's time
+        product.clamp_(0, 255)  # takes half of NumPy's time
         np.copyto(result[:, first : first + _AT_ONCE], product.numpy(), casting="unsafe")
     return torch.from_numpy(result).view(image.shape)
 
@@ -159,17 +153,12 @@ def recolored_patch(
     top: int,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, tuple[int, int], Letterbox]:
-    """Return the visible part of an image, scaled, and recolored on the smaller side of the resize.
+    """Return the visible part of an image, scaled, and recolored before or after, whichever is smaller.
 
-    Args:
-        image: uint8, (3, h, w).
-        matrix: the color matrix, (3, 3), or None.
-        size: the input's (H, W) in pixels.
-        scale, left, top: the image's on the input, in pixels; see :func:`visible_part`.
-        placing: the resize.
+    See :func:`visible_part` for ``size``, ``scale``, ``left`` and ``top``. ``matrix`` may be None.
 
     Returns:
-        The patch, uint8 (3, h', w'); its (left, top) on the input; where the whole image lies.
+        The patch, uint8 (3, h', w'); its (left, top) on the input; the placement of the whole image.
     """
     part, corner, where = visible_part(image, size, scale, left, top)
     if matrix is None:
@@ -188,39 +177,24 @@ def warped_image(
     where: Letterbox,
     placing: Placing = USUAL,
 ) -> Tensor:
-    """An image, recolored, as it is seen at points of the input on which it lies; gray where it is not.
-
-    Args:
-        image: uint8, (3, h, w).
-        matrix: the color matrix, (3, 3), or None.
-        points: x and y on the input, (H, W) each.
-        where: how it lies there.
-        placing: the resize and the margin.
-
-    Returns:
-        uint8 (3, H, W).
-    """
+    """Return a recolored image, sampled at ``points`` of the input it is placed on, uint8 (3, H, W)."""
     smaller, scales = shrunk(image, (where.scale, where.scale), placing)
     smaller = smaller if matrix is None else recolor(smaller, matrix)
     return sampled(smaller, points, scales, (where.left, where.top), placing.gray)
 
 
 def clip(boxes: Tensor, region: NDArray[np.float32], least: float = LEAST_AREA) -> tuple[Tensor, Tensor]:
-    """Boxes (N, 4) clipped to a region xyxy of the input, (4,), or each to its own, (N, 4).
-
-    Args:
-        boxes, region: as above.
-        least: a box is dropped if less than this fraction of its area is left; of mosaics it is a key.
+    """Clip boxes, (N, 4), to a region xyxy of the input, (4,), or each to its own region, (N, 4).
 
     Returns:
-        The clipped boxes, and which of them stay, bool (N,).
+        The clipped boxes, and a mask, (N,), of those with at least the fraction ``least`` of their area.
     """
-    given = boxes.numpy()  # NumPy, because for ten boxes torch's calls take three times as long
+    given = boxes.numpy()  # for ten boxes, torch takes three times as long as NumPy
     clipped = np.minimum(np.maximum(given, region[..., [0, 1, 0, 1]]), region[..., [2, 3, 2, 3]])
     width, height = (given[:, 2:] - given[:, :2]).T
     across, down = (clipped[:, 2:] - clipped[:, :2]).T
     enough = (across * down >= least * (width * height)) & (np.minimum(across, down) >= LEAST_SIDE)
-    # The letterbox's own rounding may put a border box a hair outside: that is no cut.
+    # The letterbox's rounding may put a box slightly over the border: that is no cut.
     whole = (np.abs(given - clipped) < 1e-2).all(1)
     stays = (enough | whole) & (across > 0) & (down > 0)
     return torch.from_numpy(clipped), torch.from_numpy(stays)

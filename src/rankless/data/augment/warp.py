@@ -1,7 +1,7 @@
-"""Turning, slanting and tilting the input: one general warp, together with zoom and shift in one resampling.
+"""Rotate, shear and tilt the input: one warp, applied together with zoom and shift in one resampling.
 
-A warp is a homography of the input's plane, in pixels, (3, 3), float64: it says where a point goes that would
-lie at (x, y) without it. The image is sampled backwards: for each pixel of the input, where it comes from.
+A warp is a homography of the input's plane in pixels, float64 (3, 3), from unwarped to warped points. The
+image is sampled backwards, at the source position of each pixel of the input.
 """
 
 from __future__ import annotations
@@ -22,18 +22,13 @@ Points = tuple[NDArray[np.float64], NDArray[np.float64]]
 """x and y of points, two arrays of one shape."""
 
 _NUDGE = 1 + 2**-40  # 639 / 3 must not come out as 212.99…
-_NEAR = 1e-3  # of what is nearer to the horizon than this, nothing is on the input
+_NEAR = 1e-3  # points that are nearer to the horizon never lie on the input
 
 
 def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator) -> Matrix | None:
-    """Draw a warp as the options say; None if they switch all of it off.
+    """Draw a warp by ``options.rotate``, ``shear`` and ``perspective``; None, without a draw, if all are 0.
 
-    In this order: the corners of the input move, it is slanted, it is turned; the last two about its middle.
-
-    Args:
-        options: ``rotate``, ``shear`` and ``perspective``.
-        size: the input's (H, W) in pixels.
-        rng: 11 numbers are drawn, or none.
+    The corners of the input ``size`` (H, W) move, then it is sheared and rotated about its center.
     """
     if not (options.rotate or options.shear or options.perspective):
         return None
@@ -46,7 +41,7 @@ def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator
     turned = np.array(
         [[math.cos(angle), -math.sin(angle), 0], [math.sin(angle), math.cos(angle), 0], [0, 0, 1]]
     )
-    # Two slants one after the other keep every area; both at once would make 45° and 45° a line.
+    # Two successive shears keep every area; both at once would turn 45° and 45° into a line.
     slanted = np.array([[1, 0, 0], [math.tan(y), 1, 0], [0, 0, 1]]) @ [
         [1, math.tan(x), 0],
         [0, 1, 0],
@@ -64,10 +59,10 @@ def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator
 
 
 def from_unit_square(corners: Matrix) -> Matrix:
-    """The homography that takes (0, 0), (1, 0), (1, 1), (0, 1) to four corners, (4, 2).
+    """Return the homography that maps (0, 0), (1, 0), (1, 1), (0, 1) to four corners, (4, 2).
 
-    Written out (Heckbert, "Fundamentals of Texture Mapping", 1989, 2.2.3), so that no solver decides its
-    bits. The corners must make a convex quadrilateral; a shift of each by less than 1/4 leaves them one.
+    It is a closed formula (Heckbert, "Fundamentals of Texture Mapping", 1989, 2.2.3), so its bits do not
+    depend on a solver. The corners must form a convex quadrilateral, as corners shifted by less than 1/4 do.
     """
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners.tolist()
     right, below = (x1 - x2, y1 - y2), (x3 - x2, y3 - y2)
@@ -81,7 +76,7 @@ def from_unit_square(corners: Matrix) -> Matrix:
 
 
 def origins(warp: Matrix, size: tuple[int, int]) -> Points:
-    """Return the source position of each input pixel's center, (H, W) each; far away beyond the horizon."""
+    """Return the source x and y of each input pixel's center, (H, W) each; far away beyond the horizon."""
     back = np.linalg.inv(warp)
     x, y = np.arange(size[1]) + 0.5, np.arange(size[0])[:, None] + 0.5
     across, down, depth = (row[0] * x + row[1] * y + row[2] for row in back)
@@ -91,9 +86,9 @@ def origins(warp: Matrix, size: tuple[int, int]) -> Points:
 
 
 def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
-    """Return the smallest boxes around warped boxes xyxy (N, 4). They are not clipped.
+    """Return the smallest boxes around warped boxes, xyxy (N, 4), without clipping.
 
-    Of a box that reaches beyond the horizon the part before it counts; without any, the box lies outside.
+    Only the part of a box before the horizon counts; without such a part, the box lies outside.
     """
     x1, y1, x2, y2 = boxes.double().numpy().T
     corners = np.stack(
@@ -110,7 +105,7 @@ def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
 
 
 def _before_the_horizon(polygon: Matrix) -> Matrix:
-    """The part of a polygon, homogeneous points (K, 3), that a homography does not throw to infinity."""
+    """Return the part of a polygon, homogeneous points (K, 3), that lies before the horizon."""
     points = []
     for one, other in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
         if one[2] >= _NEAR:
@@ -123,13 +118,12 @@ def _before_the_horizon(polygon: Matrix) -> Matrix:
 def shrunk(
     image: Tensor, scales: tuple[float, float], placing: Placing = USUAL
 ) -> tuple[Tensor, tuple[float, float]]:
-    """The image made smaller by whole numbers, antialiased, as far as (x, y) scales leave no detail of it.
+    """Shrink an image by whole factors, antialiased, before it is sampled at (x, y) scales below 1/2.
 
-    Sampling takes the four pixels around a point; an image that is to be less than half as large is brought
-    to between one and two times its size there first, or details would flicker.
+    Sampling reads only the four pixels around a point, so finer details would cause aliasing.
 
     Returns:
-        uint8 (3, h, w), and the scales that are left.
+        uint8 (3, h, w), and the remaining scales.
     """
     height, width = image.shape[-2:]
     across, down = (
@@ -149,27 +143,24 @@ def sampled(
     corner: tuple[float, float],
     gray: int = GRAY,
 ) -> Tensor:
-    """An image at points of the plane on which it is placed; gray where it is not.
+    """Sample an image bilinearly at points of the plane that it is placed on, uint8 (3, H, W).
 
     Args:
         image: uint8, (3, h, w).
         points: x and y, (H, W) each.
         scales: pixels of the plane per pixel of the image, along x and y.
-        corner: (x, y) of its upper left corner.
-        gray: value where it is not, 0..255.
-
-    Returns:
-        uint8 (3, H, W): bilinear, rounded once.
+        corner: (x, y) of the image's upper left corner.
+        gray: the value outside the image, 0..255.
     """
     normalized = [
-        # Normalized to -1..1, as torch asks; further out than 2 there is only gray.
+        # Normalized to -1..1, as torch expects; beyond 2 there is only gray.
         np.clip(2 * (axis - start) / (scale * side) - 1, -2 - 4 / side, 2 + 4 / side).astype(np.float32)
         for axis, start, scale, side in zip(
             points, corner, scales, (image.shape[-1], image.shape[-2]), strict=True
         )
     ]
     grid = torch.from_numpy(np.stack(normalized, -1))[None]  # (1, H, W, 2)
-    # Zeros are what torch has outside, so gray becomes zero.
+    # torch pads with zeros, so gray is shifted to zero.
     source = (image.float() - gray)[None]
     sampled_ = F.grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)[0]
     return (sampled_ + gray).round_().clamp_(0, 255).to(torch.uint8)

@@ -31,9 +31,9 @@ class GroundTruth:
         boxes: float32 xyxy, (N, 4).
         labels: int64, (N,).
         height, width: the image's size.
-        flags: bits of :data:`~rankless.data.index.annotations.DIFFICULT` and ``CROWD``, of what
-            counts neither as a hit nor as a miss, (N,); None: no flags.
-        areas: of the objects in pixels, NaN where only the box is known, (N,); None: no areas.
+        flags: bits :data:`~rankless.data.index.annotations.DIFFICULT` and ``CROWD``, (N,), of objects that
+            count neither as hits nor as misses; None if there are no flags.
+        areas: of the objects in pixels, (N,), NaN where only the box is known; None if there are no areas.
     """
 
     boxes: Tensor
@@ -58,12 +58,12 @@ class DetectionImages(ImageSource[Sample]):
     """Images with boxes; ``read(index)`` gives a :class:`~rankless.structures.Sample`."""
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the objects of image ``index``; here the image is read for it."""
+        """Return the objects of image ``index``; this base class reads the image."""
         sample = self.read(index)
         return GroundTruth(sample.boxes, sample.labels, sample.image.shape[1], sample.image.shape[2])
 
     def sizes(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Return height and width of these images, (B, 2); 0, 0 where one cannot be read."""
+        """Return the height and width of these images, (B, 2); 0, 0 for an unreadable image."""
         truths = [self.ground_truth(index) for index in indices]
         return np.array([[truth.height, truth.width] for truth in truths], dtype=np.int64)
 
@@ -71,9 +71,7 @@ class DetectionImages(ImageSource[Sample]):
 class _Annotated:
     """The base of detection and classification data sets that are read from files.
 
-    Args:
-        annotations: of one split.
-        images: reads the pixels; None reads every pixel from the files.
+    ``images`` reads the pixels; None reads every pixel from the files.
     """
 
     def __init__(self, annotations: Annotations, images: Readable[Decoded] | None = None) -> None:
@@ -97,10 +95,10 @@ class _Annotated:
 
 
 class BoxedImages(_Annotated, DetectionImages):
-    """Images with boxes, from files; arguments as of :class:`_Annotated`."""
+    """Images with boxes, from files."""
 
     def read(self, index: int) -> Sample:
-        """Return image ``index`` with its boxes to train on: neither difficult nor crowds."""
+        """Return image ``index`` with its training boxes, which are neither difficult nor crowds."""
         decoded = self.images.read(index)
         check_size(self.annotations, index, decoded.source)
         rows = self.annotations.rows(index)
@@ -122,7 +120,7 @@ class BoxedImages(_Annotated, DetectionImages):
 
 
 class MatchedImages(DetectionImages):
-    """Images with the labels of the model in place of the data's."""
+    """Images whose labels are the model's instead of the data's."""
 
     def __init__(self, images: DetectionImages, match: ClassMatch, class_names: Sequence[str]) -> None:
         self.images, self.class_names = images, tuple(class_names)
@@ -144,7 +142,7 @@ class MatchedImages(DetectionImages):
         return replace(truth, boxes=truth.boxes[stays], labels=labels, flags=flags, areas=areas)
 
     def _of_model(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the labels in the model, and which boxes stay, bool (N,)."""
+        """Return the model's labels of the boxes that stay, and the mask of these boxes, (N,)."""
         labels = self._labels[labels]
         stays = labels != LEFT_OUT
         return labels[stays], stays
@@ -176,10 +174,10 @@ class ClassifiedImages(_Annotated, ClassificationImages):
     """Images of one class each, from files.
 
     Args:
-        annotations: of one split.
-        class_names: of the model; None takes the data's.
-        where: the data, for messages.
-        given: which classes of the data are which of the model's, where the names do not say it.
+        annotations: the annotations of one split.
+        class_names: the model's class names; None takes the data's.
+        where: names the data in messages.
+        given: pairs of the data's and the model's classes whose names do not match.
     """
 
     def __init__(
@@ -203,7 +201,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
             match = match_classes(used, self.class_names, given, where, may_leave_out=False)
             labels |= zip(used, match.labels, strict=True)
             self.notes = (*self.notes, *match.notes)
-        # By name, and not a new array: the labels stay where all processes share them.
+        # A table instead of a new label array, which processes could not share.
         self._labels = tuple(labels.get(name, -1) for name in known)
         seen = {self.class_names[labels[name]] for name in used}
         if missing := [name for name in self.class_names if name not in seen]:
@@ -219,7 +217,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
 
 
 def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> None:
-    """Check that a decoded image of (H, W) has the size that was read; its boxes fit no other."""
+    """Raise if a decoded image does not have the size (H, W) that its boxes refer to."""
     height, width = annotations.sizes[index].tolist()
     if size == (height, width):
         return
@@ -227,5 +225,5 @@ def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> N
     was = f"was {width} × {height}" if height else "could not be read"
     raise UserError(
         f"{annotations.path(index)}: the image is {size[1]} × {size[0]} pixels, but {was} when the data was "
-        "read, so it was replaced since; start again, and the data is read again"
+        "read, so it was replaced since; start again to read the data again"
     )

@@ -1,24 +1,30 @@
 """The built-in data set ``digits``: handwritten digits scattered over textured scenes.
 
 The 1,797 real digits that come with scikit-learn (8 × 8 gray levels; E. Alpaydin and C. Kaynak, Optical
-Recognition of Handwritten Digits, UCI 1998) are enlarged, warped a little and laid on scenes that are made
-when they are asked for, from (seed, split, number) alone. Nothing is downloaded and nothing stored.
+Recognition of Handwritten Digits, UCI 1998) are enlarged, slightly warped and laid on scenes. A scene is
+generated on demand from (seed, split, number) alone. Nothing is downloaded or stored.
 """
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 from functools import cached_property
+from math import ceil, cos, sin
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
 from torch import Tensor
 
 from rankless.data.datasets.annotated import ClassificationImages, DetectionImages, GroundTruth
-from rankless.data.datasets.builtin_glyphs import digits_of, enlarged, warp
 from rankless.data.datasets.builtin_scenery import (
+    GLYPH_SIDE,
     Box,
+    Bytes,
     Draws,
     background,
     ink,
@@ -26,18 +32,27 @@ from rankless.data.datasets.builtin_scenery import (
     sensor_noise,
 )
 from rankless.errors import UserError
-from rankless.randomness import generator
+from rankless.randomness import generator, key
 from rankless.structures import Sample
 
 DIGITS = "digits"
 """The root that names the built-in data."""
 SPLITS = ("train", "val")
 _MOST_DIGITS = 12
-# Of glyphs with their soft rim, in pixels of a scene whose shorter side is 256; a box is a tenth lower.
+# The heights of glyphs with their soft rim, in pixels of a scene whose shorter side is 256. Boxes are a tenth
+# smaller.
 _HEIGHTS = (15.5, 118.0)
-_SMALLEST_HEIGHT = 13.5  # below this a person cannot read a digit, however small the scene
-_MOST_COVERED = 0.1  # fraction of a digit's box that another may cover
+_SMALLEST_HEIGHT = 13.5  # people cannot read smaller digits
+_MOST_COVERED = 0.1  # the fraction of a digit's box that another may cover
 _LARGEST_IOU = 0.05
+_FILE = Path("datasets", "data", "digits.csv.gz")
+_VAL_FRACTION = 0.2
+_SHARPEN = 1.6
+_CELL = GLYPH_SIDE / 10  # texels from one of the 8 × 8 gray levels to the next
+VISIBLE = 64
+"""A pixel belongs to a digit if its ink covers at least 64/255 of it. Boxes enclose these pixels."""
+_VISIBLE_CURVE = bytes(255 if level >= VISIBLE else 0 for level in range(256))
+_LEVELS = np.arange(256, dtype=np.float64) / 255
 
 
 class _Digits:
@@ -59,27 +74,27 @@ class _Digits:
 
 
 class DigitScenes(_Digits, DetectionImages):
-    """Scenes with 1 to 12 handwritten digits each; the data set to start with, to test and to compare on.
+    """Scenes with 1 to 12 handwritten digits each.
 
-    A digit image serves in one split alone. Digits are about 14 to 110 pixels high on a scene whose shorter
-    side is 256 (every octave alike) and scale with that side; their boxes overlap at most slightly (IoU up to
-    0.05, a tenth of the smaller) and lie wholly inside. A crowded scene of small size may lack room for some.
+    A digit image appears in one split only. Digits are about 14 to 110 pixels high on a scene whose shorter
+    side is 256 (log-uniform) and scale with that side. Their boxes lie inside the scene and overlap at most
+    slightly (IoU up to 0.05, a tenth of the smaller box). A small, crowded scene may lack room for some.
 
     Args:
         split: ``train`` or ``val``.
-        images: how many scenes; does not change the scenes themselves.
-        seed: keys the scenes. Scenes to be scored on take 0, whatever the recipe's seed.
+        images: the number of scenes; it does not change the scenes.
+        seed: keys the scenes. Evaluation scenes use 0, whatever the recipe's seed.
         size: height and width of a scene in pixels, 32 or more.
     """
 
     def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
         problems = []
         if images < 1:
-            problems.append(f"digits: {images} scenes asked for; expected 1 or more; raise the number")
+            problems.append(f"digits: {images} scenes requested; expected 1 or more; raise the number")
         if min(size) < 32:
-            asked = f"{size[0]} × {size[1]}"
+            sides = f"{size[0]} × {size[1]}"
             problems.append(
-                f"digits: scenes of {asked} pixels asked for; expected sides of 32 or more; enlarge them"
+                f"digits: scenes of {sides} pixels requested; expected sides of 32 or more; enlarge them"
             )
         super().__init__(split, *problems)
         self.seed, self.size, self._images = seed, size, images
@@ -90,7 +105,7 @@ class DigitScenes(_Digits, DetectionImages):
         return self._images
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the digits of scene ``index``; it is drawn once, and each evaluation asks for it again."""
+        """Return the digits of scene ``index``, which is rendered only once for all evaluations."""
         if index not in self._truths:
             self._truths[index] = super().ground_truth(index)
         return self._truths[index]
@@ -98,13 +113,13 @@ class DigitScenes(_Digits, DetectionImages):
     def read(self, index: int) -> Sample:
         """Return scene ``index``, a function of (seed, split, index, size) alone.
 
-        Boxes are exact: the extent of the pixels of which the digit's ink covers ``VISIBLE``/255 or more, its
-        last column and row included. A digit slightly covered by a later one keeps its whole box.
+        Boxes are exact: they enclose the pixels that the digit's ink covers by ``VISIBLE``/255 or more. A
+        digit that a later one covers slightly keeps its whole box.
         """
         return self._render(index)
 
     def _render(self, index: int, hidden: int | None = None) -> Sample:
-        """Render a scene without the ink of digit ``hidden``, so that a test can see which pixels it drew."""
+        """Render a scene without the ink of digit ``hidden``; a test sees by this which pixels it drew."""
         if not 0 <= index < self._images:
             raise IndexError(f"digits: no scene {index}; the {self.split} split has 0 to {self._images - 1}")
         rng = Draws(generator(self.seed, "digits", self.split, index))
@@ -112,7 +127,7 @@ class DigitScenes(_Digits, DetectionImages):
         clutter = self._clutter(rng, boxes)
         canvas = background(rng, *self.size)
         for mask, box in [*clutter, *zip(digits, boxes, strict=True)]:
-            contrast = 30 + 30 * _HEIGHTS[0] / (box[3] - box[1])  # small digits need more to be read
+            contrast = 30 + 30 * _HEIGHTS[0] / (box[3] - box[1])  # small digits need more contrast
             paint = ink(rng, canvas, box, contrast)
             if hidden is None or mask is not digits[hidden]:
                 canvas.paste(paint, box, mask)
@@ -125,7 +140,7 @@ class DigitScenes(_Digits, DetectionImages):
         )
 
     def _layout(self, rng: Draws) -> tuple[list[Image.Image], list[int], list[Box]]:
-        """Ink masks, classes and boxes of the digits, the largest first; as many as there is room for."""
+        """Draw ink masks, classes and boxes of the digits, the largest first, as far as there is room."""
         scale = min(self.size) / 256
         low = max(_HEIGHTS[0] * scale, _SMALLEST_HEIGHT)
         high = max(_HEIGHTS[1] * scale, low)
@@ -148,7 +163,7 @@ class DigitScenes(_Digits, DetectionImages):
         return masks, labels, boxes
 
     def _clutter(self, rng: Draws, boxes: list[Box]) -> list[tuple[Image.Image, Box]]:
-        """Scribbles in the gaps between the digits."""
+        """Draw scribbles in the gaps between the digits."""
         low, high = (height * min(self.size) / 256 for height in (18.0, 80.0))
         drawings = scribbles()
         placed = []
@@ -162,7 +177,7 @@ class DigitScenes(_Digits, DetectionImages):
     def _position(
         self, rng: Draws, mask: Image.Image, boxes: list[Box], largest_iou: float, most_covered: float
     ) -> Box | None:
-        """A box of the mask's size that overlaps no other too much, or None after 40 trials."""
+        """Draw a box of the mask's size that does not overlap others too much; None after 40 trials."""
         width, height = mask.size
         free_x, free_y = self.size[1] - width + 1, self.size[0] - height + 1
         for _ in range(40 if min(free_x, free_y) > 0 else 0):
@@ -174,25 +189,21 @@ class DigitScenes(_Digits, DetectionImages):
 
     @cached_property
     def _glyphs(self) -> list[list[Image.Image]]:
-        """The digits of each class, enlarged once; see :func:`enlarged`."""
+        """The enlarged digits of each class."""
         return [[enlarged(digit) for digit in digits] for digits in self._digits]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the enlarged digits: a loader process makes them again."""
+        """Leave out the enlarged digits: a loader process computes them again."""
         made = {name: value for name, value in self.__dict__.items() if name != "_glyphs"}
         return {**made, "_truths": {}}
 
 
 SIDE = 64
-"""Of a single digit's image, in pixels: the 8 × 8 gray levels are enlarged eight times."""
+"""The side of a single digit's image in pixels, eight times the stored side."""
 
 
 class DigitImages(_Digits, ClassificationImages):
-    """The same digits and splits, one digit per image: 1,438 for training and 359 for validation.
-
-    Args:
-        split: ``train`` or ``val``.
-    """
+    """The same digits and splits, one digit per image: 1,438 for training and 359 for validation."""
 
     def __init__(self, split: str) -> None:
         super().__init__(split)
@@ -216,7 +227,7 @@ class DigitImages(_Digits, ClassificationImages):
 
 
 def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) -> bool:
-    """Whether two boxes exceed the IoU limit, or the covered fraction of the smaller box."""
+    """Return whether two boxes exceed the limits of IoU or of the covered fraction of the smaller box."""
     width = min(box[2], other[2]) - max(box[0], other[0])
     height = min(box[3], other[3]) - max(box[1], other[1])
     if width <= 0 or height <= 0:
@@ -224,3 +235,87 @@ def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) ->
     shared = width * height
     first, second = ((b[2] - b[0]) * (b[3] - b[1]) for b in (box, other))
     return shared > most_covered * min(first, second) or shared > largest_iou * (first + second - shared)
+
+
+def stored_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return scikit-learn's digits: gray levels 0–16, (1797, 8, 8), and their classes, (1797,).
+
+    Importing scikit-learn takes a second of CPU time in every rank, reading its file 5 ms. A release that
+    stores the file elsewhere is imported.
+    """
+    found = importlib.util.find_spec("sklearn")
+    for folder in (found and found.submodule_search_locations) or ():
+        if (path := Path(folder, _FILE)).is_file():
+            with gzip.open(path, "rt") as text:
+                rows = np.loadtxt(text, delimiter=",", dtype=np.uint8)
+            return rows[:, :64].reshape(-1, 8, 8), rows[:, 64]
+    from sklearn.datasets import load_digits
+
+    stored = load_digits()
+    return stored.images.astype(np.uint8), stored.target.astype(np.uint8)
+
+
+def digits_of(split: str) -> list[Bytes]:
+    """Return the digit images of each class in ``split``: uint8 0–16, (N, 8, 8) each.
+
+    Each class is ordered by a hash of its images' bytes, and the first fifth is for validation. Neither a
+    seed nor scikit-learn's order affects the split. No two of the 1,797 images are equal.
+    """
+    images, classes = stored_digits()
+    parts = []
+    for label in range(10):
+        members = sorted(images[classes == label], key=lambda image: key(0, "digits", image.tobytes().hex()))
+        cut = round(_VAL_FRACTION * len(members))
+        parts.append(np.stack(members[:cut] if split == "val" else members[cut:]))
+    return parts
+
+
+def enlarged(digit: Bytes) -> Image.Image:
+    """Return an 8 × 8 digit as a smooth "L" image with four texels per cell, trimmed to its ink.
+
+    It is sharpened over about one cell, so that a threshold keeps thin strokes whole and loops open.
+    """
+    levels = np.pad(digit, 1).astype(np.float32) * np.float32(255 / 16)
+    smooth = Image.fromarray(levels).resize((GLYPH_SIDE, GLYPH_SIDE), Image.Resampling.BICUBIC)
+    ink_map = Image.fromarray(np.asarray(smooth).clip(0, 255).astype(np.uint8))
+    around = np.asarray(ink_map.filter(ImageFilter.BoxBlur(_CELL * 1.25)), np.float32)
+    sharp = np.float32(_SHARPEN + 1) * np.asarray(ink_map, np.float32) - np.float32(_SHARPEN) * around
+    glyph = Image.fromarray(sharp.clip(0, 255).astype(np.uint8)).filter(ImageFilter.BoxBlur(1))
+    return glyph.crop(glyph.getbbox())  # a small source is warped faster
+
+
+def warp(rng: Draws, glyph: Image.Image, height: float) -> Image.Image:
+    """Return the "L" ink mask of a glyph about ``height`` pixels high, slightly rotated, sheared, stretched.
+
+    The mask is cropped to its box: each outer row and column has at least one ``VISIBLE`` pixel.
+    """
+    angle, shear, stretch = rng.uniform(-0.26, 0.26), rng.uniform(-0.2, 0.2), rng.uniform(0.8, 1.15)
+    # Rounding to 2**-20, an invisible angle, hides the differences between libms.
+    c, s = (round(f(angle) * 2**20) / 2**20 for f in (cos, sin))
+    scale = height / glyph.height  # pixels a texel
+    # Forward: rotate · shear · stretch · scale. Pillow takes the inverse, from pixels to texels.
+    a, b = c * stretch * scale, (c * shear - s) * scale
+    d, e = s * stretch * scale, (s * shear + c) * scale
+    width, rows = (ceil(glyph.width * abs(p) + glyph.height * abs(q)) + 2 for p, q in ((a, b), (d, e)))
+    x, y = width / 2 + rng.uniform(-0.5, 0.5), rows / 2 + rng.uniform(-0.5, 0.5)
+    determinant = a * e - b * d
+    ia, ib, id_, ie = e / determinant, -b / determinant, -d / determinant, a / determinant
+    shift_x, shift_y = glyph.width / 2 - ia * x - ib * y, glyph.height / 2 - id_ * x - ie * y
+    back = (ia, ib, shift_x, id_, ie, shift_y)
+    shape = glyph.transform((width, rows), Image.Transform.AFFINE, back, Image.Resampling.BILINEAR)
+    levels, curve = shape.tobytes(), _ink_curve(rng, _CELL * scale)
+    # bytes.translate, because Image.point takes longer to read its table than for the pixels.
+    coverage = Image.frombytes("L", shape.size, levels.translate(curve))
+    visible = Image.frombytes("L", shape.size, levels.translate(curve.translate(_VISIBLE_CURVE)))
+    return coverage.crop(visible.getbbox())
+
+
+def _ink_curve(rng: Draws, cell: float) -> bytes:
+    """Return the map from gray level to ink coverage: a threshold, soft by one to two pixels.
+
+    A cell has ``cell`` pixels. The threshold sets the stroke's thickness; the slope leaves paper free of ink.
+    """
+    level, softness = rng.uniform(0.42, 0.55), rng.uniform(1.0, 2.2)
+    slope = max(cell / softness, 0.5 / level)
+    curve = ((_LEVELS - level) * slope + 0.5).clip(0, 1) * 255
+    return bytes(np.rint(curve).astype(np.uint8))

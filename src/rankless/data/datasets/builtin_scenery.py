@@ -1,8 +1,8 @@
-"""The surroundings of the built-in digits: backgrounds, clutter, ink and sensor noise.
+"""Draw the surroundings of the built-in digits: backgrounds, clutter, ink and sensor noise.
 
-Everything is drawn by integer arithmetic, tables and Pillow, never by a matrix product, so that the bits
-of a scene do not depend on the number of threads. Every color stays ``HEADROOM`` away from 0 and
-255: noise can then be added to bytes without a test for overflow.
+Integer arithmetic, tables and Pillow draw everything. There are no matrix products, so the bits of a scene do
+not depend on the number of threads. Every color stays ``HEADROOM`` away from 0 and 255, so that noise never
+overflows a byte.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Box = tuple[int, int, int, int]
 Color = tuple[int, int, int]
 
 GLYPH_SIDE = 40
-"""Side of an enlarged glyph before it is trimmed: 8 × 8 cells and a border of one, four texels to a cell."""
+"""The side of an enlarged glyph before trimming: 8 × 8 cells and a border of one, four texels per cell."""
 HEADROOM = 20
 _DARKEST, _LIGHTEST = HEADROOM, 255 - HEADROOM
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's "L"
-_BANK_KEY = 0  # the banks are part of the data set, so no recipe's seed reaches them
-_MARGIN = 128  # how much larger than a scene a bank's textures are: a crop begins anywhere in it
-_GRADIENT_CELLS = (60, 75, 90, 110, 140, 180)  # side of a cell of noise in pixels
+_BANK_KEY = 0  # the banks are part of the data set, so no recipe's seed affects them
+_MARGIN = 128  # a bank's textures are this much larger than a scene, so that crops vary
+_GRADIENT_CELLS = (60, 75, 90, 110, 140, 180)  # sides of noise cells in pixels
 _NOISE_CELLS = (1, 2, 4, 9, 20)
-_DEVIATIONS = (1.5, 3.0, 5.0, 7.0)  # of the sensor noise, in levels
+_DEVIATIONS = (1.5, 3.0, 5.0, 7.0)  # of the sensor noise, in gray levels
 
 
 class Draws:
-    """Uniform numbers one at a time: a generator's scalar draws cost ten times as much."""
+    """Draws uniform numbers one at a time, in a tenth of the time of a generator's scalar draws."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._next = self._numbers(rng).__next__
@@ -44,20 +44,20 @@ class Draws:
             yield from rng.random(256).tolist()
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """A number in [low, high)."""
+        """Return a number in [low, high)."""
         return low + (high - low) * self._next()
 
     def below(self, count: int) -> int:
-        """An integer in 0..count-1."""
+        """Return an integer in 0..count-1."""
         return int(self._next() * count)
 
     def log_uniform(self, low: float, high: float) -> float:
-        """A number in [low, high), every octave alike; a multiple of 1/16, so that no libm shows."""
+        """Return a log-uniform number in [low, high), a multiple of 1/16, equal for all libms."""
         return round(16 * low * float((high / low) ** self._next())) / 16
 
 
 def color(rng: Draws, luma: float, vividness: float = 1.0) -> Color:
-    """A color of any hue with the given luma (0–255), within the headroom."""
+    """Return a color of a random hue with the given luma (0–255), within the headroom."""
     raw = rng.uniform(-1.0, 1.0), rng.uniform(-1.0, 1.0), rng.uniform(-1.0, 1.0)
     mean = _LUMA[0] * raw[0] + _LUMA[1] * raw[1] + _LUMA[2] * raw[2]
     room = 1e9
@@ -70,10 +70,10 @@ def color(rng: Draws, luma: float, vividness: float = 1.0) -> Color:
 
 
 def ink(rng: Draws, canvas: Image.Image, box: Box, contrast: float) -> Color:
-    """Return a color that differs from nearly all of what lies beneath.
+    """Return a color that contrasts with nearly all pixels in ``box``.
 
-    Its luma stays at least ``contrast`` levels above the 97th percentile of the luma in ``box``, or
-    below the 3rd; where neither has that much room, it goes as far as it can on the side with more.
+    Its luma is at least ``contrast`` levels above the 97th percentile of the luma in ``box``, or below the
+    3rd. If neither side has that much room, it is the extreme on the side with more room.
     """
     sample = canvas.resize((12, 12), Image.Resampling.NEAREST, box=box)
     lumas = sorted(sample.convert("L").tobytes())
@@ -89,9 +89,9 @@ def ink(rng: Draws, canvas: Image.Image, box: Box, contrast: float) -> Color:
 
 
 def background(rng: Draws, height: int, width: int) -> Image.Image:
-    """A textured RGB canvas: a gradient, noise and a pattern, mixed and colored by one palette.
+    """Return a textured RGB canvas: a gradient, noise and a pattern, mixed and colored by one palette.
 
-    The palette's lumas span at most 130 of 256 levels, so that some ink always differs from it.
+    The palette's lumas span at most 130 of 256 levels, so that some ink always contrasts with it.
     """
     gradients, noises = _textures(height, width)
     gradient = _crop(rng, gradients[rng.below(len(gradients))], height, width)
@@ -101,7 +101,7 @@ def background(rng: Draws, height: int, width: int) -> Image.Image:
         weights[2] = 0.0
     total = sum(weights) + 1e-9
     noise_weight, pattern_weight = (round(255 * weight / total) for weight in weights[1:])
-    mixed = noise * np.uint16(noise_weight)  # the weights add up to 256: 16 bits suffice
+    mixed = noise * np.uint16(noise_weight)  # the weights add up to 256, so 16 bits suffice
     mixed += gradient * np.uint16(256 - noise_weight - pattern_weight)
     if pattern_weight:
         mixed += _pattern(rng, noise) * np.uint16(pattern_weight)
@@ -122,24 +122,24 @@ def sensor_noise(rng: Draws, planes: Bytes) -> None:
         return
     bank = _noise(height, width)[choice]
     if rng.uniform() < 0.5:
-        planes += _crop(rng, bank, height, width)  # bytes wrap: two's complement adds and subtracts
+        planes += _crop(rng, bank, height, width)  # bytes wrap, so two's complement adds and subtracts
     else:
         for plane in planes:
             plane += _crop(rng, bank, height, width)
 
 
 def _crop(rng: Draws, bank: Bytes, height: int, width: int) -> Bytes:
-    """(height, width) of a bank's texture, from anywhere in it, mirrored or not."""
+    """Return a random (height, width) crop of a bank's texture, randomly mirrored."""
     top, left = rng.below(_MARGIN), rng.below(_MARGIN)
     piece = bank[top : top + height, left : left + width]
     return piece[:: 1 - 2 * rng.below(2), :: 1 - 2 * rng.below(2)]
 
 
 def _pattern(rng: Draws, noise: Bytes) -> Bytes:
-    """Stripes, checkers or rings, sharp or smooth, straight or bent by ``noise``: uint8 (H, W)."""
+    """Draw stripes, checkers or rings, sharp or smooth, straight or bent by ``noise``: uint8 (H, W)."""
     height, width = noise.shape
     x, y = np.arange(width, dtype=np.uint16), np.arange(height, dtype=np.uint16)[:, None]
-    # A phase is a 16-bit number that wraps: 65536 is one period, so a step of 2000 repeats every 33 pixels.
+    # A phase is a 16-bit number that wraps after one period: a step of 2000 repeats every 33 pixels.
     step_x, step_y = (round(rng.uniform(-1, 1) * rng.log_uniform(900, 9000)) for _ in range(2))
     along, across = x * np.uint16(step_x % 65536), y * np.uint16(step_y % 65536)
     kind = rng.below(4)
@@ -159,7 +159,7 @@ def _pattern(rng: Draws, noise: Bytes) -> Bytes:
 
 
 def _palette(rng: Draws, low: float, high: float) -> bytes:
-    """256 RGB entries through some random colors with lumas in low..high, both ends of it reached."""
+    """Return 256 RGB entries through random colors with lumas in low..high, both ends included."""
     count = 2 + rng.below(4)
     lumas = [low, high] + [rng.uniform(low, high) for _ in range(count - 2)]
     shift = rng.below(count)
@@ -170,7 +170,7 @@ def _palette(rng: Draws, low: float, high: float) -> bytes:
 
 
 def _panels_and_lines(rng: Draws, canvas: Image.Image, low: float, high: float) -> None:
-    """Big boxes, blobs and lines, all in the background's own span of lumas; digits may lie on them."""
+    """Draw large boxes, blobs and lines in the background's range of lumas; digits may lie on them."""
     draw = ImageDraw.Draw(canvas)
     width, height = canvas.size
     for _ in range(rng.below(4)):
@@ -187,7 +187,7 @@ def _panels_and_lines(rng: Draws, canvas: Image.Image, low: float, high: float) 
 
 @lru_cache(maxsize=4)
 def _textures(height: int, width: int) -> tuple[list[Bytes], list[Bytes]]:
-    """Slow and fast noise over the whole range of a byte, each uint8 (height + margin, width + margin)."""
+    """Return coarse and fine noise over a byte's whole range, uint8 (height + margin, width + margin)."""
 
     def texture(cell: int) -> Bytes:
         rows, columns = ((side + _MARGIN) // cell + 3 for side in (height, width))
@@ -201,7 +201,7 @@ def _textures(height: int, width: int) -> tuple[list[Bytes], list[Bytes]]:
 
 @lru_cache(maxsize=4)
 def _noise(height: int, width: int) -> list[Bytes]:
-    """Sensor noise of each deviation, within the headroom, as two's complement bytes."""
+    """Return sensor noise of each deviation, within the headroom, as two's complement bytes."""
     rng = generator(_BANK_KEY, "digits", "noise")
     normal = rng.standard_normal((height + _MARGIN, width + _MARGIN))
     bounded = [np.rint(d * normal).clip(-HEADROOM, HEADROOM) for d in _DEVIATIONS]
@@ -210,7 +210,7 @@ def _noise(height: int, width: int) -> list[Bytes]:
 
 @cache
 def scribbles() -> tuple[Image.Image, ...]:
-    """Drawings in the hand of the digits that show no digit: "L" images, trimmed to their ink."""
+    """Return drawings in the digits' style that show no digit: "L" images, trimmed to their ink."""
     rng = Draws(generator(_BANK_KEY, "digits", "scribbles"))
     drawings = []
     for number in range(96):
@@ -221,8 +221,8 @@ def scribbles() -> tuple[Image.Image, ...]:
     return tuple(drawings)
 
 
-# The shapes are drawn on a sheet of 160 × 160 with its middle at 80. Rings, single strokes and squares are
-# left out: a person would read them as 0, 1 and 0.
+# The shapes are drawn on a sheet of 160 × 160 with its center at 80. Rings, single strokes and squares are
+# left out, since people would read them as 0, 1 and 0.
 
 
 def _zigzag(rng: Draws, draw: ImageDraw.ImageDraw) -> None:

@@ -1,4 +1,4 @@
-"""The choice and order of classes: ``data.classes``."""
+"""Choose and order classes: ``data.classes``."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ Classes = str | Sequence[str]
 
 
 def class_list(classes: Classes, root: str) -> tuple[str, ...] | None:
-    """The names that ``data.classes`` gives; None for all that the data has.
+    """Return the names that ``data.classes`` gives; None means all classes of the data.
 
-    Args:
-        classes: of the recipe. A file is looked for here, then in the data's folder.
-        root: the data's folder or file.
+    A file is looked up in the working directory, then in the data's folder.
     """
     if classes == "auto":
         return None
     names = _from_file(classes, root) if isinstance(classes, str) else tuple(classes)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise UserError(f"data.classes: {listed(twice)} is there twice; expected each class once")
+        raise UserError(f"data.classes: {listed(twice)} appears twice; expected each class once")
     return names
 
 
@@ -52,7 +50,7 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
 
 
 def refuse_classes(classes: object) -> None:
-    """Raise if ``data.classes`` is to choose from the digits."""
+    """Raise if ``data.classes`` is given for the built-in digits."""
     if classes != "auto":
         raise UserError(
             "data.classes has no effect on the built-in digits; expected auto; leave it out, or give "
@@ -63,10 +61,10 @@ def refuse_classes(classes: object) -> None:
 def with_classes(
     whole: Annotations, names: Sequence[str], where: str, elsewhere: Iterable[str] = ()
 ) -> Annotations:
-    """Return the same images with the classes ``names`` in this order; ``about`` counts the others.
+    """Return the annotations with the classes ``names`` in this order; ``about`` counts the others.
 
-    Boxes of other classes are left out, and the images stay. Where an image has one class, images of other
-    classes are left out.
+    Boxes of other classes are left out, while their images stay. Classification leaves out images of other
+    classes.
     """
     known = {name: label for label, name in enumerate(whole.class_names)}
     _refuse_unknown(names, whole.class_names, elsewhere, where)
@@ -85,8 +83,7 @@ def with_classes(
     if not whole.has_boxes:
         if not selected.any():
             raise UserError(
-                f"{where}: no image of the split has one of the classes {listed(names)}; expected some; "
-                "correct data.classes"
+                f"{where}: no image of the split has one of the classes {listed(names)}; correct data.classes"
             )
         made, labels = subset(whole, np.flatnonzero(selected)), labels[selected]
         made = replace(made, findings=whole.findings)
@@ -101,7 +98,7 @@ def with_classes(
 
 
 def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Iterable[str], where: str) -> None:
-    """Raise where one of ``names`` is neither ``known`` nor ``elsewhere``."""
+    """Raise if one of ``names`` is neither ``known`` nor ``elsewhere``."""
     anywhere = {*known, *elsewhere}
     unknown = [name for name in names if name not in anywhere]
     if unknown:
@@ -114,7 +111,7 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Itera
 
 
 def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) -> list[str]:
-    """Return a sentence with the counts of what is left out."""
+    """Return a sentence that counts the boxes or images left out."""
     if not left_out:
         return []
     what = ("box", "boxes") if whole.has_boxes else ("image", "images")

@@ -1,6 +1,6 @@
-"""Classes of data found among the classes of a trained model, by name.
+"""Match the classes of data with the classes of a trained model, by name.
 
-The same classes may be in another order in the data, be spelled otherwise, or be only some of the model's.
+The data may have the classes in another order, spell them differently, or have only some of them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from rankless.errors import UserError, counted, listed, nearest
 
 Pairs = Sequence[tuple[str, str]]
-"""A class of the data and the model's class that it is; an empty one leaves the class out."""
+"""Pairs of the data's class and the model's class; an empty model class leaves the data's class out."""
 
 LEFT_OUT = -1
 _SHOWN = 20
-# Names that Pascal VOC, COCO and others have for the same classes, reduced as by `_plain`.
+# Names of the same classes in Pascal VOC, COCO and other data, in the form of `_plain`.
 _SAME = (
     ("aeroplane", "airplane", "plane"),
     ("motorbike", "motorcycle"),
@@ -32,24 +32,14 @@ _GROUPS = {name: group[0] for group in _SAME for name in group}
 
 @dataclass(frozen=True)
 class ClassMatch:
-    """The index of each class of the data among the model's classes.
-
-    Attributes:
-        labels: for each class of the data its label in the model, or ``LEFT_OUT``.
-        notes: a table of what differs, as sentences.
-    """
+    """The model's label of each of the data's classes, or ``LEFT_OUT``, and notes on the differences."""
 
     labels: tuple[int, ...]
     notes: tuple[str, ...]
 
 
 class UnmatchedClassesError(UserError):
-    """Classes of the data that the model does not have.
-
-    Args:
-        names: of these classes.
-        problems: what to say of them to the user of a trained model.
-    """
+    """An error for classes of the data, ``names``, that the model does not have."""
 
     def __init__(self, names: Sequence[str], problems: Sequence[str]) -> None:
         super().__init__(problems)
@@ -58,7 +48,7 @@ class UnmatchedClassesError(UserError):
 
 @contextmanager
 def between_splits(root: str, training: str, other: str) -> Iterator[None]:
-    """Give the model the classes of the split ``training``; a class it lacks is an error in the data."""
+    """Report unmatched classes as an error in the data: the split ``other`` has more than ``training``."""
     try:
         yield
     except UnmatchedClassesError as error:
@@ -69,7 +59,7 @@ def between_splits(root: str, training: str, other: str) -> Iterator[None]:
 
 
 def further_classes(root: str, training: str, other: str, names: Sequence[str]) -> str:
-    """Say that the split ``other`` has classes ``names`` that ``training`` lacks, and where."""
+    """Return the sentence that ``other`` has classes ``names`` that ``training`` lacks, and their folders."""
     said = f"'{other}' has classes that '{training}' does not have: {listed(names)}"
     top = Path(root).expanduser()
     empty = [str(Path(root, training, name)) for name in names if (top / training / name).is_dir()]
@@ -82,17 +72,11 @@ def further_classes(root: str, training: str, other: str, names: Sequence[str]) 
 def match_classes(
     data: Sequence[str], model: Sequence[str], given: Pairs, where: str, *, may_leave_out: bool = True
 ) -> ClassMatch:
-    """Find the classes of the data among the model's.
+    """Match the data's class names with the model's.
 
-    In this order: as ``given``, by the same name, by the same letters and digits, and by the names that
-    Pascal VOC and COCO have for the same class. Only ``given`` may join two classes of the data in one.
-
-    Args:
-        data: its class names.
-        model: its class names.
-        given: what the user said.
-        where: the data, for messages.
-        may_leave_out: whether a class of the data may be none of the model's.
+    Classes match as ``given`` by the user, by equal names, by equal letters and digits, or by the different
+    names that Pascal VOC and COCO have for a class, in this order. Only ``given`` may map two classes to one,
+    or leave a class out if ``may_leave_out``. ``where`` names the data in messages.
     """
     of_model = {name: label for label, name in enumerate(model)}
     found = dict(_given(data, of_model, given, where, may_leave_out))
@@ -172,7 +156,7 @@ def _unmatched(
     pairs = f"{missing[0]}={free}" + (f", {missing[-1]}=" if len(missing) > 1 else "")
     return [
         *problems,
-        f"{known}, or leave them out with nothing behind the '=', as in --classes-map '{pairs}'",
+        f"{known}, or leave them out with nothing after the '=', as in --classes-map '{pairs}'",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Classification data as the engine sees it: images of one class each become items with soft targets."""
+"""Classification data for the engine: images become items with soft targets, items become batches."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
     Args:
         source: the images.
         size: the network's input (H, W) in pixels.
-        seed: the recipe's; keys the augmentation.
-        augment: how training images are augmented; its ``crop`` decides how an image is placed.
-        augmented: whether they are; if not, they are placed as in evaluation and prediction.
-        epochs: of the whole run, by which its end is known; None: it has none.
-        batch: images in a step.
+        seed: the recipe's seed, which keys the augmentation.
+        augment: the augmentation; its ``crop`` also decides how an image is placed in evaluation.
+        augmented: whether images are augmented, or placed as in evaluation and prediction.
+        epochs: the length of the run; None if it has no end.
+        batch: images per step.
         detail: how far images may be reduced while they are decoded; see :func:`shown_as`.
         cache: where decoded images are cached.
     """
@@ -57,15 +57,15 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         self.run = RunLength(epochs, len(self), batch) if epochs is not None else None
 
     def items(self, line: Sequence[tuple[int, int]], step: int) -> list[ClassificationItem]:
-        """Return the images (epoch, index) of one micro-batch of ``step``."""
+        """Return the items of one micro-batch of ``step``, given as (epoch, index)."""
         return [self.item(index, epoch, step) for epoch, index in line]
 
     def item(self, index: int, epoch: int, step: int | None = None) -> ClassificationItem:
         """Return image ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.
 
-        An image is mixed with one drawn from the whole data by a key, never with its neighbors in the batch:
-        how a batch is cut into micro-batches must not matter. In training a random other image, keyed,
-        replaces one that cannot be read; to be scored it is gray.
+        An image is mixed with a keyed draw from the whole data, never with its neighbors in the batch: how a
+        batch is divided into micro-batches must not matter. In training, a keyed draw replaces an unreadable
+        image; in evaluation it is gray.
         """
         if not self.augmented:
             return self._scored(index)
@@ -85,13 +85,13 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return torch.tensor([self.images.label(index) for index in range(len(self))], dtype=torch.int64)
 
     def _is_mixed(self, index: int, epoch: int, step: int | None) -> bool:
-        """Draw whether the image is mixed; at the end of the run none is."""
+        """Draw whether the image is mixed; at the end of the run, no image is."""
         if self.run and self.run.is_last(self.augment.close_mosaic, epoch, step):
             return False
         return generator(self.seed, "mixed", epoch, index).random() < self.augment.mixup_probability
 
     def _augmented(self, images: ReadableImages[Tensor], index: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return the image, or its replacement, before it is mixed, and its target."""
+        """Return the augmented image, or its replacement, and its target, before mixing."""
         image = images.read(index)
         image = augment(image, self.size, self.augment, (self.seed, "augment", epoch, index))
         return image, self._target(images.position)
@@ -100,7 +100,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return target_of(self.images.label(index), len(self.images.class_names))
 
     def _scored(self, index: int) -> ClassificationItem:
-        """Return image ``index`` as it is scored; gray if it cannot be read."""
+        """Return image ``index`` for evaluation; gray if it cannot be read."""
         try:
             image = place(self.images.read(index), self.size, cropped=self.augment.crop < 1)
         except UnreadableImage as error:
@@ -128,14 +128,9 @@ def open_images(
     max_bad: float = 1.0,
     given: Pairs = (),
 ) -> ClassificationImages:
-    """Open the images of one split.
+    """Open the images of one split; ``root`` may be ``digits``.
 
-    Args:
-        root: ``digits`` or a folder.
-        split: the split's name.
-        class_names: of the model; None takes the data's.
-        format, classes, max_bad: see :func:`rankless.data.datasets.open_split.open_annotations`.
-        given: see :class:`ClassifiedImages`.
+    See :func:`open_annotations` and :class:`ClassifiedImages` for the arguments.
     """
     if root != DIGITS:
         annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)

@@ -1,9 +1,9 @@
-"""The input of a classifier: how images are placed or cropped, and augmented in training.
+"""Place images on a classifier's input, and augment them in training.
 
-Without a random crop the whole image is stretched onto the input. With one, evaluation and prediction take
-the middle, as published for ImageNet: a network that learned from crops has seen its subjects larger.
+Without random crops, the whole image is stretched to the input. With random crops, evaluation and prediction
+use the center, as published for ImageNet: a network that learned from crops has seen larger subjects.
 
-Draws are keyed, each part separately: switching one off leaves the others as they were.
+Each part's draws have their own key, so turning one part off does not change the others.
 """
 
 from __future__ import annotations
@@ -25,25 +25,20 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox
 
 MARGIN = 256 / 224
-"""The image is resized so much larger than the input before its middle is taken."""
+"""The size of the resized image relative to the input, which is its center."""
 _ASPECTS = (3 / 4, 4 / 3)  # of random crops, width to height (Szegedy et al., 2015)
 _POLICIES = {
-    # Two operations of strength 9 of 30 (Cubuk et al., 2020); one of any strength (Müller and Hutter, 2021).
+    # Two operations of magnitude 9 of 30 (Cubuk et al., 2020); one of any (Müller and Hutter, 2021).
     "randaugment": v2.RandAugment(num_ops=2, magnitude=9, fill=GRAY),
     "trivialaugment": v2.TrivialAugmentWide(fill=GRAY),
 }
 
 
 def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
-    """Return the image on the input as in evaluation and prediction.
+    """Return the image on the input as in evaluation and prediction, uint8 (3, H, W).
 
-    Args:
-        image: uint8, (3, h, w).
-        size: the input's (H, W) in pixels.
-        cropped: resized, aspect kept, to cover 256/224 of the input, whose middle is taken; else stretched.
-
-    Returns:
-        uint8 (3, H, W).
+    If ``cropped``, it is resized, keeping its aspect, to cover 256/224 of the input, and its center is taken;
+    else it is stretched.
     """
     if not cropped:
         return _resize(image, size)
@@ -60,17 +55,17 @@ def placement(shape: Sequence[int], size: tuple[int, int], *, cropped: bool) -> 
 
 
 def _covering(shape: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
-    """The (height, width) to which an image (h, w) is resized before its middle is taken."""
+    """Return the (height, width) to which an image (h, w) is resized before its center is taken."""
     height, width = shape
     scale = max(round(size[0] * MARGIN) / height, round(size[1] * MARGIN) / width)
-    # Never smaller than the input, and the shorter side exactly as asked.
+    # Rounding must not make it smaller than the input.
     return max(size[0], round(height * scale)), max(size[1], round(width * scale))
 
 
 def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
-    """Return how large :func:`place` shows images: how far they may be reduced while they are decoded.
+    """Return the size at which :func:`place` shows images, which limits their reduction while decoding.
 
-    A random crop shows them larger; ``detail`` is counted without it.
+    A random crop shows them larger, which ``detail`` does not take into account.
     """
     if not cropped:
         return Shown(size, "stretch", detail)
@@ -79,19 +74,10 @@ def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
 
 @one_thread()
 def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) -> Tensor:
-    """Return one augmentation of an image on the input; with everything off it is ``place``'s, bit for bit.
+    """Return one augmentation of an image on the input ``size``, uint8 (3, H, W), seeded by ``key``.
 
-    In this order: random crop, mirror images, zoom, shift and warp, color, policy, blur, noise and JPEG,
-    erasing.
-
-    Args:
-        image: uint8, (3, h, w).
-        size: the input's (H, W) in pixels.
-        options: how much of what.
-        key: seeds the draws.
-
-    Returns:
-        uint8 (3, H, W).
+    The order is: random crop, mirroring, zoom, shift and warp, color, policy, blur, noise, JPEG, erasing.
+    With everything off, the result equals :func:`place`'s, bit for bit.
     """
     rng = generator(*key)
     mirrored, upside_down = rng.random() < options.flip, rng.random() < options.flip_vertical
@@ -124,9 +110,9 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
 
 
 def _crop(image: Tensor, smallest: float) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a random part: a uniform fraction of the area, a log-uniform aspect.
+    """Draw a crop (top, left, height, width): a uniform fraction of the area, a log-uniform aspect.
 
-    Ten trials; then the largest middle part whose aspect is allowed (Szegedy et al., 2015).
+    After ten failed trials, it is the largest central part with an allowed aspect (Szegedy et al., 2015).
     """
     transform = v2.RandomResizedCrop(1, scale=(smallest, 1.0), ratio=_ASPECTS)
     drawn = transform.make_params([image])
@@ -134,7 +120,7 @@ def _crop(image: Tensor, smallest: float) -> tuple[int, int, int, int]:
 
 
 def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float], warp: Matrix) -> Tensor:
-    """Stretched to the input, zoomed about its middle, shifted and warped, in one resampling."""
+    """Stretch an image to the input, zoom about its center, shift and warp it, in one resampling."""
     height, width = image.shape[-2:]
     corner = (size[1] * (1 - zoom) / 2 + shift[0], size[0] * (1 - zoom) / 2 + shift[1])
     image, scales = shrunk(image, (zoom * size[1] / width, zoom * size[0] / height))
@@ -142,7 +128,7 @@ def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float
 
 
 def _zoom_and_shift(image: Tensor, zoom: float, shift: list[float]) -> Tensor:
-    """Zoomed about the middle and shifted by pixels (x, y); what comes in from outside is gray."""
+    """Zoom an image about its center and shift it by pixels (x, y), filling with gray."""
     moved: Tensor = TF.affine(
         image,
         angle=0.0,
@@ -156,7 +142,7 @@ def _zoom_and_shift(image: Tensor, zoom: float, shift: list[float]) -> Tensor:
 
 
 def _resize(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear and antialiased, on uint8."""
+    """Resize a uint8 image, bilinear and antialiased."""
     if tuple(image.shape[-2:]) == tuple(size):
         return image
     resized: Tensor = TF.resize(image, list(size), antialias=True)

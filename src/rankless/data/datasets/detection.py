@@ -1,4 +1,4 @@
-"""Detection data as the engine sees it: images with boxes become items, items become padded batches."""
+"""Detection data for the engine: images with boxes become items, items become padded batches."""
 
 from __future__ import annotations
 
@@ -47,20 +47,19 @@ class DetectionExamples(ImageExamples[DetectionImages]):
     Args:
         source: the images.
         size: the network's input (H, W) in pixels.
-        seed: the recipe's; keys the augmentation.
-        augment: how training images are augmented; None places them as in evaluation and prediction.
-        epochs: of the whole run, by which its end is known; None: it has none.
+        seed: the recipe's seed, which keys the augmentation.
+        augment: the augmentation; None places images as in evaluation and prediction.
+        epochs: the length of the run; None if it has no end.
         fit: how an image is placed on the input.
-        placing: how it is resized, and what surrounds it.
-        sizes: the input's size of every step, in place of ``size``.
-        rectangular: whether images of like aspect come one after another, on inputs no larger than they
-            need.
+        placing: the resize and the margin.
+        sizes: the input's size at every step, instead of ``size``.
+        rectangular: whether images of similar aspect share inputs that are no larger than needed.
         detail: how far images may be reduced while they are decoded; see :class:`Shown`.
         cache: where decoded images are cached.
-        batch: images in a step.
+        batch: images per step.
 
     Attributes:
-        loader_imports: modules that are slow to import, which loader processes import before they are forked.
+        loader_imports: slow modules that the loader server imports before it forks loader processes.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         cache: Cache = "none",
         batch: int = 1,
     ) -> None:
-        # As detailed as the largest input asks for, so that an image is the same in every step.
+        # Decoded for the largest input, so that an image is the same at every step.
         shown = Shown(sizes.choices()[-1] if sizes else size, fit, detail)
         super().__init__(source, size, seed, shown, cache)
         self.augment, self.fit, self.placing = augment, fit, placing
@@ -91,14 +90,14 @@ class DetectionExamples(ImageExamples[DetectionImages]):
     def item(self, index: int, epoch: int) -> DetectionItem:
         """Return image ``index`` as it looks in ``epoch``: a function of these and of the seed alone.
 
-        In training a random other image, keyed, replaces one that cannot be read; to be scored it is gray.
-        Partners are drawn from the whole data: only :meth:`items` knows the micro-batch.
+        In training, a keyed draw replaces an unreadable image; in evaluation it is gray. Partners are drawn
+        from the whole data, since only :meth:`items` knows the micro-batch.
         """
         (item,) = self._items([(epoch, index)], self.size)
         return item
 
     def items(self, line: Sequence[tuple[int, int]], step: int) -> list[DetectionItem]:
-        """Return the images (epoch, index) of one micro-batch of ``step``, all on an input of one size."""
+        """Return the items of one micro-batch of ``step``, given as (epoch, index), on inputs of one size."""
         size = self.size
         if self.step_sizes:
             size = self.step_sizes.of(step)
@@ -130,7 +129,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return items
 
     def _scored(self, index: int, size: tuple[int, int]) -> DetectionItem:
-        """Return image ``index`` as it is scored; gray and without boxes if it cannot be read."""
+        """Return image ``index`` for evaluation; gray and without boxes if it cannot be read."""
         try:
             sample = self.images.read(index)
         except UnreadableImage as error:
@@ -144,7 +143,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return DetectionItem(image, boxes, sample.labels, index, where)
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the unaltered objects of image ``index``, for scoring; files are not decoded for it."""
+        """Return the unaltered objects of image ``index``, without decoding its file."""
         return self.images.ground_truth(index)
 
     def facts(self, step: int) -> dict[str, Any]:
@@ -152,7 +151,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return {"size": list(self.step_sizes.of(step))} if self.step_sizes else {}
 
     def evaluation_order(self) -> NDArray[np.int64] | None:
-        """Return the order in which images are predicted, (N,); None is the data's order."""
+        """Return the order in which images are predicted, (N,); None means the data's order."""
         return by_aspect(self.images.sizes(range(len(self)))) if self.rectangular else None
 
 
@@ -184,14 +183,9 @@ def open_images(
     classes: Classes = "auto",
     max_bad: float = 1.0,
 ) -> DetectionImages:
-    """Open the images of one split.
+    """Open the images of one split; see :func:`open_annotations` for the arguments.
 
-    Args:
-        root: ``digits``, a folder, or a file such as a ``data.yaml``.
-        split: the split's name.
-        images, seed, size: the number of scenes that the built-in data draws, their seed and their (H, W) in
-            pixels; without effect on other data.
-        format, classes, max_bad: of :func:`rankless.data.datasets.open_split.open_annotations`.
+    If ``root`` is ``digits``, ``images``, ``seed`` and ``size`` are the scenes' number, seed and (H, W).
     """
     if root == DIGITS:
         refuse_classes(classes)

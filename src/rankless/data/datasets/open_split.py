@@ -1,4 +1,4 @@
-"""Opening a split of any data set: recognize the format, read it, judge it."""
+"""Open a split of any data set: recognize its format, read it, validate it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from rankless.files.cache_folder import hold
 from rankless.files.remote import Location, RemotePath, is_remote, location
 
 _UNREADABLE = "unreadable image"
-_LISTS = (".txt", ".csv", ".json")
-"""Endings of files that a split may name."""
+_LISTS = (".txt", ".csv", ".json")  # endings of files that a split may name
 
 
 def open_annotations(
@@ -33,15 +32,15 @@ def open_annotations(
     max_bad: float = 1.0,
     rescan: bool = False,
 ) -> Annotations:
-    """Open one split, fit to be trained on.
+    """Open one split for training; raise if it has errors that stop a training.
 
     Args:
         root: a folder, or a file such as a ``data.yaml``.
-        split: its name, or an annotation file of its own, relative to ``root``.
+        split: its name, or its annotation file, relative to ``root``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        classes: those to use; see :mod:`rankless.data.datasets.class_choice`.
+        classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
         max_bad: the largest fraction of images that may be unreadable.
-        rescan: whether the data is read again even if nothing seems to have changed.
+        rescan: whether to read the data again even if nothing seems to have changed.
     """
     annotations = examine(root, split, format, classes=classes, rescan=rescan)
     bad, also = annotations.findings.counts.get(_UNREADABLE, 0), []
@@ -56,7 +55,7 @@ def open_annotations(
 
 
 def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:
-    """``train``; where ``val`` is none and only we would set images aside for it, the split with them all."""
+    """Return ``train``, or the undivided split if ``val`` is none and the format would set images aside."""
     if val != "none" or is_remote(root):
         return train
     page = format_named(recognize(root, format)[0])
@@ -66,9 +65,9 @@ def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> 
 def examine(
     root: str, split: str, format: str = "auto", *, classes: Classes = "auto", rescan: bool = False
 ) -> Annotations:
-    """Open one split whatever is wrong with it: see :attr:`Annotations.findings`.
+    """Open one split even if it has errors, which are in :attr:`Annotations.findings`.
 
-    It is read once and then cached until its files change: see :mod:`rankless.data.index.annotation_cache`.
+    It is read once and cached until its files change: see :mod:`rankless.data.index.annotation_cache`.
     """
     root, split = _of_a_file(root, split)
     path = location(root)
@@ -88,7 +87,7 @@ def examine(
             made = replace(made, about=(*made.about, note))
         return made, raw.depends
 
-    # What is read for a choice of classes is cached beside what is read for all of them.
+    # Each choice of classes has its own cache entry.
     kind = json.dumps([name, *chosen]) if chosen else name
     if isinstance(path, RemotePath):
         try:
@@ -96,7 +95,7 @@ def examine(
         except OSError as error:
             raise UserError(f"{error.filename}: {error.strerror}") from error
     known = cached(str(path), split, kind, read, rescan=rescan)
-    # Reported again: another opening may have named the format, or the data by another path.
+    # Not cached: another call may have named the format, or the data by another path.
     images = f"{counted(len(known), 'image')} of '{split}'"
     read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {images}"
     annotations = replace(known, about=(read_as, *also(root, name), *known.about))
@@ -106,7 +105,7 @@ def examine(
 
 
 def _of_a_file(root: str, split: str) -> tuple[str, str]:
-    """Return the data that a split means, and its name there: one may be a file, relative to ``root``."""
+    """Return the root and the split's name there; a split may be a file relative to ``root``."""
     file = Path(root).expanduser() / split
     if is_remote(root) or file.suffix not in _LISTS or not file.is_file():
         return root, split
@@ -114,7 +113,7 @@ def _of_a_file(root: str, split: str) -> tuple[str, str]:
 
 
 def _tests_instead(split: str, existing: Sequence[str]) -> str:
-    """The split for tests that was read where ``split`` is for validation; empty if it was another."""
+    """Return the test split that was read for the validation ``split``; empty if it was another one."""
     for name in (known_as(split, existing), shards.known_as(split, list(existing))):
         if is_for_tests(re.split("[-_.]", name)[-1]):
             return name
@@ -122,7 +121,7 @@ def _tests_instead(split: str, existing: Sequence[str]) -> str:
 
 
 def without_boxes(root: str, split: str, annotations: Annotations) -> str:
-    """Return an error for a split in which no image has a usable box; empty if one has."""
+    """Return the problem of a split without any usable box; empty if it has one."""
     if not annotations.has_boxes or len(annotations.boxes):
         return ""
     images = counted(len(annotations), "image")
@@ -135,7 +134,7 @@ def without_boxes(root: str, split: str, annotations: Annotations) -> str:
 def _of_other_splits(
     name: str, root: Location, split: str, made: Annotations, chosen: Sequence[str]
 ) -> Iterator[str]:
-    """The classes that only other splits have, where an image has one class: each split names its own."""
+    """Yield the classes that only other splits have; for classification, each split names its own classes."""
     if not made.has_boxes and not set(chosen) <= set(made.class_names):
         page = format_named(name)
         for other in page.splits(root):

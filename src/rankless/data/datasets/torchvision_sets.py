@@ -1,7 +1,7 @@
-"""Data sets by torchvision's names: ``data.root: torchvision/CIFAR10``, where torchvision keeps their files.
+"""Find data sets by torchvision's names (``data.root: torchvision/CIFAR10``) where torchvision stores them.
 
-Nothing is downloaded unless that is asked for (``--download``), and nothing of torchvision reads the files:
-they are read as every other data set, so that no pickle in them is loaded.
+Nothing is downloaded unless requested (``--download``). Our own readers read the files, so that no pickle in
+them is loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX = "torchvision/"
 
 
 class _Known(NamedTuple):
-    """A known torchvision data set: its format here, and the files that show that it is present."""
+    """A torchvision data set: its format, a pattern that shows that it is present, and its folder."""
 
     format: Format
     files: str
@@ -35,7 +35,7 @@ _KNOWN = {
 
 
 def named(data: Data) -> str:
-    """The data set of torchvision that the recipe names, as in ``CIFAR10``; empty for all other data."""
+    """Return the name of torchvision's data set in the recipe, such as ``CIFAR10``; empty for other data."""
     if not data.root.startswith(PREFIX) or Path(data.root).exists():
         return ""
     name = data.root.removeprefix(PREFIX)
@@ -48,7 +48,7 @@ def named(data: Data) -> str:
 
 
 def located(data: Data) -> Data:
-    """Return the data with the folder and the format of the data set that it names; else the same."""
+    """Return the data with the folder and the format of torchvision's data set; other data is unchanged."""
     name = named(data)
     if not name:
         return data
@@ -56,7 +56,7 @@ def located(data: Data) -> Data:
     if not any(folder.glob(known.files)):
         raise UserError(
             f"{data.root}: its files are not in {folder} ({folder.absolute()}); expected {known.files} "
-            f"there, as torchvision keeps it; give data.folder=FOLDER{_by_download(name)}"
+            f"there, as torchvision stores it; give data.folder=FOLDER{_by_download(name)}"
         )
     if data.format not in ("auto", known.format):
         raise UserError(
@@ -70,12 +70,9 @@ def _by_download(name: str) -> str:
 
 
 def download(data: Data) -> list[str]:
-    """Download the files of the data set that the recipe names, unless they are there.
+    """Download the files of the recipe's torchvision data set unless they exist; return what was downloaded.
 
-    torchvision knows where they are and what their MD5 is; its functions load and unpack them.
-
-    Returns:
-        What was downloaded, as sentences; nothing where all was there.
+    torchvision knows their addresses and MD5 sums, and downloads and unpacks them.
     """
     name = named(data)
     if not name or not _by_download(name):
@@ -105,7 +102,7 @@ def _downloadable() -> list[str]:
 
 
 def _archives(name: str) -> list[tuple[str, str, str, str]]:
-    """URL, file, MD5 and the folder below ``data.folder``, of every archive; as torchvision has them."""
+    """Return the URL, file, MD5 and folder below ``data.folder`` of every archive."""
     from torchvision import datasets
     from torchvision.datasets.voc import DATASET_YEAR_DICT
 

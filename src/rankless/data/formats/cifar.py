@@ -1,9 +1,9 @@
-"""CIFAR-10 and CIFAR-100 in their Python version, as torchvision stores them: 32 × 32 images in a few files.
+"""Read CIFAR-10 and CIFAR-100 in their Python version, as torchvision stores them.
 
-Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. The files are pickles of Python 2:
-a dict with lists of numbers and texts, and one NumPy array of pixels, whose bytes lie in the file as one run.
-Nothing is unpickled: the opcodes are followed as far as plain values go, and names that a pickle would import
-stay names. An image is a byte range of its file, three planes of 32 × 32.
+See Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. The files are pickles of Python
+2: a dict with lists of numbers and texts, and one NumPy array of pixels whose bytes are contiguous in the
+file. Nothing is unpickled: only opcodes for plain values are interpreted, and nothing is imported. An image
+is a byte range of its file, three planes of 32 × 32.
 """
 
 from __future__ import annotations
@@ -25,30 +25,24 @@ _IGNORED = {"PROTO", "FRAME"}
 _PLAIN = {"BININT", "BININT1", "BININT2", "LONG1", "INT", "NONE", "NEWTRUE", "NEWFALSE"}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _TEXTS = {"SHORT_BINSTRING": 2, "BINSTRING": 5, "SHORT_BINBYTES": 2, "BINBYTES": 5, "BINUNICODE": 5}
-"""Operations to the bytes from them to their text; so the pixels are found in the file."""
+"""Opcodes with a text, and the offset of the text, by which the pixels are found in the file."""
 _PUT = {"BINPUT", "LONG_BINPUT", "PUT"}
 _GET = {"BINGET", "LONG_BINGET", "GET"}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MARK = object()
-
-
 _LONG = 1024
-"""Bytes; longer texts are runs, and those of a class name or a file are shorter."""
+"""Texts with more bytes become a :class:`Run`; names of classes and files are shorter."""
 
 
 class Run(NamedTuple):
-    """A long run of bytes in the file, such as an array's."""
+    """A long run of bytes in the file, such as an array's content."""
 
     offset: int
     length: int
 
 
 class Named:
-    """A placeholder for an object that a pickle would import, or create by a call.
-
-    Attributes:
-        state: what it would be set to; an array's ends with its bytes.
-    """
+    """A placeholder for an object that a pickle would import or create; an array's state ends in bytes."""
 
     state: Any = None
 
@@ -60,11 +54,11 @@ _FRESH: dict[str, Callable[[], Any]] = {
     "MARK": lambda: _MARK,
     "GLOBAL": Named,
 }
-"""Operations that put something new on the stack."""
+"""Opcodes that push a new object."""
 
 
 def contents(file: Path) -> dict[str, Any]:
-    """The dict in a file: keys to numbers, texts, lists of them, :class:`Run` or :class:`Named`."""
+    """Return the dict in a file: numbers, texts, lists of them, :class:`Run` or :class:`Named` by key."""
     try:
         data = reading.read_bytes(file, MOST_BYTES)
         found = _followed(data)
@@ -90,9 +84,9 @@ def _followed(data: bytes) -> Any:
     for operation, argument, at in pickletools.genops(data):
         name = operation.name
         if name in _TEXTS:
-            text: Any = argument
+            text: Any = argument.decode("latin-1") if isinstance(argument, bytes) else argument
             start = (at or 0) + _TEXTS[name]
-            stack.append(Run(start, len(text)) if len(text) > _LONG else _text(text))
+            stack.append(Run(start, len(text)) if len(text) > _LONG else text)
         elif name in _PLAIN:
             stack.append(_CONSTANTS.get(name, argument))
         elif name in _FRESH:
@@ -114,7 +108,7 @@ def _followed(data: bytes) -> Any:
         elif name == "REDUCE":
             stack[-2:] = [Named()]
         elif name == "BUILD":
-            stack[-1].state = stack.pop()  # what lies on top once it is taken
+            stack[-1].state = stack.pop()  # Python pops the state first
         elif name == "STOP":
             return stack.pop()
         elif name not in _IGNORED:
@@ -123,15 +117,11 @@ def _followed(data: bytes) -> Any:
 
 
 def _taken(stack: list[Any]) -> list[Any]:
-    """Take what lies above the last mark."""
+    """Pop the objects above the last mark, and the mark."""
     at = len(stack) - 1 - stack[::-1].index(_MARK)
     values = stack[at + 1 :]
     del stack[at:]
     return values
-
-
-def _text(argument: str | bytes) -> str:
-    return argument.decode("latin-1") if isinstance(argument, bytes) else argument
 
 
 TITLE = "CIFAR"
@@ -164,18 +154,18 @@ _KINDS = (
 
 
 def recognize(root: Path) -> str:
-    """Why ``root`` has, or is, the folder of one of them."""
+    """Return why ``root`` contains, or is, the folder of CIFAR-10 or CIFAR-100; empty if not."""
     kind, folder = _found(root)
     return f"it has '{folder.name}/{kind.meta[0]}'" if kind and folder else ""
 
 
 def splits(root: Path) -> list[str]:
-    """There are two."""
+    """Return the splits."""
     return ["train", "test"]
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split; there is no ``val``, so that is ``test``."""
+    """Read one split; ``val`` means ``test``."""
     kind, folder = _found(root)
     if kind is None or folder is None:
         raise UserError(f"{root}: no files of CIFAR; expected {LAYOUT}")
@@ -214,14 +204,14 @@ def _found(root: Path) -> tuple[_Kind | None, Path | None]:
     ]
     if len(there) > 1:
         raise UserError(
-            f"{root}: both '{_KINDS[0].folder}' and '{_KINDS[1].folder}' are there; expected one; give "
+            f"{root}: it contains both '{_KINDS[0].folder}' and '{_KINDS[1].folder}'; expected one; give "
             f"data.root={there[0][1]}, or the other"
         )
     return there[0] if there else (None, None)
 
 
 def _images(file: Path, key: str, classes: int) -> tuple[list[int], int]:
-    """The labels in a file, and where its images begin."""
+    """Return the labels in a file, and the offset of its images."""
     found = contents(file)
     labels, data = found.get(key), found.get("data")
     state: Any = data.state if isinstance(data, Named) else None

@@ -1,7 +1,7 @@
-"""COCO's instance annotations: one JSON file per split, boxes ``[x, y, width, height]`` in pixels.
+"""Read and write COCO's instance annotations: one JSON file per split, boxes ``[x, y, width, height]``.
 
-Lin et al., "Microsoft COCO: Common Objects in Context", 2014, and https://cocodataset.org/#format-data. The
-image's corner is (0, 0) on the continuous plane, so ``xyxy = (x, y, x + width, y + height)``.
+See Lin et al., "Microsoft COCO: Common Objects in Context", 2014, and https://cocodataset.org/#format-data.
+The image's corner is (0, 0) on the continuous plane, so ``xyxy = (x, y, x + width, y + height)``.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ LAYOUT = (
     "'train/_annotations.coco.json' beside the images, or one such .json file"
 )
 _BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json")
-"""Files that lie in a split's folder, beside its images or above them."""
+"""Annotation files in a split's folder, beside its images or above them."""
 _LISTS = re.compile(rb'"(images|annotations|categories)"\s*:')
 _ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')
 _SNIFFED = 65536
 _MOST = 200
-"""In a folder of more JSON files than these each is of a single image, and none is COCO's."""
+"""A folder with more JSON files has one per image, so none of them is COCO's."""
 _AFFIXES = re.compile(
     r"^(instances|bbox|detection)[_-]|[_-](annotations|instances|coco|bbox)$", re.IGNORECASE
 )
 _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE)
 _SAME = 1e-6
-"""An area that differs from the box's by a smaller fraction says no more than the box."""
-_MISSING = -1  # instead of an image's number
+"""An area within this fraction of the box's area is not kept."""
+_MISSING = -1  # in place of an image's number
 
 
 def recognize(root: Path) -> str:
-    """Why ``root`` is COCO's: it is a ``.json`` file, or a folder that has one with COCO's lists."""
+    """Return why ``root`` is COCO: it is a ``.json`` file, or a folder that has one with COCO's lists."""
     if root.is_file():
         return "it is a .json file" if root.suffix.lower() == ".json" else ""
     files = _annotation_files(root)
@@ -69,14 +69,14 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """The splits that have an annotation file."""
+    """Return the splits that have an annotation file."""
     return usual_order(_annotation_files(root))
 
 
 def read(root: Path, split: str) -> Raw:
     """Read one split; see :class:`rankless.data.formats.registry.Format`."""
     files = _annotation_files(root)
-    full = (name for name, file in files.items() if _stem(file) == split)  # train2017, which is called train
+    full = (name for name, file in files.items() if _stem(file) == split)  # train2017, listed as train
     name = next(full, None) or chosen(root, split, files, LAYOUT)
     file = files[name]
     classes = read_classes(files)
@@ -102,13 +102,13 @@ def read(root: Path, split: str) -> Raw:
 
 @dataclass
 class _Reader(ListedImages):
-    """One file on its way to the flat form."""
+    """Reads one annotation file."""
 
     classes: Classes = field(kw_only=True)
     ids: dict[Any, int] = field(default_factory=dict)  # an image's id to its number
 
     def read_images(self, parts: Parts) -> None:
-        """Add the images in the file's order, each once."""
+        """Add the images in the file's order, without duplicates."""
         for number, entry in enumerate(entries(parts.images or [], Image)):
             if entry is None or not isinstance(entry.file_name, str) or entry.id is None:
                 given = "not an object"
@@ -183,7 +183,7 @@ class _Reader(ListedImages):
 
 
 def _known(numbers: Mapping[Any, int], key: Any) -> int | None:
-    """Return the value of an id, which is nearly always an integer."""
+    """Return the number under an id, trying the id itself first, since it is nearly always an integer."""
     number = numbers.get(key) if type(key) is int else None
     return numbers.get(identity(key)) if number is None else number
 
@@ -193,7 +193,7 @@ def _where(entry: Annotation, number: int) -> str:
 
 
 def _area(entry: Annotation, width: float, height: float) -> float:
-    """The object's area in pixels where the file says more than its box; else NaN."""
+    """Return the object's area in pixels; NaN unless it differs from the box's area."""
     area = entry.area
     if type(area) not in (int, float) or not 0 <= area < 1e30:
         return NO_AREA
@@ -211,7 +211,7 @@ def _short(value: Any) -> str:
 
 
 def _annotation_files(root: Path) -> dict[str, Path]:
-    """Split to annotation file; ``root`` is a folder or such a file itself."""
+    """Return the annotation file of each split; ``root`` is a folder or an annotation file."""
     if root.is_file():
         return {_stem(root): root}
     files: dict[str, Path] = {}
@@ -234,7 +234,7 @@ def _candidates(root: Path) -> Iterator[Path]:
 
 
 def _is_coco(file: Path) -> bool:
-    """Whether a file looks like COCO JSON by its name, or by its beginning and end."""
+    """Return whether a file looks like COCO JSON, by its name or by its beginning and end."""
     if not file.is_file():
         return False
     if re.match(r"instances_|_annotations\.coco\.json$", file.name):
@@ -251,25 +251,25 @@ def _is_coco(file: Path) -> bool:
 
 
 def _stem(file: Path) -> str:
-    """A file's name without what every such name has: ``instances_train2017.json`` is ``train2017``."""
+    """Return a file's name without COCO's affixes: ``instances_train2017.json`` gives ``train2017``."""
     if file.name == _BESIDE[0]:
         return file.parent.name
     return _AFFIXES.sub("", file.stem.removesuffix(".coco")) or file.stem
 
 
 def _looked_into(root: Path, files: Iterable[Path]) -> list[str]:
-    """The folders where another annotation file would change what :func:`_annotation_files` returns."""
+    """Return the folders in which a new annotation file would change :func:`_annotation_files`."""
     return [] if root.is_file() else list(map(str, (root, root / "annotations", *(f.parent for f in files))))
 
 
 def _image_folders(root: Path, split: str, file: Path) -> list[Path]:
-    """Folders that the names in an annotation file may be relative to, the likeliest first."""
+    """Return folders that the names in an annotation file may be relative to, the likeliest first."""
     names = list(dict.fromkeys((_stem(file), split, file.stem)))
     if file.name in _BESIDE:
         names = [split]
     top = root if root.is_dir() else file.parent
     if file.parent == top and top.name in {"annotations", "labels", "json"}:
-        top = file.parent.parent  # its folder alone was given
+        top = file.parent.parent  # the root is the folder of annotations
     folders = [file.parent, file.parent / "images", file.parent / "data"] if file.name in _BESIDE else []
     for name in names:
         folders += [top / name, top / "images" / name, top / name / "images"]
@@ -277,10 +277,9 @@ def _image_folders(root: Path, split: str, file: Path) -> list[Path]:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write COCO's JSON files; ids count from 1 and over all splits.
+    """Write COCO's JSON files; ids count from 1 across all splits.
 
-    A box's number is written with all its digits, and ``ignore`` marks what is difficult. Where no area is
-    known, it is the box's.
+    Coordinates keep all their digits. ``ignore`` marks difficult objects. An unknown area is the box's area.
     """
     (out / "annotations").mkdir(parents=True)
     image = box = 1
@@ -288,7 +287,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         if not data.has_boxes:
             raise UserError(f"{split}: images have one class each and no boxes; expected boxes for COCO JSON")
         split = as_file_name(split)
-        # JSON has no bytes that are no text, which a file's name can have.
+        # A file's name may hold bytes that are not text, which JSON cannot hold.
         names = [name.encode("utf-8", "backslashreplace").decode() for name in file_names(data)]
         for index, name in enumerate(names):
             files.put(data, index, out / "images" / split / name)

@@ -1,7 +1,7 @@
-"""COCO's JSON, decoded and encoded entry by entry: a file of 600 MB never becomes a tree of Python objects.
+"""Decode and encode COCO's JSON entry by entry: a file of 600 MB never becomes a tree of Python objects.
 
-msgspec splits the lists into entries without decoding them. What it refuses (NaN, which JSON does not have
-but many programs write) goes through the standard library, which is slower but knows it.
+msgspec splits the lists into entries without decoding them. Content that it refuses, such as NaN, which many
+programs write although JSON lacks it, is decoded by the slower standard library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Image(msgspec.Struct, gc=False):
 
 
 class Annotation(msgspec.Struct, gc=False):
-    """An entry of ``annotations``. ``segmentation`` is not decoded yet, see :func:`decoded`."""
+    """An entry of ``annotations``; :func:`decoded` decodes ``segmentation``."""
 
     id: Any = None
     image_id: Any = None
@@ -55,7 +55,7 @@ class Category(msgspec.Struct, gc=False):
 
 
 class Parts(msgspec.Struct):
-    """The three lists, their entries not yet decoded; a list that the file does not have is None."""
+    """The three lists with undecoded entries; None for a missing list."""
 
     images: list[msgspec.Raw] | None = None
     annotations: list[msgspec.Raw] | None = None
@@ -63,7 +63,7 @@ class Parts(msgspec.Struct):
 
 
 class Categories(msgspec.Struct):
-    """The list ``categories`` alone."""
+    """The list ``categories`` with undecoded entries."""
 
     categories: list[msgspec.Raw] | None = None
 
@@ -73,7 +73,7 @@ Lists = TypeVar("Lists", Parts, Categories)
 
 
 def load(file: Path, kind: type[Lists]) -> Lists:
-    """The lists of a file that ``kind`` names."""
+    """Load the lists of a file that are fields of ``kind``."""
     try:
         content = reading.read_bytes(file).removeprefix(codecs.BOM_UTF8)
     except OSError as error:
@@ -85,7 +85,7 @@ def load(file: Path, kind: type[Lists]) -> Lists:
 
 
 def entries(part: Sequence[Any], kind: type[Entry]) -> Iterator[Entry | None]:
-    """The entries of a list, one after another; None instead of one that is not an object."""
+    """Yield the entries of a list; None for an entry that is not an object."""
     decoder = msgspec.json.Decoder(kind)
     for each in part:
         try:
@@ -101,17 +101,17 @@ def _entry(value: Any, kind: type[Entry]) -> Entry | None:
 
 
 def decoded(value: Any) -> Any:
-    """A value that was left undecoded; None where it cannot be."""
+    """Decode a value that was left undecoded; None if it is invalid."""
     if not isinstance(value, msgspec.Raw):
         return value
     try:
-        return json.loads(bytes(value))  # it knows numbers out of range, which msgspec refuses
+        return json.loads(bytes(value))  # it accepts numbers out of range, which msgspec refuses
     except (ValueError, RecursionError):
         return None
 
 
 def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
-    """Decode with the standard library, which reports line and column of an error."""
+    """Load with the standard library, which reports an error's line and column."""
     try:
         whole = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -138,13 +138,7 @@ def _kind(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of all splits together, in the order of their ids.
-
-    Attributes:
-        names: a label is a position in this list.
-        labels: id to label. Ids are numbers or texts.
-        notes: what was left out, as sentences.
-    """
+    """The classes of all splits, ordered by id: names by label, labels by id, and notes as sentences."""
 
     names: tuple[str, ...]
     labels: dict[int | str, int]
@@ -152,7 +146,7 @@ class Classes:
 
 
 def read_classes(files: Mapping[str, Path]) -> Classes:
-    """The classes that the files of all splits name together."""
+    """Read the classes in the files of all splits."""
     categories: dict[int | str, Category] = {}
     where: dict[int | str, Path] = {}
     problems: list[str] = []
@@ -181,14 +175,14 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
     notes = []
     if (group := _mere_group(categories, order)) is not None and not _is_used(group, files):
         name = printable(str(categories[group].name))
-        notes = [f"category {group} ('{name}') only groups the others, no box has it: left out"]
+        notes = [f"category {group} ('{name}') only groups the others and has no box: left out"]
         order.remove(group)
     names = tuple(str(categories[key].name) for key in order)
     return Classes(names, {key: label for label, key in enumerate(order)}, tuple(notes))
 
 
 def identity(value: object) -> int | str:
-    """An id by which entries are matched: 7, 7.0 and "7" are the same, None is the text 'None'."""
+    """Return an id in the form in which entries are matched: 7, 7.0 and "7" are the same."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float) and value.is_integer():
@@ -213,7 +207,7 @@ def _problem(entry: Category | None) -> str:
 
 
 def _mere_group(categories: Mapping[int | str, Category], order: list[int | str]) -> int | str | None:
-    """The category that all others name as the one above them, and that has none above it (Roboflow)."""
+    """Return the category that is the supercategory of all others and has none itself (Roboflow), if any."""
     if len(order) < 2:
         return None
     first, others = categories[order[0]], [categories[key] for key in order[1:]]
@@ -231,14 +225,7 @@ def _is_used(key: int | str, files: Mapping[str, Path]) -> bool:
 
 
 def save(path: Path, annotations: Annotations, names: Sequence[str], image: int, box: int) -> None:
-    """Write one split's file.
-
-    Args:
-        path: a new file.
-        annotations: of the split.
-        names: the image files' names.
-        image, box: ids of the first image and of the first box.
-    """
+    """Write one split's file; ``image`` and ``box`` are the ids of its first image and box."""
     categories = [
         {"id": number, "name": name, "supercategory": ""}
         for number, name in enumerate(annotations.class_names, 1)
@@ -266,7 +253,7 @@ def _images(annotations: Annotations, names: Sequence[str], first: int) -> Itera
 def _boxes(annotations: Annotations, image: int, first: int) -> Iterator[dict[str, Any]]:
     for index, row in enumerate(annotations.offsets[:-1].tolist()):
         for number, ((x1, y1, x2, y2), label, flags, area) in enumerate(annotations.objects(index), row):
-            # In float64 the sum of x and width rounds back to the same float32.
+            # The float64 sum of x and width rounds back to the same float32.
             width, height = x2 - x1, y2 - y1
             entry = {
                 "id": first + number,

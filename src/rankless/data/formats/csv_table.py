@@ -1,8 +1,8 @@
-"""CSV annotations: one row per box, or one row per image with its class.
+"""Read and write CSV annotations: one row per box, or one row per image with its class.
 
-Columns are known by the names in the first row, compared without case and punctuation (``image_id``,
-``ImageID`` and ``Image Id`` are the same), or by RetinaNet's fixed order. Corners are taken as they are, on
-the continuous plane where the first pixel reaches from 0 to 1.
+Columns are identified by the names in the first row, ignoring case and punctuation (``image_id``, ``ImageID``
+and ``Image Id`` are the same), or by RetinaNet's fixed order. Corners lie on the continuous plane, where the
+first pixel reaches from 0 to 1.
 """
 
 from __future__ import annotations
@@ -56,17 +56,13 @@ _UNITS = (
 
 @dataclass(frozen=True)
 class Columns:
-    """The positions of the columns in a row; None where there is no such column.
+    """The delimiter, and the positions of the columns in a row; None for a missing column.
 
     Attributes:
-        delimiter: between two cells.
-        has_header: whether the first row holds the columns' names.
-        path, label: the image and the class.
-        box: the four numbers of a box; None where an image has one class and no boxes.
-        kind: what these are: two corners, a corner and a size, or the center and a size.
-        unit: ``pixels``, or ``normalized`` by the image's sides; empty where only the values can tell.
-        stated: height and width of the image.
-        difficult, crowd, area: of the object.
+        box: the four numbers of a box; None if images have one class and no boxes.
+        kind: the meaning of these numbers.
+        unit: ``pixels``, or ``normalized`` by the image's sides; empty if only the values can tell.
+        stated: the image's height and width.
     """
 
     delimiter: str
@@ -83,7 +79,7 @@ class Columns:
 
 
 def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Line numbers and cells of the rows that are not empty, without spaces around the cells."""
+    """Yield the line number and the stripped cells of each row that is not empty."""
     try:
         with reading.opened_text(file, errors="surrogateescape", newline="") as opened:
             reader = csv.reader(opened, delimiter=delimiter, skipinitialspace=True)
@@ -97,7 +93,7 @@ def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def columns_of(file: Path) -> Columns | None:
-    """The columns of a file; None if it lists no images and classes, or cannot be read."""
+    """Return the columns of a file; None if it lists no images with classes, or cannot be read."""
     best: Columns | None = None
     widest = 1
     for delimiter in ",;\t|":
@@ -132,7 +128,7 @@ def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
     if path is None or label is None:
         return None
     corners = _four(positions, _LEFT, _TOP, _RIGHT, _BOTTOM)
-    # A width beside a corner, without the other corner, can only be the box's.
+    # A width beside one corner must be the box's.
     beside = (*_W, "width"), (*_H, "height")
     size = _four(positions, _X, _Y, *beside)
     center = _four(positions, _CX, _CY, *beside)
@@ -178,20 +174,20 @@ def _is_number(cell: str) -> bool:
 
 
 def is_text(name: str) -> bool:
-    """Whether a cell is valid UTF-8; other bytes are surrogates in it."""
+    """Return whether a cell was valid UTF-8; invalid bytes are surrogates in it."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 TITLE = "CSV"
 LAYOUT = "'train.csv', 'train_labels.csv' or 'train/_annotations.csv', or one such .csv file"
 _WHOLE = 1.001
-"""If no box of a split reaches farther than this, its numbers are fractions of the image's sides."""
-_YES, _NO = {"1", "true", "yes"}, {"", "0", "-1", "false", "no"}  # Open Images has -1 for "not known"
+"""If no number in a split is larger, the numbers are fractions of the image's sides."""
+_YES, _NO = {"1", "true", "yes"}, {"", "0", "-1", "false", "no"}  # -1 means "unknown" in Open Images
 _BESIDE = ("_annotations.csv", "annotations.csv", "labels.csv")
 _CLASSES = re.compile(r"(.*[_-])?class(es|[_-]list|[_-]descriptions.*)$", re.IGNORECASE)
 _AFFIXES = re.compile(r"^oidv\d+-|(?<=.)[_-](labels?|annotations?([_-]bbox)?|bbox|boxes)$", re.IGNORECASE)
 _MOST = 200
-"""In a folder of more files than these each is of a single image."""
+"""A folder with more files has one per image."""
 _USUAL = re.compile(r"(train|val|test|dev)", re.IGNORECASE)
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -199,7 +195,7 @@ Tables = dict[str, tuple[Path, Columns]]
 
 
 def recognize(root: Path) -> str:
-    """Why ``root`` holds CSV: a file has columns for images and boxes, or is called as a split is."""
+    """Return why ``root`` is CSV: a file has columns for boxes, or for classes and a split's name."""
     files = _files(root)
     for file, columns in (files[name] for name in usual_order(files)):
         if columns.box is not None or file == root or _USUAL.match(_name(file)):
@@ -208,7 +204,7 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """The splits that have a file."""
+    """Return the splits that have a file."""
     return usual_order(_files(root))
 
 
@@ -242,9 +238,9 @@ def read(root: Path, split: str) -> Raw:
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``SPLIT.csv``, ``classes.csv`` and the images in ``images/SPLIT``.
 
-    A row for each box, and one with an empty box for an image without; of classification a row is
-    ``filename,class``. ``classes.csv`` has the classes in their order, because some may have no box. Where no
-    box of a split reaches beyond the second pixel, the columns say that it is pixels: ``xmin_px``.
+    Each box has a row, and an image without boxes has one with an empty box. For classification, a row is
+    ``filename,class``. ``classes.csv`` lists all classes in their order, because some may have no box. If no
+    box of a split reaches beyond the second pixel, the columns state the unit: ``xmin_px``.
     """
     # Splits of class folders may have different classes.
     known = list(dict.fromkeys(name for data in splits.values() for name in data.class_names))
@@ -265,7 +261,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _files(root: Path) -> Tables:
-    """Map each split to its file and that file's columns; other files are left out."""
+    """Return each split's file and its columns; other files are left out."""
     if root.is_file():
         columns = columns_of(root) if root.suffix.lower() in {".csv", ".tsv"} else None
         return {_name(root): (root, columns)} if columns else {}
@@ -294,9 +290,9 @@ def _image_folders(top: Path, split: str, file: Path) -> list[Path]:
 
 
 def _stated_classes(top: Path) -> tuple[Path, tuple[str, ...]] | None:
-    """The file with class names beside the data, and the names in the order of their numbers.
+    """Return the file with class names beside the data, and the names ordered by number.
 
-    It is ``classes.csv`` with rows ``name,number`` as RetinaNet has it, or a ``classes.txt``.
+    It is RetinaNet's ``classes.csv`` with rows ``name,number``, or a ``classes.txt``.
     """
     file = next((f for f in (top / "classes.csv", top / "class_list.csv") if f.is_file()), None)
     if file is None:
@@ -310,7 +306,7 @@ def _stated_classes(top: Path) -> tuple[Path, tuple[str, ...]] | None:
             numbered.append((int(cells[0]), cells[1]))
         elif len(cells) == 1:
             numbered.append((len(numbered), cells[0]))
-        elif numbered:  # else it is the columns' names
+        elif numbered:  # otherwise it is a header
             shown = printable(",".join(cells))
             raise UserError(f"{file}:{line}: '{shown}'; expected a class name and its number")
     names = tuple(name for _, name in sorted(numbered, key=lambda pair: pair[0]))
@@ -328,7 +324,7 @@ def _is_whole(cell: str) -> bool:
 
 
 def _names_in(files: Tables) -> tuple[str, ...]:
-    """The class names in all splits together, sorted; numbers by their value."""
+    """Return the class names in all splits, sorted; numbers by their value."""
     names: set[str] = set()
     for file, columns in files.values():
         for number, (_, cells) in enumerate(rows(file, columns.delimiter)):
@@ -353,14 +349,14 @@ def _is_normalized(columns: Columns, raw: Raw) -> bool:
 
 @dataclass
 class _Reader(ListedImages):
-    """One file on its way to the flat form."""
+    """Reads one annotation file."""
 
     columns: Columns = field(kw_only=True)
     labels: dict[str, int] = field(kw_only=True)
     by_name: dict[str, int | None] = field(default_factory=dict)  # an image's name to its number
 
     def read(self) -> None:
-        """Add every row; the images in the order of their first rows."""
+        """Add every row; images are in the order of their first rows."""
         columns = self.columns
         width = 1 + max(columns.path, columns.label, *(columns.box or ()))
         for number, (line, cells) in enumerate(rows(self.file, columns.delimiter)):
@@ -386,7 +382,7 @@ class _Reader(ListedImages):
 
     def _add_class(self, cells: list[str], image: int, line: int, repeated: bool) -> None:
         label, columns = self._label(cells, line), self.columns
-        if not repeated:  # an image of an unknown class, too: that stops a training anyway
+        if not repeated:  # also with an unknown class, which stops a training anyway
             self.made.add_label(image, label or 0, line)
         elif label is not None and label == self.made.labels[image]:
             self.report("listed twice", f":{line}", printable(cells[columns.path]))
@@ -442,7 +438,7 @@ class _Reader(ListedImages):
 
 
 def _box_rows(annotations: Annotations, names: Sequence[str]) -> Iterator[Any]:
-    """The columns' names, then the rows of one image after another."""
+    """Yield the columns' names, then the rows of one image after another."""
     flags: Any = annotations.flags
     tiny = len(annotations.boxes) > 0 and bool((annotations.boxes <= 2).all())
     crowds, areas = bool((flags & CROWD).any()), bool((~np.isnan(annotations.areas)).any())

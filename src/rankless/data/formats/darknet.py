@@ -58,18 +58,18 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 
 
 def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
-    """Every image and its label file, whichever of :func:`label_folders` has it; empty where none does."""
+    """Yield every image and its label file in one of :func:`label_folders`; empty if it has none."""
     listings: dict[str, list[FolderNames]] = {}
     for image in files.paths:
         folder, name = image.rsplit("/", 1)
         if folder not in listings:
             listings[folder] = _listings(folder, files)
-        stem = os.path.splitext(name)[0]  # noqa: PTH122 - Path takes ten times as long, a million times
+        stem = os.path.splitext(name)[0]  # noqa: PTH122 - Path takes ten times as long
         yield image, next((path for names in listings[folder] if (path := names.with_stem(stem))), "")
 
 
 def _listings(folder: str, files: Split) -> list[FolderNames]:
-    """Return the listings of one folder's labels, and report those without an image."""
+    """Return the listings of one folder's label folders, and report labels without an image."""
     listings = [FolderNames(each, {".txt"}) for each in label_folders(folder)]
     files.depends += [folder, *(each.folder for each in listings)]
     known = {composed(stem) for stem in FolderNames(folder, EXTENSIONS).files}
@@ -81,7 +81,7 @@ def _listings(folder: str, files: Split) -> list[FolderNames]:
 
 
 def read_labels(items: list[tuple[str, ...]]) -> Raw:
-    """Parse the label files of some (image, label file or nothing) and read the images' headers."""
+    """Parse label files and read the headers of images, given as (image, label file or empty)."""
     made = RawBuilder()
     for image, label in items:
         number = made.add_image(image, label)
@@ -123,7 +123,7 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
                 raise ValueError
         except ValueError:
             shown = printable(line.decode("utf-8", "replace").strip())
-            expected = "numbers: class x y width height, the class a whole one"
+            expected = "numbers: class x y width height, the class a whole number"
             made.findings.add("not a number", f"{file}:{number}", f"'{shown}'; expected {expected}")
             continue
         if polygon:
@@ -137,7 +137,7 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
 
 
 def _is_text(content: bytes) -> bool:
-    """Whether the file is UTF-8. Nobody knows which boxes other bytes meant."""
+    """Return whether the content is UTF-8 text."""
     try:
         return b"\0" not in content and (content.isascii() or bool(content.decode()))
     except UnicodeDecodeError:
@@ -151,7 +151,7 @@ def _corners(x: float, y: float, width: float, height: float) -> tuple[float, fl
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``; return sentences about lost information.
 
-    What is marked difficult or a crowd is left out: as a plain label it would be trained on.
+    Difficult objects and crowds are left out, since they would be trained on as plain labels.
     """
     lost: list[str] = []
     content: dict[str, str | list[str]] = {}
@@ -163,7 +163,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         for index, name in enumerate(names):
             files.put(data, index, out / "images" / folder / name)
         content[folder] = f"images/{folder}"
-        if names != sorted(names):  # a folder is read by name, and the order decides what forms a batch
+        if names != sorted(names):  # a folder is read by name, but the order determines the batches
             content[folder] = f"{folder}.txt"
             listed = "".join(f"./images/{folder}/{name}\n" for name in names)
             (out / f"{folder}.txt").write_text(listed, encoding="utf-8", errors="surrogateescape")
@@ -174,7 +174,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]) -> int:
-    """Write a label file for every image; returns how many boxes will not read back bit for bit."""
+    """Write a label file for every image; return the number of boxes that do not read back bit for bit."""
     labels_folder, inexact = out / "labels" / folder, 0
     labels_folder.mkdir(parents=True)
     for index, name in enumerate(names):
@@ -195,9 +195,9 @@ def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]
 def _normalized(
     boxes: NDArray[np.float64], width: int, height: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Normalized centers and sizes, (N, 4), and which of them give back the same float32, (N,).
+    """Return normalized centers and sizes, (N, 4), and a mask of those that give back the same float32, (N,).
 
-    At the left and the upper edge the center is exactly half the size, which gives back 0.
+    At the left and the upper edge, the center is exactly half the size, which gives back 0.
     """
     sides = np.array([width, height], np.float64)
     low, high = boxes[:, :2], boxes[:, 2:]

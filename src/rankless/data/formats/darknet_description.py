@@ -1,6 +1,6 @@
-"""The files that describe a Darknet/YOLO data set: the common ``data.yaml``, and Darknet's ``.data``.
+"""Read the files that describe a Darknet/YOLO data set: the common ``data.yaml``, and Darknet's ``.data``.
 
-Both name the classes and say for every split where its images are: folders, or lists of images.
+Both name the classes and, for every split, its folders or lists of images.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ class Description:
     """The content of a description file.
 
     Attributes:
-        file: its path.
-        class_names: a label is a position in this list.
-        splits: name to the folders and lists of its images, as written.
+        splits: each split's folders and lists of images, as written.
         bases: folders that these may be relative to, the likeliest first.
         depends: further files that were read.
-        problems: what is wrong with the class names, for whoever needs them to report with the rest.
-        lost: a sentence about the folder that ``path`` names, where that is not there.
+        problems: problems with the class names, reported by callers that need the names.
+        lost: a sentence about the folder in ``path``, if it does not exist.
     """
 
     file: Path
@@ -44,10 +42,10 @@ class Description:
     lost: str = ""
 
     def resolve(self, name: str) -> str:
-        """The file or folder that an entry means, or nothing.
+        """Return the file or folder that an entry means; empty if there is none.
 
-        Files written on another machine or for another trainer name folders that are not here; what the end
-        of such a path names beside the file is the best guess, Roboflow's ``../train/images`` included.
+        An entry may name a folder of another machine. Then the longest end of its path that exists below a
+        base is used, also for Roboflow's ``../train/images``.
         """
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
         last = max((number for number, part in enumerate(parts, 1) if part == ".."), default=0)
@@ -61,7 +59,7 @@ class Description:
 
 
 def description_in(root: Path) -> Path | None:
-    """The ``data.yaml`` or ``.data`` file that ``root`` is or has."""
+    """Return the ``data.yaml`` or ``.data`` file that ``root`` is or contains."""
     if root.is_file():
         return root if root.suffix.lower() in {".yaml", ".yml", ".data"} else None
     for name in ("data.yaml", "data.yml"):
@@ -75,13 +73,13 @@ def description_in(root: Path) -> Path | None:
 
 
 def read_description(file: Path) -> Description:
-    """Read one; ``file`` is of :func:`description_in`."""
+    """Read a file found by :func:`description_in`."""
     return _from_data(file) if file.suffix.lower() == ".data" else _from_yaml(file)
 
 
 def _from_yaml(file: Path) -> Description:
     try:
-        # Everything stays the text that is written: a class called 'no' or '007' keeps its name.
+        # BaseLoader keeps every scalar as text: a class called 'no' or '007' keeps its name.
         content = yaml.load(read_text(file, "text", reading.YAML), Loader=yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(
@@ -117,13 +115,13 @@ def _from_yaml(file: Path) -> Description:
 
 
 def _with_path(file: Path, content: dict[Any, Any], splits: dict[str, list[str]]) -> Description:
-    """The description without class names; its folders may be relative to its ``path``."""
+    """Return the description without class names; its folders may be relative to its ``path``."""
     beside = file.absolute().parent
     stated = content.get("path")
     name = stated.strip() if isinstance(stated, str) else ""
     if path := Description(file, (), {}, (beside,)).resolve(name):
         return Description(file, (), splits, (Path(path), file.parent))
-    # Not there: written for another trainer, whose folders are elsewhere; beside the file is the guess.
+    # It does not exist, since the file was written for another trainer; folders beside the file are tried.
     wanted = os.path.normpath(beside / name)
     lost = f"'path: {printable(name)}' does not exist ({printable(wanted)})" if name else ""
     return Description(file, (), splits, (file.parent,), lost=lost)
@@ -165,7 +163,7 @@ def _numbered(file: Path, names: dict[Any, Any]) -> list[Any]:
 
 
 def _from_data(file: Path) -> Description:
-    """Darknet's options: ``key = value`` lines; its lists are relative to where Darknet was started."""
+    """Read Darknet's options, lines ``key = value``."""
     options: dict[str, str] = {}
     problems = []
     for number, line in enumerate(read_text(file, "text", reading.YAML).splitlines(), 1):
@@ -181,7 +179,7 @@ def _from_data(file: Path) -> Description:
     if problems:
         raise UserError(problems[:20])
     beside = file.absolute().parent
-    # Darknet's are relative to the folder it was started in, which is this one or above.
+    # Paths are relative to the folder in which Darknet was started, which is this one or above.
     above = [beside, *list(beside.parents)[:3]]
     bases = (file.parent, *above, *(base / "data" for base in above))
     splits = {name: [options[name]] for name in _DATA_SPLITS if options.get(name)}
@@ -194,7 +192,7 @@ def _from_data(file: Path) -> Description:
 
 
 def _listed_names(described: Description, options: dict[str, str]) -> tuple[tuple[str, ...], Path]:
-    """The class names of a ``.data`` file, and the file that lists them."""
+    """Return the class names of a ``.data`` file, and the file that lists them."""
     file = described.file
     names = described.resolve(options["names"]) if options.get("names") else ""
     if options.get("names") and not names:

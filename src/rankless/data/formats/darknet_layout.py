@@ -1,4 +1,4 @@
-"""The layout of a Darknet/YOLO data set: the images of a split by its description or its folders."""
+"""Find the images of a Darknet/YOLO data set's splits, by its description, its lists or its folders."""
 
 from __future__ import annotations
 
@@ -30,18 +30,13 @@ LAYOUT = (
     "'train/labels') with a 'classes.txt'"
 )
 _TRIED = 20
-"""So many images of a list are looked for to see whether they have labels."""
-_UNDIVIDED = "there are no splits: all images are 'train'; `rankless data split` makes a 'val'"
+"""The number of a list's images that are tried to see whether they have labels."""
+_UNDIVIDED = "there are no splits: all images are 'train'; `rankless data split` creates a 'val'"
 
 
 @dataclass
 class Split(SplitFiles):
-    """The images of one split, in an order that does not depend on the file system.
-
-    Attributes:
-        class_names: a label is a position in this list.
-        paths: image files, each once.
-    """
+    """The images of one split, in an order that does not depend on the file system."""
 
     class_names: tuple[str, ...] = ()
     paths: list[str] = field(default_factory=list)
@@ -64,8 +59,8 @@ class Split(SplitFiles):
 def label_folders(folder: str) -> list[str]:
     """Return the possible label folders of the images in ``folder``, the most likely first.
 
-    The last folder ``images`` becomes ``labels``, or else the last ``JPEGImages``, as Darknet itself does;
-    without either they lie beside the images.
+    The last folder ``images``, or else the last ``JPEGImages``, becomes ``labels``, as in Darknet. Labels may
+    also be beside the images.
     """
     parts = folder.split("/")
     folders = []
@@ -77,7 +72,7 @@ def label_folders(folder: str) -> list[str]:
 
 
 def recognize(root: Path) -> str:
-    """Why ``root`` is laid out as Darknet's data; empty if it is not."""
+    """Return why ``root`` has a layout of Darknet; empty if it has not."""
     if root.is_file():
         return f"'{root.name}' describes it" if description_in(root) else ""
     for name in ("data.yaml", "data.yml"):
@@ -99,18 +94,14 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """The splits that the description or the folders name."""
+    """Return the splits in the description, the lists or the folders."""
     file = description_in(root)
     described = read_description(file).splits if file else {}
     return usual_order(described or _folders(root.parent if root.is_file() else root))
 
 
 def find_split(root: Path, split: str, class_names: Sequence[str] | None = None) -> Split:
-    """Class names and image files of ``split``; ``root`` is a folder or a description.
-
-    Args:
-        root, split, class_names: see :class:`rankless.data.formats.registry.Format`.
-    """
+    """Find the class names and image files of ``split``; ``root`` is a folder or a description."""
     file = description_in(root)
     described = read_description(file) if file else None
     if described and described.splits:
@@ -162,7 +153,7 @@ def _described(described: Description, wanted: str) -> Split:
 
 
 def _add_list(file: Path, bases: Iterable[Path], result: Split) -> None:
-    """Add the images of a ``.txt`` list in its order; its paths may be relative to ``bases``."""
+    """Add the images of a ``.txt`` list in order; its paths may be relative to ``bases``."""
     lines = read_text(file, "one image path a line").splitlines()
     search = ImageSearch([file.parent, *bases])
     for number, line in enumerate(lines, 1):
@@ -205,7 +196,7 @@ def _from_folders(
         result.findings.add(
             "left out", os.fspath(root / "images"), f"{counted(loose, 'image')} outside its folders"
         )
-    # A folder that is added becomes a split, or divides what was one.
+    # A folder that is added later becomes a split, or divides one.
     result.depends += [os.fspath(folder) for folder in (root, root / "images") if folder.is_dir()]
     if splits[name].is_dir():
         result.add_folder(os.fspath(splits[name]))
@@ -215,25 +206,25 @@ def _from_folders(
 
 
 def _folders(root: Path) -> Mapping[str, Path]:
-    """Split names and their image folders, or the lists of their images."""
+    """Return each split's image folder or list of images."""
     return _lists(root) or folder_splits(root) or ({"train": root} if _beside(root) else {})
 
 
 def _lists(root: Path) -> dict[str, Path]:
-    """``train.txt``, ``2007_val.txt`` and the like: lists of images without boxes, which have label files.
+    """Return the splits' lists of images, ``train.txt``, ``2007_val.txt`` and the like, if labels exist.
 
-    None where ``images`` or its neighbors are divided into folders, which say the same more plainly.
+    Folders per split take precedence over lists.
     """
     if any(folder != root / "images" for folder in folder_splits(root).values()):
         return {}
-    texts = FolderNames(os.fspath(root), {".txt"}).files  # there may be a label file for every image
+    texts = FolderNames(os.fspath(root), {".txt"}).files  # may include a label file for every image
     files = {stem: root / texts[stem] for stem in sorted(texts) if is_usual(stem)}
     lists = {name: file for name, file in files.items() if list_kind(file) == "images"}
     return lists if any(map(_has_labels, lists.values())) else {}
 
 
 def _has_labels(file: Path) -> bool:
-    """Whether one of the first images of a list has a label file."""
+    """Return whether one of the first images of a list has a label file."""
     search = ImageSearch([file.parent, *_bases(file.parent)])
     for _, line in itertools.islice(lines_of(file), _TRIED):
         image = search.find(line)
@@ -244,12 +235,12 @@ def _has_labels(file: Path) -> bool:
 
 
 def _bases(root: Path) -> list[Path]:
-    """Folders that paths in a list may be relative to, besides its own: Darknet's are to where it ran."""
+    """Return folders besides its own that a list's paths may be relative to: Darknet's working directory."""
     return [root / "images", root.parent, root.parent.parent]
 
 
 def folder_splits(root: Path) -> dict[str, Path]:
-    """``images/NAME`` and ``NAME/images``; else ``images`` itself, which is ``train``."""
+    """Return folders ``images/NAME`` and ``NAME/images`` by split; else ``images`` itself as ``train``."""
     images = root / "images"
     beside = {each.name: each / "images" for each in subfolders(root) if (each / "images").is_dir()}
     inside = {each.name: each for each in subfolders(images)}
@@ -257,7 +248,7 @@ def folder_splits(root: Path) -> dict[str, Path]:
 
 
 def _beside(folder: Path) -> bool:
-    """Whether an image in ``folder`` has its label file beside it."""
+    """Return whether an image in ``folder`` has a label file beside it."""
     images, labels = (FolderNames(os.fspath(folder), endings) for endings in (EXTENSIONS, {".txt"}))
     return not images.files.keys().isdisjoint(labels.files)
 

@@ -1,6 +1,6 @@
-"""Files in folders: walking them, and finding files by name. Each folder is listed once.
+"""Walk folders, and find files in them by name, listing each folder once.
 
-Nothing depends on the order in which a file system lists, or on the Unicode form (NFC, NFD) of its names.
+Results do not depend on the order in which a file system lists names, or on their Unicode form (NFC, NFD).
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
 
 @dataclass
 class SplitFiles:
-    """The files of one split, as a layout finds them: the base class.
+    """The base class of a split's files.
 
     Attributes:
         depends: folders that were listed and files that were read.
-        findings, notes: what is missing or left out, and how it was read.
+        findings: missing files and files that were left out.
+        notes: sentences about how the split was read.
     """
 
     depends: list[str] = field(default_factory=list)
@@ -37,7 +38,7 @@ class SplitFiles:
     notes: list[str] = field(default_factory=list)
 
     def with_raw(self, raw: Raw) -> Raw:
-        """Return the raw annotations, after the findings of the layout."""
+        """Return the raw annotations together with these findings and notes."""
         self.findings.update(raw.findings)
         raw.findings = self.findings
         raw.depends = [*dict.fromkeys(self.depends), *raw.depends]
@@ -46,12 +47,12 @@ class SplitFiles:
 
 
 def composed(name: str) -> str:
-    """Return a name in the Unicode form in which letters and their accents are one character (NFC)."""
+    """Return a name in Unicode's composed form (NFC), in which letters and accents are one character."""
     return unicodedata.normalize("NFC", name)
 
 
 def subfolders(root: Path) -> list[Path]:
-    """The folders in ``root`` that are not hidden, by name; none where it is not a folder."""
+    """Return the folders in ``root`` that are not hidden, by name; none if it is not a folder."""
     try:
         with os.scandir(root) as listed:
             return sorted(root / e.name for e in listed if e.name[0] != "." and reading.is_folder(e))
@@ -61,10 +62,10 @@ def subfolders(root: Path) -> list[Path]:
 
 
 def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> Iterator[os.DirEntry[str]]:
-    """Every entry below ``top`` but the folders that are entered; hidden folders are not.
+    """Yield every file below ``top``, and hidden folders, which are not entered.
 
-    Links to folders are followed. A folder that several names lead to is entered once, by its real name if
-    that lies under ``top``, so a loop of links ends.
+    Links to folders are followed. A folder with several names is entered once, by its real name if that is
+    below ``top``, so a loop of links ends.
     """
     real, links = [top], list[str]()
     entered: set[tuple[int, int]] = set()
@@ -89,20 +90,18 @@ def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> I
 
 
 def _raise_unless_absent(folder: str, error: OSError) -> None:
-    """Raise for a folder that exists but cannot be read: it must not pass for missing."""
+    """Raise for a folder that exists but cannot be read, so that it does not count as missing."""
     if error.errno not in _ABSENT:
         raise UserError(
-            f"{folder}: cannot be listed ({error.strerror}); expected a folder that you may read; change its "
-            "permissions, or look at the disk"
+            f"{folder}: cannot be listed ({error.strerror}); expected a readable folder; change its "
+            "permissions, or check the disk"
         ) from error
 
 
 class FolderNames:
-    """The names in one folder; empty where there is no such folder.
+    """The names in a folder, which need not exist.
 
-    Args:
-        folder: need not exist.
-        endings: in lower case; other files are passed over. None takes every name, and those of folders.
+    ``endings``, in lower case, selects files; None selects every name, folders included.
     """
 
     def __init__(self, folder: str, endings: Collection[str] | None = None) -> None:
@@ -110,14 +109,14 @@ class FolderNames:
         try:
             names: list[str] = os.listdir(folder)  # noqa: PTH208 - a million names
             self.exists = True
-        except ValueError:  # no name that a file can have
+        except ValueError:  # not a valid file name
             names, self.exists = [], False
         except OSError as error:
             _raise_unless_absent(folder, error)
             names, self.exists = [], False
         self.exactly = frozenset(names if endings is None else ())
         self.files: dict[str, str] = {}
-        """Name without its ending to name, of files that are not hidden."""
+        """The names of files that are not hidden, by their stems."""
         self._composed: dict[str, str] | None = None
         self._loosely: dict[str, str] | None = None
         if endings is not None:
@@ -127,7 +126,7 @@ class FolderNames:
                     self.files.setdefault(stem, f"{stem}{ending}")
 
     def with_stem(self, stem: str) -> str:
-        """Return the path of the file with this stem, in any Unicode form, or None."""
+        """Return the path of the file with this stem in any Unicode form; empty if there is none."""
         name = self.files.get(stem)
         if name is None and not stem.isascii():
             if self._composed is None:
@@ -136,7 +135,7 @@ class FolderNames:
         return f"{self.folder}/{name}" if name else ""
 
     def like(self, name: str) -> str:
-        """The first name that differs at most in case, Unicode form or by a missing ending, or nothing."""
+        """Return the first name that equals ``name`` up to case, Unicode form or a missing ending."""
         if name in self.exactly:
             return name
         if self._loosely is None:
@@ -151,14 +150,12 @@ class FolderNames:
 
 
 class ImageSearch:
-    """Finds the files of images that an annotation names, in a few folders.
-
-    Args:
-        bases: the folders that a name may be relative to, the likeliest first.
+    """Finds the image files that annotations name.
 
     Attributes:
-        listed: every folder that was looked into, there or not.
-        shortened: how many names were found only without their first folders.
+        bases: the folders that a name may be relative to, the likeliest first.
+        listed: every folder that was looked into, whether it exists or not.
+        shortened: the number of names that were found only without their first folders.
     """
 
     def __init__(self, bases: Iterable[Path]) -> None:
@@ -168,11 +165,11 @@ class ImageSearch:
         self._resolved: dict[str, list[FolderNames]] = {}
 
     def find(self, name: str) -> str:
-        r"""Return the file that ``name`` means, or nothing.
+        r"""Return the file that ``name`` means; empty if there is none.
 
-        The first of: the name as it is; with ``\`` as ``/``; in another case or Unicode form, or without its
-        ending; and all of this without its first folder, its first two …, because lists name folders of the
-        machine they were written on.
+        Tried in order: the name as it is; with ``\`` as ``/``; in another case or Unicode form, or without
+        ending; and all of this without its first folder, its first two, and so on, because lists may name
+        folders of another machine.
         """
         if not name.strip():
             return ""
@@ -193,14 +190,14 @@ class ImageSearch:
         return ""
 
     def notes(self) -> list[str]:
-        """Sentences about how file names were matched."""
+        """Return sentences about how file names were matched."""
         if not self.shortened:
             return []
-        one, many = "image is not where its path says", "images are not where their path says"
-        return [f"{counted(self.shortened, one, many)}, and found by the path's end"]
+        one, many = "image is not at its listed path", "images are not at their listed paths"
+        return [f"{counted(self.shortened, one, many)}; found by the end of the path"]
 
     def _folders(self, folder: str) -> list[FolderNames]:
-        """The folders that ``folder`` is, seen from every base."""
+        """Return the listings of ``folder`` below every base."""
         if folder not in self._resolved:
             paths = dict.fromkeys(os.path.normpath(os.path.join(base, folder)) for base in self.bases)  # noqa: PTH118
             for path in paths:
@@ -211,9 +208,9 @@ class ImageSearch:
 
 
 def names_files(folders: Iterable[Path]) -> list[Path]:
-    """The first ``classes.txt``, ``*_classes.txt`` or ``*.names`` in the folders, in this order.
+    """Return the first ``classes.txt``, ``*_classes.txt`` or ``*.names`` in the folders, in this order.
 
-    Several where one folder has several of the same pattern, which differ.
+    If one folder has several different files of the same pattern, all of them are returned.
     """
     folders = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     for name, folder in itertools.product(NAMES_PATTERNS, folders):
@@ -226,13 +223,13 @@ def names_files(folders: Iterable[Path]) -> list[Path]:
 
 
 def names_file(folders: Iterable[Path]) -> Path | None:
-    """The one file of :func:`names_files`; None without one."""
+    """Return the only file of :func:`names_files`, or None; raise if there are several."""
     files = names_files(folders)
     if len(files) > 1:
         both = " and ".join(f"'{file.name}' ({len(read_names(file))})" for file in files[:2])
         raise UserError(
-            f"{files[0].parent}: {both} name other classes; expected one such file; choose it with "
-            f"data.classes={files[0]} (of `rankless data`: --classes {files[0]}), or move the other away"
+            f"{files[0].parent}: {both} name different classes; expected one such file; choose it with "
+            f"data.classes={files[0]} (`rankless data`: --classes {files[0]}), or move the other away"
         )
     return files[0] if files else None
 
@@ -240,24 +237,22 @@ def names_file(folders: Iterable[Path]) -> Path | None:
 def numbered_names(
     folders: Iterable[Path], given: Sequence[str] | None, missing: str
 ) -> tuple[tuple[str, ...], Path | None]:
-    """The names of classes that are only numbers in the data, and the file that they are from.
+    """Return the names of classes that are only numbers in the data, and the file that lists them.
 
-    Args:
-        folders: where a file of names may lie.
-        given: by ``data.classes``; they serve where no file does, or where several differ.
-        missing: the error where there are no names.
+    The names ``given`` by ``data.classes`` are used if no file in ``folders`` lists any, or if several files
+    differ. Without names, the error is ``missing``.
     """
     folders = list(folders)
     if given and len(names_files(folders)) != 1:
         return tuple(given), None
     file = names_file(folders)
     if file is None:
-        raise UserError(f"{missing}; or name them with data.classes (of `rankless data`: --classes)")
+        raise UserError(f"{missing}; or name them with data.classes (`rankless data`: --classes)")
     return read_names(file), file
 
 
 def read_text(file: Path, expected: str, most: int | None = None) -> str:
-    """Return the text of a file of at most ``most`` bytes; ``expected`` names its content in errors."""
+    """Return the text of a file of at most ``most`` bytes; ``expected`` describes its content in errors."""
     try:
         return reading.read_text(file, most)
     except (OSError, UnicodeDecodeError) as error:
@@ -266,9 +261,9 @@ def read_text(file: Path, expected: str, most: int | None = None) -> str:
 
 
 def read_names(file: Path) -> tuple[str, ...]:
-    """Read the class names in a file, one a line; empty lines are skipped."""
-    lines = read_text(file, "one class name a line", reading.NAMES).splitlines()
+    """Read a file of class names, one per line; empty lines are skipped."""
+    lines = read_text(file, "one class name per line", reading.NAMES).splitlines()
     names = tuple(line.strip() for line in lines if line.strip())
     if not names:
-        raise UserError(f"{file}: the file is empty; expected one class name a line")
+        raise UserError(f"{file}: the file is empty; expected one class name per line")
     return names

@@ -19,8 +19,7 @@ from rankless.data.index.raw import Raw
 from rankless.data.path_checks import missing_data
 from rankless.errors import UserError
 from rankless.files import range_cache, reading
-from rankless.files.remote import Location, RemotePath, is_remote, refuse_secrets
-from rankless.files.remote_objects import forget_states
+from rankless.files.remote import Location, RemotePath, forget_states, is_remote, refuse_secrets
 
 _PAGES = {
     # In this order they are asked whether a folder is theirs: the one that asks for most comes first.

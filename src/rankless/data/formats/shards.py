@@ -24,8 +24,7 @@ from rankless.data.index.byte_ranges import Ranged, Window, opened, path_in
 from rankless.data.index.findings import Findings
 from rankless.errors import UserError, printable
 from rankless.files import reading
-from rankless.files.remote import Location, RemotePath, content_of, is_remote
-from rankless.files.remote_objects import state_of
+from rankless.files.remote import Location, RemotePath, content_of, is_remote, state_of
 
 NAMES_FILES = ("classes.txt", "classnames.txt", "info.json", "_info.json")
 """Files of class names, beside the shards or at the head of the first; no samples."""

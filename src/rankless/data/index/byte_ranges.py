@@ -21,8 +21,7 @@ import numpy as np
 from rankless.data.images.image_file import MOST_BYTES, UnreadableImage, too_large
 from rankless.data.index.annotations import Annotations
 from rankless.files import range_cache, reading
-from rankless.files.remote import is_remote
-from rankless.files.remote_objects import RemoteFile
+from rankless.files.remote import RemoteFile, is_remote
 
 CIFAR_SIDE = 32
 CIFAR_BYTES = 3 * CIFAR_SIDE**2
