@@ -85,9 +85,12 @@ def check(
     as_json: Json = False,
 ) -> int:
     """Check a data set for errors and likely mistakes."""
-    for option, given in (("--out", out is not None), ("--drop-invalid", drop_invalid), ("--link", link)):
-        if given and not fix:
-            raise UserError(f"{option} has an effect only with --fix: add --fix, or leave {option} out")
+    if out is not None and not fix:
+        raise UserError("--out says where --fix writes: add --fix, or leave --out out")
+    if drop_invalid and not fix:
+        raise UserError("--drop-invalid says what --fix leaves out: add --fix, or leave it out")
+    if link and not fix:
+        raise UserError("--link says how --fix brings images: add --fix, or leave it out")
     from rankless.cli.data_text import print_check, print_fix
     from rankless.curation.checking import check as look
     from rankless.curation.data_set import beside, must_be_outside
@@ -137,7 +140,7 @@ def stats(
 ) -> int:
     """Print statistics of images, classes and boxes."""
     if force and out is None:
-        raise UserError("--force has an effect only with --out: add --out, or leave --force out")
+        raise UserError("--force says what --out may replace: add --out, or leave it out")
     from rankless.cli.data_text import print_statistics
     from rankless.curation.data_set import open_data_set
     from rankless.curation.statistics import statistics

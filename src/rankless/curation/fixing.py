@@ -32,14 +32,14 @@ def remedy(checked: Checked) -> str:
     wrong = {kind for found in checked.findings.values() for kind in found.counts if fails(kind)}
     stops = {kind for kind in wrong if KINDS[kind].outcome == "stops"}
     steps = ["give the splits the same classes"] if checked.classes else []
-    steps += ["split the images, or name the existing splits"] if checked.missing else []
+    steps += ["divide the images, or name the splits that there are"] if checked.missing else []
     if _LOST in wrong:
         steps.append(BY_HAND)
     rest = checked.wrong > len(checked.classes) + len(checked.missing) + sum(
         found.counts.get(_LOST, 0) for found in checked.findings.values()
     )
     if rest and stops - {_LOST}:
-        steps.append("fix the boxes that stop a training, or --fix --drop-invalid writes a copy without them")
+        steps.append("fix what stops a training by hand, or --fix --drop-invalid writes a copy without it")
     elif rest:
         steps.append("--fix writes a copy without " + ("the others" if steps else "them"))
     if rest and _LOST in wrong:
@@ -113,5 +113,5 @@ def _changes(checked: Checked, name: str) -> list[str]:
         if fails(kind)
     ]
     if leaked := checked.leaked.get(name, set()) - checked.unreadable[name]:
-        sentences.append(f"{name}: {counted(len(leaked), 'image')} that another split contains: left out")
+        sentences.append(f"{name}: {counted(len(leaked), 'image')} that another split has as well: left out")
     return sentences

@@ -240,7 +240,8 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
         )
     notes = [f"{counted(len(units) - alone, 'group')} of {counted(len(names) - alone, 'image')}"]
     if alone:
-        notes.append(f"{counted(alone, 'name does', 'names do')} not match --group: divided one by one")
+        one, many = "name does not match --group and stands", "names do not match --group and stand"
+        notes.append(f"{counted(alone, one, many)} alone")
     return dict(units), notes
 
 

@@ -127,8 +127,8 @@ def refuse_secrets(url: str) -> None:
     if parts.password or parts.username:
         host = parts.hostname or ""
         raise UserError(
-            f"data.root: the address at {host} has a user or a password, which every run would record; "
-            "remove it, and give S3's credentials as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            f"data.root: the address at {host} has a user or a password, which would be written into every "
+            "run; give it without, and s3's credentials as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     if parts.query or parts.fragment:
         raise UserError(
@@ -295,7 +295,7 @@ def _lasting(error: Exception, url: str) -> OSError | None:
     if status == 404 or isinstance(cause, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "there is no such object", url)
     if status in (401, 403) or isinstance(cause, PermissionError):
-        text = f"its server denies access ({status or _reason(cause)})"
+        text = f"its server does not let us read it ({status or _reason(cause)})"
         return PermissionError(errno.EACCES, text, url)
     if status == 412:
         return _changed(url)

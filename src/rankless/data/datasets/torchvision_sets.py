@@ -56,7 +56,7 @@ def located(data: Data) -> Data:
     if not any(folder.glob(known.files)):
         raise UserError(
             f"{data.root}: its files are not in {folder} ({folder.absolute()}); expected {known.files} "
-            f"there, as torchvision stores it; give data.folder=FOLDER{_by_download(name)}"
+            f"there, as torchvision keeps it; give data.folder=FOLDER{_by_download(name)}"
         )
     if data.format not in ("auto", known.format):
         raise UserError(

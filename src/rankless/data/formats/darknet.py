@@ -123,7 +123,7 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
                 raise ValueError
         except ValueError:
             shown = printable(line.decode("utf-8", "replace").strip())
-            expected = "numbers: class x y width height, the class a whole number"
+            expected = "numbers: class x y width height, the class a whole one"
             made.findings.add("not a number", f"{file}:{number}", f"'{shown}'; expected {expected}")
             continue
         if polygon:
