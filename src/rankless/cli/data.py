@@ -347,8 +347,8 @@ def convert(
     """Convert a data set to another format."""
     from rankless.curation.converting import convert as write
 
-    how = "link" if link else "copy"
-    return _report_conversion(write(root, to, out, format, classes=chosen_classes(classes), how=how), as_json)
+    done = write(root, to, out, format, classes=chosen_classes(classes), how="link" if link else "copy")
+    return _report_conversion(done, as_json)
 
 
 def _report_conversion(done: Converted, as_json: bool) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -178,7 +178,8 @@ def check(
     return made
 
 
-class _Place(NamedTuple):
+@dataclass(frozen=True)
+class _Place:
     """An image of a split."""
 
     split: str
