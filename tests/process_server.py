@@ -36,11 +36,7 @@ PRELOADED = (
     "rankless.cli",
     "rankless.launch.local",
     "rankless.launch.worker",
-    "rankless.engine.evaluate",
-    "rankless.engine.loop",
-    "rankless.engine.settings",
-    "rankless.engine.trace",
-    "rankless.world.process_group",
+    "rankless.launch.rank_job",
 )
 
 

@@ -18,19 +18,19 @@ class Started(BaseException):
 
 
 def one_rank(_: object, place: Path, *__: Any) -> RoundEnd:
-    """What :mod:`rankless.launch.worker` does for rank 0, without what it does to its process."""
+    """Do what :func:`rankless.launch.rank_job.do` does for rank 0, without listening for signals."""
     from rankless.engine.loop import StopRequest
     from rankless.errors import UserError
-    from rankless.launch import worker
+    from rankless.launch import rank_job
     from rankless.launch.job import leave_note, read_job, read_notes
     from rankless.launch.supervisor import RoundEnd
 
     job = read_job(place)
     try:
         if job.verb == "train":
-            answer = worker._train(job, place, 0, StopRequest())
+            answer = rank_job.train_and_answer(job, place, 0, StopRequest(), None)
         else:
-            answer = worker._evaluate(job, os.open(os.devnull, os.O_WRONLY))
+            answer = rank_job.evaluate_and_answer(job, os.open(os.devnull, os.O_WRONLY), None)
         leave_note(place, 0, answer)
     except UserError as error:
         leave_note(place, 0, {"exit": error.exit_code, "problems": list(error.problems)})

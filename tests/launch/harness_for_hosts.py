@@ -6,7 +6,7 @@ import base64
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +74,7 @@ class Machine:
             "prepare": {"recipe": request.get("recipe"), "sinks": [], "finished": None},
             "recipe": {"text": to_json(RECIPE)},
             "listen": {"ports": {f"10.0.0.{self.name[1:]}": 1}},
-            "reach": {"sources": {i: dict.fromkeys(p, "10.0.0.9") for i, p in request.get("of", {}).items()}},
+            "reach": {"found": {i: reached(one["ports"]) for i, one in request.get("targets", {}).items()}},
             "open_store": {"port": 5},
             "report": {"text": "the report\n"},
         }
@@ -87,6 +87,11 @@ class Machine:
             found = self.rounds.pop(0) if len(self.rounds) > 1 else self.rounds[0]
             return None if found is None else ended(found)
         return replies.get(do, {})
+
+
+def reached(addresses: Iterable[str]) -> dict[str, Any]:
+    """The reply of a host that reaches another one at all these addresses."""
+    return {"tried": {address: {"source": "10.0.0.9"} for address in addresses}, "resolved": []}
 
 
 def ended(found: dict[str, Any]) -> dict[str, Any]:

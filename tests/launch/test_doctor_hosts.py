@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from rankless.launch.doctor import connections, hosts, meaning, report
+from rankless.launch.doctor import hosts, meaning, report
 from rankless.launch.hosts import host, messages, reach
 from rankless.launch.hosts.channel import Way
 from rankless.launch.hosts.host_pool import HostPool, Member
@@ -148,9 +148,9 @@ def test_names_that_lead_elsewhere() -> None:
 
 
 @contextmanager
-def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[connections.Echo]:
+def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[reach.Listener]:
     monkeypatch.setattr(reach, "own_addresses", lambda: ["127.0.0.1"])
-    listening = connections.Echo()
+    listening = reach.Listener(echo=True)
     try:
         yield listening
     finally:
@@ -159,28 +159,28 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[connections.Echo]:
 
 def test_large_packets_go_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with echo(monkeypatch) as listening:
-        found = connections.attempt("127.0.0.1", listening.ports()["127.0.0.1"])
+        found = reach.attempt("127.0.0.1", listening.ports()["127.0.0.1"], large=True)
     assert found == {"source": "127.0.0.1", "interface": "lo", "mtu": found["mtu"], "large": True}
     assert found["mtu"] > 1000
 
 
 def test_a_host_that_swallows_packets_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "WAIT", 0.2)
+    monkeypatch.setattr(reach, "WAIT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        assert not connections.attempt("127.0.0.1", port)["large"]
-    assert connections.attempt("127.0.0.1", port) == {"failed": "Connection refused"}
+        assert not reach.attempt("127.0.0.1", port, large=True)["large"]
+    assert reach.attempt("127.0.0.1", port, large=True) == {"failed": "Connection refused"}
 
 
 def test_all_hosts_are_tried_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with echo(monkeypatch) as listening:
         ports = listening.ports()
-        monkeypatch.setattr(connections, "own_addresses", lambda: ["192.0.2.1"])
+        monkeypatch.setattr(reach, "own_addresses", lambda: ["192.0.2.1"])
         targets = {
             "b": {"ports": {**ports, "192.0.2.1": 9}, "host": "localhost"},
             "c": {"ports": {}, "host": "nobody.invalid"},
         }
-        found = connections.probe(targets)
+        found = reach.probe(targets, large=True)
     assert list(found["b"]["tried"]) == ["127.0.0.1"]  # the other address is this machine's own
     assert "127.0.0.1" in found["b"]["resolved"]
     assert found["c"] == {"tried": {}, "resolved": []}
@@ -260,8 +260,8 @@ def test_a_host_that_does_not_get_done_is_given_up() -> None:
         member.answered = float("inf")
     answering = pool.members[1]
     answering.channel = cast("Any", Answering(answering.replies))
-    assert pool.ask(pool.members, messages.Echo(), 0.1) == {1: Listening(ports={"10.0.0.2": 1})}
-    assert [member.lost for member in pool.members] == ["'echo' was not done within 0.1 s", ""]
+    assert pool.ask(pool.members, messages.Listen(), 0.1) == {1: Listening(ports={"10.0.0.2": 1})}
+    assert [member.lost for member in pool.members] == ["'listen' was not done within 0.1 s", ""]
 
 
 def test_a_host_with_an_older_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,7 +270,7 @@ words = st.text("abz-", min_size=1, max_size=3)
 
 
 @given(st.lists(st.tuples(words, st.lists(st.tuples(brackets, words), max_size=2)), min_size=1, max_size=3))
-def test_lists_of_nodes_are_expanded(
+def test_the_first_host_of_a_list_is_found(
     parts: list[tuple[str, list[tuple[tuple[int, list[tuple[int, int]]], str]]]],
 ):
     text, expected = [], []
@@ -282,7 +282,7 @@ def test_lists_of_nodes_are_expanded(
             pieces += [[f"{n:0{width}}" for a, b in spans for n in range(a, b + 1)], [word]]
         text.append(short)
         expected += ["".join(one) for one in itertools.product(*pieces)]
-    assert list(slurm.hosts_of(",".join(text))) == expected
+    assert slurm.first_host(",".join(text)) == expected[0]
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 5)), min_size=1, max_size=5))
@@ -294,11 +294,13 @@ def test_tasks_per_node_are_read(repeated: list[tuple[int, int]]) -> None:
         slurm.nth_number(text, len(expected))
 
 
-def test_a_list_of_millions_is_not_expanded() -> None:
-    assert next(slurm.hosts_of("n[000000001-999999999]")) == "n000000001"
-
-
 @given(st.text("n[]0123,- ", max_size=12))
 def test_no_list_of_nodes_ends_in_another_error(text: str) -> None:
     with contextlib.suppress(ValueError):
-        _ = list(itertools.islice(slurm.hosts_of(text), 50))
+        slurm.first_host(text)
+
+
+@pytest.mark.parametrize("text", ["", ",n1", "n[1", "n]1", "n[]", "n[a-b]", "n[1,]", "n[1--2]"])
+def test_a_damaged_list_of_nodes_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        slurm.first_host(text)

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness_for_hosts import DONE, FAILED, STOPPED, WAY, Cluster, Machine, cluster, interrupt
+from harness_for_hosts import DONE, FAILED, STOPPED, WAY, Cluster, Machine, cluster, interrupt, reached
 
 from rankless.cli import main
 from rankless.errors import INTERRUPTED, UserError
@@ -200,8 +200,8 @@ def test_too_few_that_can_run_their_ranks_is_an_error(monkeypatch: pytest.Monkey
     assert error.value.problems == ("h2: no space left",)
 
 
-def reached(of: dict[str, Any], cut: set[str]) -> dict[str, Any]:
-    return {"sources": {i: {} if i in cut else dict.fromkeys(p, "10.0.0.9") for i, p in of.items()}}
+def reached_but(targets: dict[str, Any], cut: set[str]) -> dict[str, Any]:
+    return {"found": {i: reached(() if i in cut else one["ports"]) for i, one in targets.items()}}
 
 
 def test_a_host_that_the_others_do_not_reach_any_more_is_left_out(
@@ -213,7 +213,7 @@ def test_a_host_that_the_others_do_not_reach_any_more_is_left_out(
         def apart() -> None:
             for number, machine in enumerate(machines):
                 cut = {"1"} if number != 1 else {"0", "2"}
-                machine.answers["reach"] = lambda request, cut=cut: reached(request["of"], cut)
+                machine.answers["reach"] = lambda request, cut=cut: reached_but(request["targets"], cut)
 
         found.when(lambda: "round" in machines[2].heard, apart)
         assert found.coordinator.train() == 0
@@ -406,7 +406,7 @@ def test_an_old_reply_is_not_taken_for_a_new_one(monkeypatch: pytest.MonkeyPatch
         everyone.order(everyone.members[0], messages.Clock())
         assert late.channel is not None
         late.channel.answer({"reply_to": 1, "time": 0})
-        assert everyone.ask(everyone.members, messages.Echo(), 5) == {0: messages.Listening(reply_to=2)}
+        assert everyone.ask(everyone.members, messages.Discard(), 5) == {0: messages.Answer(reply_to=2)}
 
 
 @pytest.mark.parametrize("text", ["::1", "fe80::1", "2001:db8::1"])

@@ -18,7 +18,8 @@ import pytest
 from rankless import UserError, load_recipe, train
 from rankless.launch.hosts.host import HostProcess
 from rankless.launch.hosts.messages import Begin
-from rankless.launch.member_run import Start, open_run
+from rankless.launch.member import Asked
+from rankless.launch.member_run import open_run
 from rankless.launch.run_lock import locked
 from rankless.recipe.load import to_json
 from rankless.runs.directory import RunDirectory
@@ -122,8 +123,8 @@ def opened(world: World, run: str) -> bool:
     """Open a run as a rank of a cluster's; whether it is still locked when that of rank 0 is lost."""
     environment = SimpleNamespace(local_rank=0, name="torchrun", restart=0)
     with ExitStack() as held:
-        start = Start(environment, Path(run), "digits", resume=False, sinks=[])  # type: ignore[arg-type]
-        open_run(world, start, load_recipe("digits"), held)
+        asked = Asked(None, "digits", run=Path(run))
+        open_run(world, environment, asked, load_recipe("digits"), held)  # type: ignore[arg-type]
         if world.is_first:
             held.close()
         world.barrier()

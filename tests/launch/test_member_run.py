@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rankless.launch import environments
-from rankless.launch.environments.environment import Environment
-from rankless.launch.member_run import Start, _job_and_path
+from rankless.launch.member import Asked
+from rankless.launch.member_run import _job_and_path
 from rankless.world.process_group import World
 
 
@@ -24,12 +23,9 @@ def test_a_run_that_an_earlier_start_remembered_is_only_taken_if_this_user_made_
     (tmp_path / "elsewhere").mkdir()
     for name in [name for name in os.environ if name.startswith(("SLURM_", "RANKLESS_JOB_ID"))]:
         monkeypatch.delenv(name)
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    environment = environments.detect(variables)
-    assert isinstance(environment, Environment)
     world = World(0, 1, torch.device("cpu"), launcher_store=dist.HashStore())
     world.remember("run", str(tmp_path / "elsewhere" / "runs" / "small"))
     if not mine:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    _, path = _job_and_path(world, Start(environment, None, "small", False, ()))
+    _, path = _job_and_path(world, Asked(None, "small"))
     assert path.absolute() == tmp_path / ("elsewhere/runs/small" if mine else "runs/small")

@@ -21,7 +21,6 @@ from rankless.launch import local
 from rankless.launch.tuning import space as spaces
 from rankless.launch.tuning.output import TrialOutput
 from rankless.launch.tuning.record import Record, opened
-from rankless.launch.tuning.rows import TrialRows
 from rankless.launch.tuning.space import Range
 from rankless.launch.tuning.tune import begin, go_on
 from rankless.recipe import load
@@ -124,8 +123,8 @@ def test_a_trial_is_a_row_and_what_it_prints_is_in_its_run(
         os.write(2, b"an error\n")
         return train(recipe, run, resume)
 
-    with TrialOutput(record.folder) as output:
-        go_on(record, 3, train=loud, watcher=TrialRows(record, output))
+    with TrialOutput(record) as output:
+        go_on(record, 3, train=loud, output=output)
         os.write(1, b"as it ended\n")
     rows = capfd.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == ["trial", "1", "2", "3"]

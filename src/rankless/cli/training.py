@@ -174,9 +174,10 @@ def as_a_rank(given: TrainOptions, environment: Environment, hosts: str | None) 
             download="several ranks would download at once; download before, with one",
             parallel="a launcher has started this rank; leave out either",
         )
-        return replace(_asked(given, is_first=environment.rank == 0), sinks=given.sinks)
+        asked = _asked(given, is_first=environment.rank == 0)
+        return replace(asked, run=given.run, resume=given.resume, sinks=given.sinks)
 
-    return member.train(environment, ask, given.run, resume=given.resume)
+    return member.train(environment, ask)
 
 
 def _asked(given: TrainOptions, *, is_first: bool) -> Asked:

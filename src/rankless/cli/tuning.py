@@ -72,16 +72,15 @@ def tune(
     from rankless.launch.tuning import page
     from rankless.launch.tuning import tune as tuning
     from rankless.launch.tuning.output import TrialOutput
-    from rankless.launch.tuning.rows import TrialRows
 
     if resume:
         record = _resumed(recipe, search, out, keeps_all=keep_all)
     else:
         record = _begun(recipe, search, out, keeps_all=keep_all)
     say(f"trials in {record.folder}; to follow one: rankless watch {record.run(len(record.trials) + 1)}")
-    with TrialOutput(record.folder) as output:
+    with TrialOutput(record) as output:
         fork_server.start()  # what it forks writes where this process does now
-        code = tuning.go_on(record, many, devices=count, watcher=TrialRows(record, output))
+        code = tuning.go_on(record, many, devices=count, output=output)
     if len(record.ranked()) > 1:
         say("\nthe best first:")
         for line in record.table():

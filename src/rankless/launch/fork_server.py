@@ -34,14 +34,7 @@ from rankless.launch.requests import ASKS
 from rankless.messages import Lines, line
 
 # What every rank imports besides what the launcher has.
-_PRELOADED = (
-    "rankless.launch.worker",
-    "rankless.engine.evaluate",
-    "rankless.engine.loop",
-    "rankless.engine.settings",
-    "rankless.engine.trace",
-    "rankless.world.process_group",
-)
+_PRELOADED = ("rankless.launch.worker", "rankless.launch.rank_job")
 _PATIENCE = 300.0  # seconds that forking takes, and the imports before, from a cold network disk, too
 _allowed = False
 _running: ForkServer | None = None

@@ -16,10 +16,11 @@ import torch
 
 from rankless.data.loader import LoaderDiedError
 from rankless.engine.loop import StopRequest
+from rankless.engine.settings import computes_like
 from rankless.errors import UserError
 from rankless.hardware import instruction_set
 from rankless.launch import rank_job, threads
-from rankless.launch.job import Job
+from rankless.launch.job import Job, error_in
 from rankless.launch.opening import device
 from rankless.launch.requests import Requests
 from rankless.recipe.load import from_json
@@ -103,7 +104,7 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
             _Interrupts(stop),
             torch.random.fork_rng(cards),
             _python_rng_left_alone(),
-            rank_job.computes_like(recipe),
+            computes_like(recipe),
         ):
             finished = threads.train(job, recipe, ranks, stop) if ranks else _alone(job, recipe, stop)
     except LoaderDiedError as error:
@@ -127,4 +128,4 @@ def _alone(job: Job, recipe: Recipe, stop: StopRequest) -> bool:
 
 def _advised(error: UserError, job: Job) -> UserError:
     """The error as a launcher reads it from the note of its rank."""
-    return rank_job.error_in([rank_job.note_of(error, job)]) or error
+    return error_in([rank_job.note_of(error, job)]) or error

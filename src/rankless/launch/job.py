@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankless.errors import TaskError, UserError
 from rankless.files.writing import remove_tree
 
 LOST_PEER = 75
@@ -128,14 +129,21 @@ def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
     beside.replace(path.with_name(f"note-{rank}.json"))
 
 
-def notes(path: Path) -> list[Path]:
-    """The notes that ranks have left beside the job at ``path``, rank 0's first."""
-    return sorted(path.parent.glob("note-*.json"))
-
-
 def read_notes(path: Path) -> list[dict[str, Any]]:
-    """Read the notes beside the job at ``path`` say, rank 0's first."""
-    return [json.loads(note.read_text(encoding="utf-8")) for note in notes(path)]
+    """The notes that ranks have left beside the job at ``path``, rank 0's first."""
+    notes = sorted(path.parent.glob("note-*.json"))
+    return [json.loads(note.read_text(encoding="utf-8")) for note in notes]
+
+
+def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
+    """The error that ranks have left notes about; None without one."""
+    failed = [note for note in notes if note.get("problems")]
+    for note in failed:
+        if note.get("once"):
+            return (TaskError if note["exit"] == TaskError.exit_code else UserError)(note["problems"])
+    if not failed:
+        return None
+    return UserError(dict.fromkeys(sentence for note in failed for sentence in note["problems"]))
 
 
 def leave_cause(path: Path, rank: int, text: str) -> None:

@@ -1,76 +1,271 @@
-"""The run directory of ranks that a cluster's launcher has started: which one, and whether it goes on."""
+"""A training whose ranks a cluster's launcher has started.
+
+Each rank reads the recipe and the data by itself; then the ranks meet, compare them, and raise together what
+any of them has found. Rank 0 alone opens the run directory and prints. When the launcher starts the ranks
+again, or the cluster requeues the job, they resume in the same directory from its newest checkpoint.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import signal
+import sys
+import traceback
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from rankless.errors import UserError
+from rankless.engine.loop import StopRequest
+from rankless.engine.settings import computes_like
+from rankless.errors import INTERRUPTED, STOPPED, UserError
 from rankless.files import writing
 from rankless.files.numbered import numbered_folder, removed_on_error
-from rankless.launch import environments
-from rankless.launch.agreement import on_first, together
+from rankless.hardware.shortages import shortage
+from rankless.launch import environments, rank_job
+from rankless.launch.agreement import on_first, refuse_other_recipes, together
 from rankless.launch.environments.environment import Environment
-from rankless.launch.job import Job
-from rankless.launch.opening import is_finished, opened, training_job
+from rankless.launch.job import LOST_PEER, Job, error_in
+from rankless.launch.member import Asked
+from rankless.launch.opening import checked, is_finished, opened, report, training_job
+from rankless.launch.rank_log import RankOutput
+from rankless.launch.record import record_error
 from rankless.launch.resume import was_started_by
-from rankless.launch.run_lock import locked
+from rankless.launch.run_lock import locked, refuse_nothing
+from rankless.printing import say
+from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
-from rankless.world.process_group import World
+from rankless.tasks import resolve_recipe
+from rankless.world.notes import Note, Notes
+from rankless.world.process_group import World, is_lost_peer, join
+
+_PATIENCE = 5.0  # seconds to wait for the notes of the other ranks
 
 
-@dataclass(frozen=True)
-class Start:
-    """What this start was asked for.
+class MemberRun:
+    """One rank from its start to its end.
+
+    Args:
+        environment: the launcher's description of this rank.
+        asked: the user's options, or the error in them.
+        output: the streams of this rank.
 
     Attributes:
-        environment: of this rank.
-        run: the run directory; None chooses one.
-        name: what to call a new run.
-        resume: go on in ``run``.
-        sinks: the user's, by their full names.
+        job: the job of all ranks, once they agree.
     """
 
-    environment: Environment
-    run: Path | None
-    name: str
-    resume: bool
-    sinks: Sequence[str]
+    def __init__(self, environment: Environment, asked: Asked | UserError, output: RankOutput) -> None:
+        self.environment, self.output = environment, output
+        self.asked = asked if isinstance(asked, Asked) else Asked(None, "run")
+        self.error = None if isinstance(asked, Asked) else asked
+        self.met = False  # whether the ranks have met, so that rank 0 can report an error for all
+        self.sinks: list[str] = []
+        self.job = Job("train", "", "")
+
+    def train(self) -> int:
+        """Train; the exit code. Raises an error of any rank on rank 0, and on a rank that met no other."""
+        try:
+            # This comes before the first thread of the process group: loader processes are forked here.
+            recipe = None if self.error else self._prepared()
+        except UserError as error:
+            self.error, recipe = error, None
+        try:
+            return self._join_and_train(recipe)
+        except UserError as error:
+            if self.environment.rank and self.met:
+                return error.exit_code
+            raise
+
+    def _prepared(self) -> Recipe | None:
+        """Check the options, and read the data once per machine."""
+        size, devices = self.environment.world_size, self.asked.devices
+        if devices not in (None, size):
+            raise UserError(
+                f"--devices is {devices}, but the launcher has started {size} ranks "
+                f"({self.environment.name}); expected one device per rank: leave --devices out, or start "
+                f"{devices} ranks"
+            )
+        return self._checked(self.asked.recipe, first=True) if self.asked.recipe else None
+
+    def _checked(self, recipe: Recipe, *, first: bool) -> Recipe:
+        """Check a recipe; the first rank of a machine reads data that is new there, the others later."""
+        recipe, self.sinks = checked(recipe, None, self.asked.sinks)
+        if first:
+            rank_job.fork_loaders_early(recipe)
+        return recipe if first and self.environment.local_rank else resolve_recipe(recipe)
+
+    def _join_and_train(self, recipe: Recipe | None) -> int:
+        """Meet the others and train; the exit code."""
+        notes: Notes | None = None
+        with ExitStack() as held:  # the lock of the run directory is left last
+            try:
+                with join() as world:
+                    notes, self.met = Notes(world), True
+                    stop = StopRequest()
+                    stop.listen()
+                    agreed = self._agree(world, recipe, held)
+                    if agreed is None:
+                        return 0
+                    finished, number = self._train(world, agreed, stop)
+            except Exception as found:
+                if notes is None and is_lost_peer(found):
+                    raise self._unmet(found) from found
+                if notes is None:
+                    raise
+                return self._ended(found, notes)
+            self.output.to_terminal()
+            if self.environment.rank:
+                return 0 if finished else INTERRUPTED if number == signal.SIGINT else STOPPED
+            return report(finished, number, RunDirectory(Path(self.job.run)))
+
+    def _agree(self, world: World, recipe: Recipe | None, held: ExitStack) -> Recipe | None:
+        """Compare the ranks' options, and have rank 0 open the run.
+
+        Returns:
+            The recipe, the same on every rank; None where the run has nothing left to do.
+        """
+
+        def own() -> Recipe | None:
+            if self.error:
+                raise self.error
+            return recipe
+
+        found = together(world, own)
+        has_recipe = world.all_gather(found is not None)
+        if not any(has_recipe):  # the recipe must come from the run, and no machine has that
+            on_first(world, lambda: refuse_nothing(RunDirectory(self.asked.run or Path())))
+        text = world.broadcast(to_json(found) if found else None, has_recipe.index(True))
+        if found is None or self.environment.local_rank:
+            other = found or from_json(text)
+            mine = together(world, lambda: self._checked(other, first=False))
+        else:
+            mine = together(world, lambda: found)
+        refuse_other_recipes(world, mine)
+        world.own_micro_batches(mine.batch.micro_batches)
+        job = open_run(world, self.environment, replace(self.asked, sinks=self.sinks), mine, held)
+        sent = world.broadcast(_sent(job) if job else None)
+        if sent is None:
+            return None
+        self.job = job or Job(**sent)
+        self.output.log_to(RunDirectory(Path(self.job.run)), "train")
+        agreed = from_json(self.job.recipe)
+        return replace(agreed, data=replace(agreed.data, root=mine.data.root))
+
+    def _train(self, world: World, recipe: Recipe, stop: StopRequest) -> tuple[bool, int]:
+        """Train; whether all steps are done, and the signal that ended it, 0 without one."""
+        with computes_like(recipe):
+            finished = rank_job.train(self.job, recipe, world, stop)
+        numbers = world.gather(int(stop.signal))
+        return finished, 0 if finished else world.broadcast(_foremost(numbers or []))
+
+    def _ended(self, error: Exception, notes: Notes) -> int:
+        """Tell the other ranks how this one ended, and hear how they did; the exit code."""
+        rank, size = self.environment.rank, self.environment.world_size
+        note, others = self._note(error), list[Note]()
+        if rank and "lost" in note:  # the rank that was lost may have said why
+            others = notes.wait(_PATIENCE, lambda found: error_in(found) is not None)
+        notes.leave(note)
+        if known := error_in(others):
+            raise known
+        every = [note] if rank else notes.wait(_PATIENCE, lambda found: len(found) == size)
+        if known := error_in(every):
+            if not rank and self.job.run:
+                record_error(RunDirectory(Path(self.job.run)), known.problems)
+            raise known
+        if not rank:
+            self._report(every)
+        codes: list[int] = [one["exit"] for one in every if "cause" in one]
+        return codes[0] if codes else LOST_PEER
+
+    def _note(self, error: Exception) -> Note:
+        """How this rank ended, for the others."""
+        rank = self.environment.rank
+        if isinstance(error, UserError):
+            known: UserError | None = error
+        elif not shortage(error) and is_lost_peer(error):
+            print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
+            return {"rank": rank, "exit": LOST_PEER, "lost": True}
+        else:
+            known = rank_job.understood(error)
+            if not self.job.run:
+                self.output.to_terminal()  # there is no log
+            traceback.print_exc()
+        if known is None:
+            what = traceback.format_exception_only(error)[-1].strip()
+            return {"rank": rank, "exit": 1, "cause": f"rank {rank} failed: {what}"}
+        if not self.job.recipe:
+            return {"rank": rank, "exit": known.exit_code, "problems": list(known.problems)}
+        return {"rank": rank, **rank_job.note_of(known, self.job)}
+
+    def _report(self, notes: Sequence[Note]) -> None:
+        """Print why the ranks could not go on."""
+        self.output.to_terminal()
+        silent = sorted(set(range(self.environment.world_size)) - {note["rank"] for note in notes})
+        for note in notes:
+            if "cause" in note:
+                say(f"error: {note['cause']}", file=sys.stderr)
+        if silent:
+            say(
+                f"error: rank {', '.join(map(str, silent))}: lost without a word; expected a process that "
+                "was killed, or a machine or network that is down: look at what the launcher prints",
+                file=sys.stderr,
+            )
+        report(False, None, RunDirectory(Path(self.job.run)))
+
+    def _unmet(self, error: Exception) -> UserError:
+        """The error of a rank that did not meet the others."""
+        environment = self.environment
+        where = f"{environment.address}:{environment.port}"
+        return UserError(
+            f"rank {environment.rank} of {environment.world_size}: did not meet the others at {where} "
+            f"({str(error).splitlines()[0]}); expected all of them to be started and to reach that address: "
+            "look at the other ranks' output, or set MASTER_ADDR and MASTER_PORT to what all machines reach"
+        )
 
 
-def open_run(world: World, start: Start, recipe: Recipe, held: ExitStack) -> Job | None:
-    """Have rank 0 open the run directory, which ``held`` leaves; all ranks call this.
+def _sent(job: Job) -> dict[str, Any]:
+    """A job for the other ranks, which may be in other folders."""
+    run, logs = (str(Path(path).absolute()) for path in (job.run, job.logs))
+    return vars(replace(job, run=run, logs=logs))
 
-    It goes on where it was asked to, and where a start of the same job has saved, on any machine.
+
+def _foremost(numbers: Sequence[int]) -> int:
+    """The signal by which the end is reported, out of those that came to the ranks (0: none came)."""
+    if signal.SIGINT in numbers:
+        return int(signal.SIGINT)
+    return next(filter(None, numbers), int(signal.SIGTERM))
+
+
+def open_run(
+    world: World, environment: Environment, asked: Asked, recipe: Recipe, held: ExitStack
+) -> Job | None:
+    """Have rank 0 open the run directory until ``held`` is closed; all ranks call this.
+
+    The run is resumed where the user says so, and where a start of the same job has saved, on any machine.
 
     Returns:
         On rank 0 the job, None where nothing is left to do; None on the others.
-
-    Raises:
-        UserError: on every rank: it cannot be used, or another machine has another run there.
     """
-    if world.is_first:  # where none is there yet, the folder above it does not stay, either
-        held.enter_context(removed_on_error(start.run or Path("runs", start.name)))
-    found = on_first(world, lambda: _job_and_path(world, start))
+    if world.is_first:  # folders above the run directory that are made for it are removed as well
+        held.enter_context(removed_on_error(asked.run or Path("runs", asked.name)))
+    found = on_first(world, lambda: _job_and_path(world, asked))
     name, path = world.broadcast((found[0], str(found[1].absolute())) if found else None)
     run = RunDirectory(found[1] if found else Path(path))
     with removed_on_error(run.path) if found else nullcontext():
         mine = (was_started_by(run, name), bool(run.steps()), platform.node())
-        every = world.all_gather(mine if start.environment.local_rank == 0 else (False, False, ""))
-        resume = start.resume or any(same for same, _, _ in every)
+        every = world.all_gather(mine if environment.local_rank == 0 else (False, False, ""))
+        resume = asked.resume or any(same for same, _, _ in every)
         others = [host for _, is_there, host in every[1:] if is_there and not every[0][1]]
         if others and not resume:
             raise UserError(
                 f"{path}: a run is there already on {', '.join(dict.fromkeys(others))}; go on with --resume, "
                 "or give another --run"
             )
-        # What is only elsewhere is sent before the first step.
+        # Files that only other machines have are sent before the first step.
         here = resume and (run.recipe.exists() or not others)
         token = world.broadcast(uuid.uuid4().hex)
 
@@ -78,13 +273,12 @@ def open_run(world: World, start: Start, recipe: Recipe, held: ExitStack) -> Job
             resolved = held.enter_context(opened(run, recipe, resume=here, token=token))
             if here and is_finished(run, resolved):
                 return None
-            environment = start.environment
             launched = {"launcher": environment.name, "job": name, "restart": environment.restart}
-            return training_job(resolved, run, start.sinks, launched=launched)
+            return training_job(resolved, run, asked.sinks, launched=launched)
 
         job = on_first(world, lead)
         has_work = world.broadcast(job is not None)
-        is_other = has_work and start.environment.local_rank == 0 and not world.is_first
+        is_other = has_work and environment.local_rank == 0 and not world.is_first
         together(world, lambda: _lock_copy(run, token, held) if is_other else None)
         return job
 
@@ -101,26 +295,29 @@ def _lock_copy(run: RunDirectory, token: str, held: ExitStack) -> None:
 
 
 def _is_mine(path: Path) -> bool:
-    """Whether this user made a folder, or what it would lie in: launchers' stores are open to all users."""
+    """Whether this user made a folder, or the folder that it would lie in.
+
+    Every user can write into a launcher's store.
+    """
     there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     return there.stat().st_uid == os.geteuid()
 
 
-def _job_and_path(world: World, start: Start) -> tuple[str, Path]:
-    """The job's name, "" where nothing shows that two starts are one job's; and its run directory."""
+def _job_and_path(world: World, asked: Asked) -> tuple[str, Path]:
+    """The job's name, "" where nothing shows that two starts are of one job; and its run directory."""
     cluster = environments.job()
     name = cluster or world.recall("job")
     if not name and world.launcher_store is not None:
         name = uuid.uuid4().hex
         world.remember("job", name)
     before = Path(world.recall("run"))
-    if start.run is not None:
-        path = start.run
+    if asked.run is not None:
+        path = asked.run
     elif before != Path() and _is_mine(before):
         path = before
     elif cluster:
-        path = Path("runs") / f"{start.name}-{cluster}"
+        path = Path("runs") / f"{asked.name}-{cluster}"
     else:
-        path = numbered_folder(Path("runs", start.name), "--run")
+        path = numbered_folder(Path("runs", asked.name), "--run")
     world.remember("run", str(path.absolute()))
     return name, path

@@ -1,31 +1,123 @@
-"""What one rank does, whoever has started it: our own launcher (``worker``) or a cluster's (``member``).
+"""The work of one rank, under our own launcher (``worker``) or a cluster's (``member``).
 
-Nothing here imports PyTorch before it is called: the instruction set must be fixed first.
+This module imports PyTorch: the instruction set must be fixed before it is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from rankless.data import loader_server
+from rankless.data.loader import LoaderDiedError
+from rankless.engine import evaluate as engine
+from rankless.engine import loop
+from rankless.engine.loop import StopRequest
+from rankless.engine.settings import computes_like
+from rankless.engine.setup import DryRun
+from rankless.engine.sinks.sink import sink_class
+from rankless.engine.trace import Trace
+from rankless.engine.watchdog import Pulse
+from rankless.engine.workers import loader_processes
 from rankless.errors import ShortageError, TaskError, UserError, of_a_path
 from rankless.hardware.shortages import shortage
-from rankless.launch.job import Job
+from rankless.launch.job import LOST_PEER, Job, leave_cause, leave_note, leave_pulse
+from rankless.printing import ProgressBar
+from rankless.recipe.load import from_json
+from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
+from rankless.structures import Unreadable
+from rankless.tasks import open_task
+from rankless.tasks.capabilities import capabilities
+from rankless.tasks.custom import BUILT_IN
+from rankless.tasks.protocol import Task
 from rankless.user_code import blamed
+from rankless.world.process_group import TIMEOUT, LostPeerError, World, is_lost_peer, join, ranks_here
 
-if TYPE_CHECKING:
-    from rankless.engine.loop import StopRequest
-    from rankless.engine.trace import Trace
-    from rankless.engine.watchdog import Pulse
-    from rankless.recipe.schema import Recipe
-    from rankless.tasks.protocol import Task
-    from rankless.world.process_group import World
+
+def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> int:
+    """Do a job as a rank of our own launcher, and leave a note of how it ended; the exit code.
+
+    Args:
+        job: the job at ``path``.
+        path: the job's file; notes lie beside it.
+        rank: this rank's number.
+        meeting: the file at which the ranks of one machine meet; None uses the address in the environment.
+        screen: a descriptor of the launcher's standard error, where rank 0 shows an evaluation's progress.
+    """
+    try:
+        stop = StopRequest()
+        stop.listen()
+        if job.verb == "train":
+            answer = train_and_answer(job, path, rank, stop, meeting)
+        else:
+            answer = evaluate_and_answer(job, screen, meeting)
+    except UserError as error:
+        return _left(error, job, path, rank)
+    except Exception as error:
+        if not shortage(error) and is_lost_peer(error):
+            # The launcher names the rank that died; a traceback of every rank that missed it adds nothing.
+            print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
+            if isinstance(error, LostPeerError):
+                leave_cause(path, rank, str(error))
+            return LOST_PEER
+        if known := understood(error):
+            with contextlib.suppress(OSError):  # into the log, which a full disk does not take
+                traceback.print_exc()
+            return _left(known, job, path, rank)
+        if isinstance(error, LoaderDiedError):
+            leave_cause(path, rank, f"a loader process of rank {rank} {error}")
+        raise
+    if rank == 0:
+        leave_note(path, rank, answer)
+    return 0
+
+
+def _left(error: UserError, job: Job, path: Path, rank: int) -> int:
+    """Leave a note of an error that a restart would only meet again; the exit code."""
+    note = note_of(error, job)
+    try:
+        leave_note(path, rank, note)
+    except OSError:  # the disk is full for the note as well; rank 0's output is the terminal
+        with contextlib.suppress(OSError):
+            print("\n".join(f"error: {sentence}" for sentence in note["problems"]), flush=True)
+    return error.exit_code
+
+
+def train_and_answer(
+    job: Job, path: Path, rank: int, stop: StopRequest, meeting: Path | None
+) -> dict[str, Any]:
+    """Join the other ranks and train; the note of how it ended."""
+    recipe = from_json(job.recipe)
+    pulse = partial(leave_pulse, path, rank)
+    pulse(0, TIMEOUT.total_seconds(), "starting")
+    fork_loaders_early(recipe)
+    with computes_like(recipe), join(meeting) as world:
+        trace = Trace(path.parent / f"trace-{world.rank}.jsonl") if job.traced else None
+        finished = train(job, recipe, world, stop, trace, pulse=pulse)
+        world.barrier()
+    # Another rank than this one may have got the request.
+    return {"exit": 0, "finished": finished, "signal": 0 if finished else stop.signal or signal.SIGTERM}
+
+
+def evaluate_and_answer(job: Job, screen: int, meeting: Path | None) -> dict[str, Any]:
+    """Join the other ranks and score weights; the note with the scores."""
+    recipe = from_json(job.recipe)
+    fork_loaders_early(recipe)
+    with computes_like(recipe), join(meeting) as world:
+        with os.fdopen(screen, "w") as file:
+            answer = evaluate(job, recipe, world, file if world.is_first else None)
+        world.barrier()
+    return {"exit": 0, **answer}
 
 
 def train(
@@ -40,26 +132,19 @@ def train(
     """Train as one of the ranks; whether all steps are done.
 
     Args:
-        job: what is to be done.
-        recipe: the job's.
-        world: the ranks, which compute like the recipe.
-        stop: listens.
+        job: what to do.
+        recipe: the job's recipe.
+        world: the ranks.
+        stop: a request to stop, which already listens for signals.
         trace: observes a dry run.
-        task: this rank's; None opens the one that the recipe names.
+        task: this rank's task; None opens the task that the recipe names.
         pulse: as for :func:`rankless.engine.loop.train`.
-
-    Raises:
-        UserError: as for :func:`rankless.engine.loop.train`.
     """
-    from rankless.engine import loop
-    from rankless.engine.setup import DryRun
-    from rankless.engine.sinks.sink import sink_class
-
     return loop.train(
         recipe,
         RunDirectory(Path(job.run)),
         world,
-        resume=True,  # who begins a run has seen that it holds no checkpoint
+        resume=True,  # the launcher has checked that a new run holds no checkpoint
         launched=job.launched,
         task=task,
         stop=stop,
@@ -71,23 +156,17 @@ def train(
 
 
 def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = None) -> dict[str, Any]:
-    """Score weights as one of the ranks; ``screen`` is where it is shown how far it is, None is nowhere.
+    """Score weights as one of the ranks; ``screen`` shows the progress, None shows nothing.
 
     Returns:
-        ``scores``, which are rank 0's alone, ``images``, how many there are to be scored, ``notes`` on their
-        classes, and ``warnings``.
-
-    Raises:
-        UserError: weights or data that cannot be read, or that do not fit each other.
+        ``scores`` (on rank 0 alone), ``images`` (the number of images of the data), ``notes`` on the classes,
+        and ``warnings``.
     """
-    from rankless.engine import evaluate as engine
-    from rankless.structures import Unreadable
-    from rankless.tasks import open_task, trained
-    from rankless.tasks.capabilities import capabilities
+    from rankless.tasks import trained  # readers of exported files, which no training needs
 
     weights = trained.load(Path(job.weights))
     task = open_task(recipe, weights.class_names or None, exported=trained.is_exported(weights))
-    if weights.class_names and tuple(task.class_names) != weights.class_names:  # of a task of one's own
+    if weights.class_names and tuple(task.class_names) != weights.class_names:  # a user's own task
         raise UserError(
             f"{job.weights} knows {len(weights.class_names)} classes "
             f"({', '.join(weights.class_names[:8])} …), but the task has {len(task.class_names)} "
@@ -106,42 +185,23 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
         *trained.hints(scores, recipe),
     ]
     data = task.evaluation_data()
-    return {
-        "scores": scores,
-        "images": len(data),
-        "notes": [*capabilities(data).notes],
-        "warnings": warnings,
-    }
+    notes = [*capabilities(data).notes]
+    return {"scores": scores, "images": len(data), "notes": notes, "warnings": warnings}
 
 
 @contextmanager
 def _shown(screen: IO[str] | None) -> Iterator[Callable[[int, int], None] | None]:
-    """Inside, what is to be called with how much of an evaluation is done, and of how much."""
+    """Yield a function that shows the progress of an evaluation: the images done, and all images."""
     if screen is None:
         yield None
         return
-    from rankless.printing import ProgressBar
-
-    bar = ProgressBar(1, "evaluating", file=screen)
-    with bar:
+    with ProgressBar(1, "evaluating", file=screen) as bar:
         yield bar.show
 
 
-def computes_like(recipe: Recipe) -> Any:
-    """A context inside which PyTorch computes as the recipe says."""
-    from rankless.engine import settings
-
-    return settings.computes_like(recipe)
-
-
 def fork_loaders_early(recipe: Recipe) -> None:
-    """Have loader processes start from what this rank has imported, which has computed nothing so far."""
-    from rankless.data import loader_server
-    from rankless.engine.workers import loader_processes
-    from rankless.tasks.custom import BUILT_IN
-    from rankless.world.process_group import ranks_here
-
-    # PyTorch may not be asked for GPUs yet: what starts CUDA starts threads, too.
+    """Have loader processes start from what this rank has imported, before it computes anything."""
+    # PyTorch may not be asked for GPUs yet: starting CUDA starts threads.
     on_gpus = Path("/proc/driver/nvidia").exists() and not os.environ.get("RANKLESS_CPU")
     kind = "cuda" if on_gpus else "cpu"
     if sys.platform == "linux" and loader_processes(recipe, ranks_here(), kind):
@@ -151,14 +211,14 @@ def fork_loaders_early(recipe: Recipe) -> None:
 
 
 def understood(error: Exception) -> UserError | None:
-    """The error as one that a restart would only meet again; None where it may help."""
+    """The error as one that a restart would only meet again; None where a restart may help."""
     return shortage(error) or of_a_path(error) or blamed(error)
 
 
 def note_of(error: UserError, job: Job) -> dict[str, Any]:
-    """What a rank leaves behind about an error, with what only who knows the recipe and the run can add.
+    """The note that a rank leaves about an error, with advice that depends on the recipe and the run.
 
-    ``once``: other ranks may have met the same in other words, and one of them is enough.
+    ``once``: other ranks may have met the same error in other words, and one of them is enough.
     """
     once = isinstance(error, TaskError | ShortageError)
     if isinstance(error, TaskError):
@@ -168,21 +228,8 @@ def note_of(error: UserError, job: Job) -> dict[str, Any]:
     return {"exit": error.exit_code, "problems": list(error.problems), "once": once}
 
 
-def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
-    """The error that ranks have left notes about; None without one."""
-    failed = [note for note in notes if note.get("problems")]
-    for note in failed:
-        if note.get("once"):
-            return (TaskError if note["exit"] == TaskError.exit_code else UserError)(note["problems"])
-    if not failed:
-        return None
-    return UserError(dict.fromkeys(sentence for note in failed for sentence in note["problems"]))
-
-
 def _with_less(error: ShortageError, job: Job) -> UserError:
-    """Memory ran out in a rank: what to change."""
-    from rankless.recipe.load import from_json
-
+    """The error of a rank that ran out of memory, with what to change."""
     recipe = from_json(job.recipe)
     micro, images = recipe.batch.micro, recipe.batch.images
     if job.verb == "train" and recipe.batch_norm == "sync":
@@ -207,8 +254,6 @@ def _with_less(error: ShortageError, job: Job) -> UserError:
 
 def _with_a_way_on(error: TaskError, job: Job) -> TaskError:
     """The error in the user's code, with the task's name and what to do when it is fixed."""
-    from rankless.recipe.load import from_json
-
     text = f"the task {from_json(job.recipe).task} failed: {error}"
     step = RunDirectory(Path(job.run)).pointed("last") if job.run else None
     if step:

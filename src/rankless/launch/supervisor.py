@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rankless.errors import UserError, escaped
-from rankless.launch.job import LOST_PEER
-from rankless.launch.rank_job import error_in
+from rankless.launch.job import LOST_PEER, error_in
 from rankless.printing import warn
 
 GRACE = 600.0  # seconds for the step under way and its checkpoint; a second signal ends it at once

@@ -1,6 +1,6 @@
 """Workloads for the tests of the model."""
 
-from rankless.launch.planning.workload import Bucket, Workload
+from rankless.launch.planning.model import Bucket, Workload
 
 
 def work(micro_batches: int = 8, *, buckets: int = 4, size: int = 8 << 20, **changes) -> Workload:

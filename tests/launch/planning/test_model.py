@@ -5,18 +5,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_plans import work
 
-from rankless.launch.planning.exchange_model import (
+from rankless.launch.planning.measuring import SIZES, contended, fitted
+from rankless.launch.planning.model import (
+    Bucket,
+    Gang,
+    Link,
+    Machine,
     adding,
     all_to_all,
+    gang,
     gather,
     ring_all_reduce,
     ring_exposed,
+    row,
+    rows,
     tree_exposed,
 )
-from rankless.launch.planning.measuring import SIZES, contended, fitted
 from rankless.launch.planning.plan import advice
-from rankless.launch.planning.scaling import row, rows
-from rankless.launch.planning.workload import Bucket, Gang, Link, Machine, gang
 
 links = st.builds(Link, st.floats(1e6, 1e12), st.floats(1e-7, 1e-2), st.booleans())
 machines = st.builds(

@@ -10,10 +10,9 @@ from small_plans import work
 from rankless import cli
 from rankless.launch.planning import plan as planning
 from rankless.launch.planning import report
+from rankless.launch.planning.model import Link, Machine, row, rows
 from rankless.launch.planning.plan import Checked
-from rankless.launch.planning.scaling import row, rows
 from rankless.launch.planning.units import PlanOptions
-from rankless.launch.planning.workload import Link, Machine
 
 SMALL = (
     "digits", "model.width=0.1", "model.image_size=32", "data.train_images=32", "data.val_images=4",

@@ -3,9 +3,8 @@
 import pytest
 from small_plans import work
 
-from rankless.launch.planning.exchange_model import buckets_exposed
+from rankless.launch.planning.model import Bucket, Gang, Link, Machine, buckets_exposed
 from rankless.launch.planning.simulation import Simulation, simulated, stragglers
-from rankless.launch.planning.workload import Bucket, Gang, Link, Machine
 
 ADD = 1e-10
 

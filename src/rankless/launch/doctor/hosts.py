@@ -18,7 +18,7 @@ from rankless.launch.hosts import messages, preflight
 from rankless.launch.hosts.channel import Way, remedy
 from rankless.launch.hosts.host_pool import A, Asked, HostPool, Member
 from rankless.launch.hosts.names import Host
-from rankless.launch.hosts.reach import best_address
+from rankless.launch.hosts.reach import best_address, sources
 from rankless.launch.hosts.training import Training
 from rankless.recipe.schema import Recipe
 
@@ -57,7 +57,7 @@ def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
 
 
 Answers = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""By host: its answer of :func:`rankless.launch.doctor.connections.probe`."""
+"""The answers of :func:`rankless.launch.hosts.reach.probe` on each host."""
 
 
 def connections(answers: Answers) -> list[Check]:
@@ -265,29 +265,25 @@ class _Doctor:
 
     def _connections(self, members: list[Member]) -> bool:
         """Have every host try every other; whether all reach each other."""
-        for index, reply in self._ask(messages.Echo(), _TRY).items():
+        for index, reply in self._ask(messages.Listen(echo=True), _TRY).items():
             self.pool.members[index].ports = reply.ports
         members = [member for member in members if not member.lost]
         own = {member.name: member.facts.get("host", member.name) for member in members}
 
-        def probe(member: Member) -> messages.Probe:
+        def probe(member: Member) -> messages.Reach:
             others = [other for other in members if other is not member]
-            return messages.Probe(targets={o.name: {"ports": o.ports, "host": own[o.name]} for o in others})
+            targets = {o.name: {"ports": o.ports, "host": own[o.name]} for o in others}
+            return messages.Reach(targets=targets, large=True)
 
         replies = self._ask(probe, _TRY, members)
         members = [member for member in members if member.index in replies]
         answers = {member.name: replies[member.index].found for member in members}
         checks = connections(answers)
-        self.found.checks += [
-            *checks,
-            *resolving(answers, {name: own[name] for name in answers}),
-        ]
+        self.found.checks += [*checks, *resolving(answers, {name: own[name] for name in answers})]
         for member in members:
-            sources = [
-                {address: answer["source"] for address, answer in tried.items() if answer.get("large")}
-                for tried in (answers[o.name][member.name]["tried"] for o in members if o is not member)
-            ]
-            member.own = best_address(member.ports, sources) or ""
+            others = [other.name for other in members if other is not member]
+            working = [sources(answers[other][member.name]["tried"]) for other in others]
+            member.own = best_address(member.ports, working) or ""
         return all(check.level != "error" for check in checks)
 
     def _speed(self, members: list[Member]) -> None:

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from rankless.errors import UserError
 from rankless.launch.environments.environment import Environment, job_named
 from rankless.launch.environments.mpi import PMI, OpenMPI
-from rankless.launch.environments.ray import Ray
 from rankless.launch.environments.slurm import Slurm
-from rankless.launch.environments.standard import Standard
+from rankless.launch.environments.standard import Ray, Standard
 
 # The innermost launcher comes first: torchrun may run under srun, and so may mpirun.
 _KINDS: tuple[type[Environment], ...] = (Ray, Standard, OpenMPI, Slurm, PMI)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from rankless.errors import UserError, printable
 from rankless.launch.environments.environment import Environment, is_set
@@ -13,7 +13,8 @@ from rankless.launch.environments.environment import Environment, is_set
 _TASKS = "SLURM_STEP_NUM_TASKS"
 _SHELLS = 0xFFFFFFF0  # steps from here on are the shells of sbatch and salloc, not what srun started
 _SECONDS = 10
-_BRACKETS = re.compile(r"\[([0-9,\-]*)\]")
+_HOSTS = re.compile(r"(?:[^\[,]|\[[^\]]*\])+")  # up to the first comma outside of brackets
+_RANGES = re.compile(r"\[([0-9]+)(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\]")
 _REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
@@ -58,7 +59,7 @@ class Slurm(Environment):
     def _address(self) -> str:
         name = "SLURM_STEP_NODELIST"
         try:
-            first = next(hosts_of(self.variables.get(name, "")))
+            first = first_host(self.variables.get(name, ""))
         except ValueError:
             raise UserError(
                 f"{name}: is '{printable(self.variables.get(name, ''))}' in the environment; expected hosts, "
@@ -90,10 +91,13 @@ def _node_address(node: str) -> str:
     return match[1] if match else ""
 
 
-def hosts_of(text: str) -> Iterator[str]:
-    """The hosts of a list such as ``n[01-03,07],gpu5``, one by one: a few characters may name millions."""
-    for part in _parts(text):
-        yield from _expanded(part)
+def first_host(text: str) -> str:
+    """Return the first host of a list such as ``rack[1-2]n[01-03,07],gpu5``."""
+    match = _HOSTS.match(text)
+    host = _RANGES.sub(r"\1", match[0]) if match else ""
+    if not host or "[" in host or "]" in host:
+        raise ValueError(text)
+    return host
 
 
 def nth_number(text: str, index: int) -> int:
@@ -106,38 +110,3 @@ def nth_number(text: str, index: int) -> int:
         if index < 0:
             return int(match[1])
     raise ValueError(text)
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Split at the commas outside of brackets."""
-    depth = start = 0
-    for at, character in enumerate(text):
-        depth += {"[": 1, "]": -1}.get(character, 0)
-        if character == "," and not depth:
-            yield text[start:at]
-            start = at + 1
-    yield text[start:]
-
-
-def _expanded(part: str) -> Iterator[str]:
-    """Expand the hosts of ``rack[1-2]n[01-03]``: the last bracket changes fastest."""
-    match = _BRACKETS.search(part)
-    if match is None:
-        if not part or any(character in "[]" for character in part):
-            raise ValueError(part)
-        yield part
-        return
-    for number in _numbers(match[1]):
-        rest = part[match.end() :]
-        for end in _expanded(rest) if rest else ("",):
-            yield f"{part[: match.start()]}{number}{end}"
-
-
-def _numbers(text: str) -> Iterator[str]:
-    """The numbers of ``01-03,07`` with their leading zeros."""
-    for piece in text.split(","):
-        first, dash, last = piece.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise ValueError(text)
-        for number in range(int(first), int(last or first) + 1):
-            yield f"{number:0{len(first)}}"

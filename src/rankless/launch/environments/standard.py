@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from rankless.errors import UserError
 from rankless.launch.environments.environment import LOOPBACK, Environment, is_set
 
+RAY_WORKER = "RANKLESS_RAY_WORKER"
+"""Set by a worker of Ray Train for its rank, beside PyTorch's names."""
+
 
 class Standard(Environment):
     """Any launcher that sets ``RANK`` and ``WORLD_SIZE``, and a meeting point for several ranks."""
@@ -39,3 +42,20 @@ class Standard(Environment):
     @property
     def address(self) -> str:
         return self.variables.get("MASTER_ADDR", LOOPBACK)
+
+
+class Ray(Standard):
+    """PyTorch's names, set by a worker of Ray Train (``launch/submit/ray``), which starts one rank.
+
+    Ray may kill the worker at any time; its rank goes with it.
+    """
+
+    name = "Ray Train"
+
+    @classmethod
+    def is_here(cls, variables: Mapping[str, str]) -> bool:
+        return bool(variables.get(RAY_WORKER)) and super().is_here(variables)
+
+    def _read(self) -> None:
+        super()._read()
+        self.leaves_orphans = True

@@ -33,11 +33,10 @@ from rankless.hardware.cores import usable_cores
 from rankless.hardware.network import interface_of
 from rankless.hardware.processes import die_with_parent, name_process
 from rankless.launch import fork_server, local, opening
-from rankless.launch.doctor.connections import Echo, probe
 from rankless.launch.doctor.here import checks
 from rankless.launch.hosts import messages
 from rankless.launch.hosts.messages import Answer, Command
-from rankless.launch.hosts.reach import Listener, reachable
+from rankless.launch.hosts.reach import Listener, probe
 from rankless.launch.ranks import Ranks
 from rankless.launch.record import record_death
 from rankless.launch.requests import Requests
@@ -182,13 +181,13 @@ class HostProcess:
         return messages.Begun(shared=not is_first)
 
     @answer.register
-    def _(self, _: messages.Listen) -> messages.Listening:
-        self.listener = Listener()
+    def _(self, command: messages.Listen) -> messages.Listening:
+        self.listener = Listener(echo=command.echo)
         return messages.Listening(ports=self.listener.ports())
 
     @answer.register
     def _(self, command: messages.Reach) -> messages.Reached:
-        return messages.Reached(sources=reachable(command.of))
+        return messages.Reached(found=probe(command.targets, large=command.large))
 
     @answer.register
     def _(self, command: messages.OpenStore) -> messages.StoreOpened:
@@ -255,15 +254,6 @@ class HostProcess:
     @answer.register
     def _(self, _: messages.Clock) -> messages.Number:
         return messages.Number(value=time.time())
-
-    @answer.register
-    def _(self, _: messages.Echo) -> messages.Listening:
-        self.listener = Echo()
-        return messages.Listening(ports=self.listener.ports())
-
-    @answer.register
-    def _(self, command: messages.Probe) -> messages.Probed:
-        return messages.Probed(found=probe(command.targets))
 
     @answer.register
     def _(self, command: messages.Speed) -> messages.Measured:

@@ -84,8 +84,8 @@ class Listening(Answer):  # by address
     ports: dict[str, int] = {}
 
 
-class Reached(Answer):  # by host and each of its addresses that answered, the own address that was used
-    sources: dict[str, dict[str, str]] = {}
+class Reached(Answer):  # as :func:`rankless.launch.hosts.reach.probe` returns it
+    found: dict[str, dict[str, Any]] = {}
 
 
 class StoreOpened(Answer):
@@ -107,10 +107,6 @@ class Checks(Answer):
 
 class Number(Answer):
     value: float = 0.0
-
-
-class Probed(Answer):
-    found: dict[str, Any] = {}
 
 
 class Measured(Answer):
@@ -203,13 +199,16 @@ class Begin(Command[Begun]):
 
 
 class Listen(Command[Listening]):
-    """Listen everywhere, to be tried by the other hosts."""
+    """Listen at every address, to be tried by the other hosts; with ``echo``, send back what they send."""
+
+    echo: bool = False
 
 
 class Reach(Command[Reached]):
-    """Try to reach other hosts at their ports, all at once."""
+    """Try to reach other hosts; the fields are the arguments of :func:`rankless.launch.hosts.reach.probe`."""
 
-    of: Mapping[str, Mapping[str, int]]
+    targets: Mapping[str, Mapping[str, Any]]
+    large: bool = False
 
 
 class OpenStore(Command[StoreOpened]):
@@ -267,16 +266,6 @@ class Clock(Command[Number]):
     """The time of the machine's clock, in seconds since 1970."""
 
 
-class Echo(Command[Listening]):
-    """Listen everywhere, and send back what the other hosts send."""
-
-
-class Probe(Command[Probed]):
-    """Try to reach the other hosts."""
-
-    targets: Mapping[str, Any]
-
-
 class Speed(Command[Measured]):
     """Measure the network as one rank of all hosts.
 
@@ -310,6 +299,6 @@ class Parameters(Command[Number]):
 
 COMMANDS = msgspec.json.Decoder(
     Beat | Request | Abandon | Holds | Recipe | Facts | Prepare | Begin | Listen | Reach | OpenStore | Round
-    | Outcome | Withdraw | Discard | Report | Doctor | Clock | Echo | Probe | Speed | Step | Parameters
+    | Outcome | Withdraw | Discard | Report | Doctor | Clock | Speed | Step | Parameters
 )  # fmt: skip
 """Reads any command."""

@@ -14,7 +14,7 @@ from rankless.errors import UserError
 from rankless.launch.hosts import messages
 from rankless.launch.hosts.channel import remedy
 from rankless.launch.hosts.host_pool import A, Asked, HostPool, Member
-from rankless.launch.hosts.reach import best_address
+from rankless.launch.hosts.reach import best_address, sources
 from rankless.launch.hosts.training import Training, Wanted
 from rankless.launch.opening import this_start
 from rankless.recipe.load import from_json
@@ -271,20 +271,20 @@ def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[
         member.ports = listening[member.index].ports
 
     def others(member: Member) -> messages.Reach:
-        return messages.Reach(of={str(other.index): other.ports for other in members if other is not member})
+        there = [other for other in members if other is not member]
+        return messages.Reach(targets={str(o.index): {"ports": o.ports, "host": ""} for o in there})
 
     replies = pool.ask(members, others, _MOMENT)
-    answers = {index: reply.sources for index, reply in replies.items()}
     missed = {}
     for member in (member for member in members if not member.lost):
-        sources = {
-            other: answers[other.index].get(str(member.index), {})
+        by_host = {
+            other: sources(replies[other.index].found.get(str(member.index), {}).get("tried", {}))
             for other in members
             if other is not member and not other.lost
         }
-        member.own = best_address(member.ports, list(sources.values())) or ""
+        member.own = best_address(member.ports, list(by_host.values())) or ""
         if not member.own:
-            missed[member.index] = [other for other, found in sources.items() if not found] or list(sources)
+            missed[member.index] = [other for other, found in by_host.items() if not found] or list(by_host)
     return missed
 
 

@@ -1,4 +1,4 @@
-"""Which address of a host the others can reach: found by asking and trying, never by looking a name up.
+"""The addresses at which hosts reach each other: found by trying them, never by looking a name up.
 
 A host's name may mean 127.0.1.1 there, another network here, or a bridge of containers.
 """
@@ -7,25 +7,36 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 from rankless.errors import UserError
-from rankless.hardware.network import listening_at, own_addresses
+from rankless.hardware.network import addresses_of, interface_of, listening_at, mtu_of, own_addresses
 
-WAIT = 3.0  # seconds for a connection
-_AT_ONCE = 64
+WAIT = 3.0  # seconds for a connection, and for the bytes that are sent back
+_LARGE = 1 << 18  # bytes: more than one packet of any network
+_AT_ONCE = 256  # connections that are answered
+_LONGEST = 4 * WAIT  # seconds for a name server
 
 
 class Listener:
-    """Listens at every address of this machine that others may reach, to be tried by them."""
+    """Listens at every address of this machine that other machines may reach.
 
-    def __init__(self) -> None:
+    Args:
+        echo: send back the bytes of each connection, for a limited time.
+    """
+
+    def __init__(self, *, echo: bool = False) -> None:
+        self.echo, self._room = echo, threading.Semaphore(_AT_ONCE)
         self.sockets: dict[str, socket.socket] = {}
         for address in own_addresses():
             with suppress(UserError):  # it is being set up, or has just gone
                 self.sockets[address] = listening_at(address, 0)
+        for listener in self.sockets.values() if echo else ():
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def ports(self) -> dict[str, int]:
         """The port at each address."""
@@ -34,42 +45,114 @@ class Listener:
     def close(self) -> None:
         """Stop listening."""
         for listener in self.sockets.values():
+            if self.echo:
+                with suppress(OSError):
+                    listener.shutdown(socket.SHUT_RDWR)  # ends the wait in the other thread
             listener.close()
 
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                if not self._room.acquire(blocking=False):
+                    connection.close()
+                    continue
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
-def reachable(ports: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, str]]:
-    """Try to connect to each address of other machines, all at once.
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            with connection, suppress(OSError):
+                connection.settimeout(WAIT)
+                connection.sendall(_received(connection))
+        finally:
+            self._room.release()
 
-    Args:
-        ports: by machine, those of a :class:`Listener` there. An address that this machine has, too, is a
-            bridge of containers or the like on both: whoever answers there is not the other machine.
+
+def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
+    """Connect to a :class:`Listener`.
 
     Returns:
-        By machine and each of its addresses that answered, this machine's own address that was used.
+        ``failed``, the reason; or ``source``, this machine's address. With ``large``, which sends more than
+        one packet takes, also its ``interface`` and ``mtu``, and whether the bytes came back (``large``).
     """
+    try:
+        connection = socket.create_connection((address, port), timeout=WAIT)
+    except OSError as error:
+        return {"failed": error.strerror or str(error)}
+    with connection:
+        source = connection.getsockname()[0]
+        if not large:
+            return {"source": source}
+        interface, came_back = interface_of(source) or "", False
+        with suppress(OSError):
+            connection.sendall(bytes(_LARGE))
+            came_back = len(_received(connection)) == _LARGE
+        return {"source": source, "interface": interface, "mtu": mtu_of(interface), "large": came_back}
+
+
+def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str, dict[str, Any]]:
+    """Try to reach other hosts at all their addresses at the same time.
+
+    Args:
+        targets: by host, the ``ports`` of its :class:`Listener` by address, and its ``host`` name, which is
+            resolved unless it is empty.
+        large: as for :func:`attempt`.
+
+    Returns:
+        By host: ``tried``, the answers of :func:`attempt` by address; ``resolved``, the addresses that the
+        name has here.
+    """
+    # An address that this machine has as well belongs to a bridge of containers or the like on both.
     own = own_addresses()
-    wanted = [(name, *at) for name, of in ports.items() for at in of.items() if at[0] not in own]
-    sources: dict[str, dict[str, str]] = {name: {} for name in ports}
+    found: dict[str, dict[str, Any]] = {name: {"tried": {}, "resolved": []} for name in targets}
 
-    def reach(name: str, address: str, port: int) -> None:
-        with suppress(OSError), socket.create_connection((address, port), timeout=WAIT) as connection:
-            sources[name][address] = connection.getsockname()[0]
+    def connect(name: str, address: str, port: int) -> None:
+        found[name]["tried"][address] = attempt(address, port, large=large)
 
-    with ThreadPoolExecutor(min(len(wanted), _AT_ONCE) or 1) as pool:
-        for name, address, port in wanted:
-            pool.submit(reach, name, address, port)
-    return sources
+    def resolve(name: str, host: str) -> None:
+        found[name]["resolved"] = addresses_of(host)
+
+    threads = []
+    for name, target in targets.items():
+        if target["host"]:
+            threads.append(threading.Thread(target=resolve, args=(name, target["host"]), daemon=True))
+        for address, port in target["ports"].items():
+            if address not in own:
+                threads.append(threading.Thread(target=connect, args=(name, address, port), daemon=True))
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + _LONGEST
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0.0))
+    return {name: {**answer, "tried": dict(answer["tried"])} for name, answer in found.items()}
+
+
+def _received(connection: socket.socket) -> bytes:
+    """The bytes that come, up to the size of the test."""
+    data = b""
+    while len(data) < _LARGE:
+        some = connection.recv(_LARGE - len(data))
+        if not some:
+            break
+        data += some
+    return data
+
+
+def sources(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """By each address of another host that works, the own address that was used (see :func:`attempt`)."""
+    return {
+        address: found["source"] for address, found in tried.items() if found.get("large", "source" in found)
+    }
 
 
 def best_address(ports: Mapping[str, int], answers: Sequence[Mapping[str, str]]) -> str | None:
-    """The address of a machine at which all others reach it; None without one.
+    """The address of a host at which all others reach it; None without one.
+
+    An address in the others' own network comes first: its traffic is not routed.
 
     Args:
-        ports: of its :class:`Listener`.
-        answers: of :func:`reachable` on each of the others.
-
-    Returns:
-        One of the network that the others are in themselves, if there is one: traffic that is not routed.
+        ports: the ports of its :class:`Listener`.
+        answers: :func:`sources` on each of the others.
     """
     common = [address for address in ports if all(address in answer for answer in answers)]
 

@@ -15,8 +15,8 @@ from rankless.engine.workers import loader_processes
 from rankless.errors import UserError
 from rankless.launch.opening import device
 from rankless.launch.planning.measurement_worker import PAGES, AskedProcess, died, environment
+from rankless.launch.planning.model import Bucket, Link, Workload
 from rankless.launch.planning.network_process import SIZES
-from rankless.launch.planning.workload import Bucket, Link, Workload
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 from rankless.world.reduce import BUCKET_MIB

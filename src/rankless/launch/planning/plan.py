@@ -12,10 +12,9 @@ from rankless.launch import local
 from rankless.launch.opening import checked, device, devices_here, with_precision
 from rankless.launch.planning.measurement_worker import quick
 from rankless.launch.planning.measuring import Steps, fitted, loopback, opened_steps
-from rankless.launch.planning.scaling import Row, row, rows
+from rankless.launch.planning.model import Link, Machine, Row, Workload, row, rows
 from rankless.launch.planning.simulation import Simulated, simulated
 from rankless.launch.planning.units import PlanOptions, shown_bandwidth, shown_time
-from rankless.launch.planning.workload import Link, Machine, Workload
 from rankless.launch.sharing import refuse_idle
 from rankless.recipe.schema import Recipe
 from rankless.tasks import resolve_recipe

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankless.errors import counted
+from rankless.launch.planning.model import Row
 from rankless.launch.planning.plan import Plan
-from rankless.launch.planning.scaling import Row
 from rankless.launch.planning.simulation import SIGMA
 from rankless.launch.planning.units import shown_time
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankless.launch.planning.exchange_model import adding, buckets_exposed
-from rankless.launch.planning.workload import Bucket, Gang, Link, Machine, Workload
+from rankless.launch.planning.model import Bucket, Gang, Link, Machine, Workload, adding, buckets_exposed
 
 _TURN, _SENT, _ARRIVING, _ARRIVED = range(4)  # kinds of events
 Action = tuple[str, float]

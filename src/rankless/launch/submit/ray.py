@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError
-from rankless.launch.environments.ray import WORKER
+from rankless.launch.environments.standard import RAY_WORKER
 from rankless.launch.submit.request import Request
 
 _NOT_AGAIN = (0, 2)  # done, or an error in what was asked for: another start would end alike
@@ -157,7 +157,7 @@ def be_a_rank(config: dict[str, Any]) -> int:
     address = ray.util.get_node_ip_address()
     where = broadcast_from_rank_zero([address, _free_port(address)] if is_first else None)
     variables = {
-        WORKER: "1",
+        RAY_WORKER: "1",
         "RANK": str(context.get_world_rank()),
         "WORLD_SIZE": str(context.get_world_size()),
         "LOCAL_RANK": str(context.get_local_rank()),

@@ -1,68 +1,83 @@
-"""The output of trials: a log in each run, so that the terminal has one row per trial."""
+"""The output of trials: a row each on the terminal, and what they print in a log of each run."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from rankless.errors import escaped
+from rankless.launch.tuning.record import Record, Trial
 from rankless.runs.directory import RunDirectory
 
 LOG = "output.log"
-"""In a run's ``logs``: what its training printed."""
+"""The file in a run's ``logs`` with the output of its training."""
 _SHARED = ".output"
 
 
 class TrialOutput:
     """Sends the standard output and error of this process, and of all that it starts, into a file.
 
-    A process that forks ranks keeps the streams that it was started with, so there is one file for all
-    trials, from which each trial's part is moved into its run. A context manager.
-
-    Attributes:
-        run: of the trial that prints.
-        terminal: the standard output as it was.
+    The terminal gets rows under a header; the row of a running trial is replaced by its result. A process
+    that forks ranks keeps the streams that it was started with, so there is one file for all trials, from
+    which each trial's part is moved into its run. A context manager.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / _SHARED
-        self.run = folder
+    def __init__(self, record: Record) -> None:
+        self._record, self._path, self._run = record, record.folder / _SHARED, record.folder
 
     def __enter__(self) -> TrialOutput:
         self._flush()
         self._before = {stream: os.dup(stream) for stream in (1, 2)}
-        self.terminal: TextIO = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, buffering=1)
+        self._terminal: TextIO = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, buffering=1)
+        self._is_live = self._terminal.isatty()
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._path, flags, 0o666)
         for stream in self._before:
             os.dup2(self._file, stream)
+        self._print(self._record.header())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with suppress(OSError):
-            self.keep()
+            self._keep()
         for stream, before in self._before.items():
             os.dup2(before, stream)
             os.close(before)
         os.close(self._file)
-        self.terminal.close()
+        self._terminal.close()
         self._path.unlink(missing_ok=True)
 
-    def keep(self) -> None:
+    def began(self, trial: Trial) -> None:
+        """Show a trial that is about to run, or to resume."""
+        self._run = self._record.run(trial.number)
+        if self._is_live:
+            self._print(self._record.row(trial), end="\r")
+
+    def ended(self, trial: Trial, *, is_best: bool) -> None:
+        """Print the row of a trial that was recorded, with a star if it is the best so far."""
+        self._keep()
+        star = "  *" if is_best else ""
+        clear = "\x1b[K" if self._is_live else ""
+        self._print(f"{self._record.row(trial)}{star}", before=clear)
+
+    def _keep(self) -> None:
         """Move the output so far to the end of the run's log."""
         self._flush()
         printed = os.pread(self._file, os.fstat(self._file).st_size, 0)
         if printed:
-            logs = RunDirectory(self.run).logs
+            logs = RunDirectory(self._run).logs
             logs.mkdir(parents=True, exist_ok=True)
             with (logs / LOG).open("ab") as file:
                 file.write(printed)
         os.ftruncate(self._file, 0)
+
+    def _print(self, line: str, *, before: str = "", end: str = "\n") -> None:
+        print(f"{before}{escaped(line)}", end=end, file=self._terminal, flush=True)
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankless.files.writing import beside
-from rankless.launch.tuning.record import FAILED, Record, Trial
+from rankless.launch.tuning.record import FAILED, Record, Trial, as_text
 from rankless.launch.tuning.space import Range
 from rankless.report.charts import Axes, Line, Mark, line_chart, shown
 from rankless.report.markup import card, duration, number, table, text, tile
@@ -74,7 +74,7 @@ def _of_key(record: Record, scored: list[Trial], key: str, one: Range) -> str:
 
     tried.sort(key=lambda trial: place(trial.params[key]))
     points = [(place(trial.params[key]), float(trial.score or 0.0)) for trial in tried]
-    labels = [f"{_value(trial.params[key])}, trial {trial.number}" for trial in tried]
+    labels = [f"{as_text(trial.params[key])}, trial {trial.number}" for trial in tried]
     ticks = [(place(choice), choice) for choice in one.choices]
     low, high = map(place, (one.choices[0], one.choices[-1]) if one.choices else (one.low, one.high))
     if one.is_logarithmic:
@@ -104,7 +104,3 @@ def _cell(value: object, *where: str | int) -> str:
         return text("–" if value is None else value)
     power = math.floor(math.log10(abs(value))) if value else 0
     return number(value, *where, digits=min(max(2 - power, 0), 12))
-
-
-def _value(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rankless.errors import UserError
 from rankless.files.reading import MIB, read_text
 from rankless.files.writing import write_atomically
@@ -26,11 +28,11 @@ class Trial:
 
     Attributes:
         number: from 1; the first is the recipe as it is.
-        params: what it tried, by key.
+        params: the values tried, by key.
         changes: the ``key=value`` of its run.
         state: ``finished``, ``failed``, or ``running``, which is never recorded.
-        score: its best; None if it has none.
-        seconds: of its steps.
+        score: its best score; None without one.
+        seconds: the duration of its steps.
         problem: why it failed.
     """
 
@@ -48,14 +50,14 @@ class Search:
     """The definition of a search.
 
     Attributes:
-        recipe: of all trials, as JSON.
-        name: of the recipe, for the command that trains the best one.
-        words: changes that were given with it.
-        space: what is searched.
-        score_name: what is improved.
-        lower_is_better: whether its lowest is the best.
-        seed: of the search.
-        keeps_all: whether the weights of all trials stay, not only those of the best.
+        recipe: the recipe of all trials, as JSON.
+        name: the recipe's name, for the command that trains the best one.
+        words: changes that were given with the recipe.
+        space: the range of each key.
+        score_name: the score to improve.
+        lower_is_better: whether the lowest score is the best.
+        seed: the seed of the sampler.
+        keeps_all: whether the weights of all trials are kept, not only those of the best.
     """
 
     recipe: str
@@ -77,13 +79,14 @@ class Record:
     trials: list[Trial] = field(default_factory=list)
 
     def add(self, trial: Trial) -> None:
-        """Record a trial, on the disk too."""
+        """Record a trial and write the files."""
         self.trials.append(trial)
         self.write()
 
     def write(self) -> None:
         """Write both files."""
-        write_atomically(self.folder / _FILE, json.dumps(self.as_json(), indent=1) + "\n")
+        content = {"search": asdict(self.search), "trials": [asdict(trial) for trial in self.trials]}
+        write_atomically(self.folder / _FILE, json.dumps(content, indent=1) + "\n")
         table = io.StringIO()
         keys = list(self.search.space)
         writer = csv.writer(table, lineterminator="\n")
@@ -96,39 +99,35 @@ class Record:
             )
         write_atomically(self.folder / _TABLE, table.getvalue())
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the record as plain data."""
-        return {"search": asdict(self.search), "trials": [asdict(trial) for trial in self.trials]}
-
     def run(self, number: int) -> Path:
-        """Return the run directory of a trial."""
+        """The run directory of a trial."""
         return self.folder / f"trial-{number:03}"
 
     def command(self, one: Trial) -> str:
-        """Return the command that trains with a trial's values."""
+        """The command that trains with a trial's values."""
         return shlex.join(("rankless", "train", self.search.name, *self.search.words, *one.changes))
 
     def ranked(self) -> list[Trial]:
-        """Return the finished trials, the best first; equal ones in their order."""
+        """The finished trials, the best first; equal ones in their order."""
         sign = 1 if self.search.lower_is_better else -1
         done = [trial for trial in self.trials if trial.score is not None]
         return sorted(done, key=lambda trial: sign * float(trial.score or 0.0))
 
     def table(self) -> list[str]:
-        """Write the trials as lines, the best first, then those that failed."""
+        """The trials as lines, the best first, then those that failed."""
         failed = [one for one in self.trials if one.score is None]
         return [self.header(), *map(self.row, [*self.ranked(), *failed])]
 
     def header(self) -> str:
-        """Write what stands above the rows."""
+        """The line above the rows."""
         names = "".join(f"{key.rpartition('.')[2]:>{width}}" for key, width in self._columns())
         return f"{'trial':>5}  {self.search.score_name:>7}{names}"
 
     def row(self, one: Trial) -> str:
-        """Write a trial as a line."""
+        """A trial as a line."""
         if one.state == FAILED:
             return f"{one.number:>5}  {one.state:>7}  {one.problem}"
-        values = "".join(f"{_shown(one.params.get(key)):>{width}}" for key, width in self._columns())
+        values = "".join(f"{as_text(one.params.get(key)):>{width}}" for key, width in self._columns())
         score = "" if one.score is None else f"{one.score:.4f}"
         return f"{one.number:>5}  {score or one.state:>7}{values}"
 
@@ -136,28 +135,27 @@ class Record:
         return [(key, max(len(key.rpartition(".")[2]), 8) + 2) for key in self.search.space]
 
 
-def _shown(value: object) -> str:
-    if value is None:
-        return "–"  # the recipe's own value is not in the range
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def as_text(value: object) -> str:
+    """A value in a table; a dash where the recipe's own value is not in the range."""
+    return "–" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+class _File(msgspec.Struct):
+    """The content of ``search.json``."""
+
+    search: Search
+    trials: list[Trial]
 
 
 def opened(folder: Path) -> Record:
     """Read a search."""
     path = folder / _FILE
     try:
-        content = json.loads(read_text(path, 64 * MIB))
-        given = content["search"]
-        space = {
-            key: Range(one["low"], one["high"], tuple(one["choices"]), one["whole"])
-            for key, one in given["space"].items()
-        }
-        return Record(
-            folder, Search(**{**given, "space": space}), [Trial(**one) for one in content["trials"]]
-        )
+        content = msgspec.json.decode(read_text(path, 64 * MIB), type=_File)
     except FileNotFoundError:
         raise UserError(
             f"--out {folder}: holds no search (no {_FILE}); give the folder of one, or leave out --resume"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error}); begin another search") from None
+    return Record(folder, content.search, content.trials)

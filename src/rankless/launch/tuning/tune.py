@@ -14,6 +14,7 @@ from rankless.files.writing import remove_tree
 from rankless.launch import local
 from rankless.launch.tuning import page
 from rankless.launch.tuning import space as spaces
+from rankless.launch.tuning.output import TrialOutput
 from rankless.launch.tuning.record import FAILED, FINISHED, RUNNING, Record, Search, Trial
 from rankless.launch.tuning.space import Range
 from rankless.recipe import load
@@ -112,22 +113,12 @@ def begin(
     return record
 
 
-class Watcher:
-    """Hears about trials; this one does nothing."""
-
-    def began(self, trial: Trial) -> None:
-        """Take a trial that is about to run, or to go on."""
-
-    def ended(self, trial: Trial, *, is_best: bool) -> None:
-        """Take a trial that was recorded."""
-
-
 def go_on(
     record: Record,
     trials: int,
     *,
     devices: int | Sequence[int] | None = None,
-    watcher: Watcher | None = None,
+    output: TrialOutput | None = None,
     train: Train | None = None,
 ) -> int:
     """Train until there are this many trials.
@@ -136,13 +127,13 @@ def go_on(
         record: of :func:`begin`, or of an earlier search.
         trials: how many there are to be in the end.
         devices: as for :func:`rankless.train`.
-        watcher: called about every trial.
+        output: prints a row for every trial.
         train: in place of :func:`rankless.train`: of a recipe, a run directory and whether it goes on.
 
     Returns:
         The exit code: 0; what a run returned that was asked to stop.
     """
-    recipe, watcher = load.from_json(record.search.recipe), watcher or Watcher()
+    recipe = load.from_json(record.search.recipe)
     run_it = train or (lambda one, run, resume: local.train(one, run, devices=devices, resume=resume))
     for number in range(len(record.trials) + 1, trials + 1):
         if number == 1:
@@ -151,7 +142,8 @@ def go_on(
             params = suggestion(record.search, record.trials, number)
             changes = spaces.overrides(params, recipe)
         trial = Trial(number, params, changes, RUNNING)
-        watcher.began(trial)
+        if output:
+            output.began(trial)
         run = record.run(number)
         begun = (run / "journal.jsonl").exists()
         try:  # values that are fine one by one may not go together
@@ -168,7 +160,8 @@ def go_on(
         page.write(record)
         if not record.search.keeps_all:
             _drop_weights(record)
-        watcher.ended(trial, is_best=record.ranked()[:1] == [trial])
+        if output:
+            output.ended(trial, is_best=record.ranked()[:1] == [trial])
     return 0
 
 

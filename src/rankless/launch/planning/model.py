@@ -1,0 +1,325 @@
+"""The model behind a plan: a step of a recipe, the hardware, and the predicted step on 1 to 4,096 devices.
+
+The time of an exchange is a closed form in latency α, bandwidth 1/β and the time of adding. The fixed tree
+(:mod:`rankless.world.exchange`): the node sums go to everyone shard by shard (all-to-all), each rank adds one
+shard of all, and the shards are gathered around a ring. For comparison a ring all-reduce, with the cost by
+Thakur, Rabenseifner and Gropp (2005). The messages of an all-to-all do not wait for each other (LogGP,
+Alexandrov et al. 1995): their latency passes once. The messages of a ring do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rankless.world.tree import owned_nodes
+
+MOST = 4096
+"""Devices in the largest row of a plan."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are exchanged together.
+
+    Attributes:
+        size: bytes.
+        ready: when they are computed, as a fraction (0–1) of the last backward pass.
+    """
+
+    size: int
+    ready: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A step of a recipe on one device that has its machine to itself; times in seconds.
+
+    Attributes:
+        micro_batches: of a step of the recipe.
+        micro: images of one.
+        images: of an epoch.
+        load: to load one micro-batch in one process.
+        forward, backward: of one micro-batch.
+        last: the backward pass of the last one, with the copies into buckets.
+        update: everything after it: clip, optimizer, norms, average.
+        add: to add two bytes' worth of gradients, per byte.
+        buckets: in the order in which they become ready.
+        totals: bytes of the counts and statistics that are exchanged beside the gradients.
+        norms: bytes of each batch norm that is computed over the whole batch (``batch_norm: sync``).
+        workers: loader processes per rank; 0 loads between the micro-batches.
+    """
+
+    micro_batches: int
+    micro: int
+    images: int
+    load: float
+    forward: float
+    backward: float
+    last: float
+    update: float
+    add: float
+    buckets: tuple[Bucket, ...]
+    totals: int = 0
+    norms: tuple[int, ...] = ()
+    workers: int = 0
+
+    @property
+    def gradients(self) -> int:
+        """Bytes of one set of gradients."""
+        return sum(bucket.size for bucket in self.buckets)
+
+    def with_micro_batches(self, count: int) -> Workload:
+        """Return the workload with a global batch of ``count`` micro-batches."""
+        return replace(self, micro_batches=count)
+
+    def computing(self, micro_batches: int) -> float:
+        """Return the seconds that a rank computes for this many micro-batches, undisturbed."""
+        compute = micro_batches * self.forward + (micro_batches - 1) * self.backward + self.last
+        load = micro_batches * self.load
+        # Loader processes work beside the step, and hold it up only where they are slower.
+        return self.update + (max(compute, load / self.workers) if self.workers else compute + load)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The properties of each machine.
+
+    Attributes:
+        devices: of one machine.
+        slots: devices that compute at the same time; those beyond share them. None: every device is real.
+        contention: how many times as long computing takes when all slots are busy.
+    """
+
+    devices: int
+    slots: int | None = None
+    contention: float = 1.0
+
+    def slowdown(self, busy: int) -> float:
+        """Return the factor by which ``busy`` devices of a machine slow each other down."""
+        if self.slots is None:
+            return 1.0
+        if busy > self.slots:
+            return self.contention * busy / self.slots
+        return 1.0 + (self.contention - 1.0) * (busy - 1) / max(self.slots - 1, 1)
+
+    def sharing(self, busy: int) -> float:
+        """Return the factor by which moving the bytes of ``busy`` devices slows the cores down."""
+        return 1.0 if self.slots is None else max(busy / self.slots, 1.0)
+
+
+@dataclass(frozen=True)
+class Link:
+    """The connection between two devices.
+
+    Attributes:
+        bandwidth: bytes per second, of a machine's link to the network and of each device's own.
+        latency: seconds until the first byte of a message arrives (α).
+        overlaps: whether bytes move while the devices compute. Over the loopback interface the cores move
+            them, so they do not.
+        overhead: seconds that a device needs to send one more message, whatever its size.
+    """
+
+    bandwidth: float
+    latency: float
+    overlaps: bool = True
+    overhead: float = 2e-6
+
+    def slowed(self, factor: float) -> Link:
+        """Return the link with all times multiplied by ``factor``."""
+        return Link(self.bandwidth / factor, self.latency * factor, self.overlaps, self.overhead * factor)
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The ranks of a run, in order on their machines, and their parts of the tree.
+
+    Attributes:
+        world: how many ranks.
+        here: ranks of one machine.
+        most, least: whole nodes of the rank with most and with fewest.
+        nodes: of all ranks.
+    """
+
+    world: int
+    here: int
+    most: int = 1
+    least: int = 1
+    nodes: int = 0
+
+    @property
+    def machines(self) -> int:
+        """The number of machines."""
+        return -(-self.world // self.here)
+
+
+def gang(world: int, devices: int, micro_batches: int) -> Gang:
+    """Return the ranks that share this many micro-batches, ``devices`` to a machine."""
+    each, more = divmod(micro_batches, world)
+    if not more and not each & (each - 1):
+        counts: Sequence[int] = (1,) * world  # every rank owns one whole node
+    else:
+        counts = [len(owned_nodes(micro_batches, rank, world)) for rank in range(world)]
+    return Gang(world, min(world, devices), max(counts), min(counts), sum(counts))
+
+
+def all_to_all(gang: Gang, link: Link, size: int) -> float:
+    """Seconds until every rank has its shard of all node sums, each of ``size`` bytes."""
+    if gang.world == 1:
+        return 0.0
+    shard = size / gang.world / link.bandwidth  # seconds on the wire
+    others = gang.world - 1
+    port = max(others * (link.overhead + gang.most * shard), (gang.nodes - gang.least) * shard)
+    elsewhere = gang.world - gang.here
+    # The devices of a machine share its link to the network.
+    leaving = gang.here * elsewhere * gang.most * shard
+    arriving = gang.here * (gang.nodes - gang.here * gang.least) * shard if elsewhere else 0.0
+    return link.latency + max(port, leaving, arriving)
+
+
+def gather(gang: Gang, link: Link, size: int) -> float:
+    """Seconds until every rank has all shards of a sum of ``size`` bytes, sent around a ring."""
+    shard = size / gang.world / link.bandwidth
+    return (gang.world - 1) * (link.latency + link.overhead + shard)
+
+
+def adding(gang: Gang, add: float, size: int) -> float:
+    """Seconds in which a rank adds its shard of all node sums; ``add`` is per byte."""
+    return (gang.nodes - 1) * size / gang.world * add if gang.world > 1 else 0.0
+
+
+def ring_all_reduce(gang: Gang, link: Link, add: float, size: int) -> float:
+    """Seconds of a ring all-reduce of ``size`` bytes."""
+    per_round = link.latency + link.overhead + size / gang.world / link.bandwidth
+    return (gang.world - 1) * (2 * per_round + size / gang.world * add)
+
+
+def tree_exposed(work: Workload, gang: Gang, link: Link, backward: float) -> float:
+    """Seconds that the fixed tree's exchange adds to a step."""
+    if gang.world == 1:
+        return 0.0
+    if work.norms:  # nothing overlaps, and every norm meets twice on the way in and once on the way back
+        meetings = sum(3 * _whole(gang, link, work.add, size) for size in work.norms)
+        return meetings + sum(_whole(gang, link, work.add, size) for size in (work.totals, work.gradients))
+    totals = adding(gang, work.add, work.totals) + gather(gang, link, work.totals)
+    if not link.overlaps:
+        totals += all_to_all(gang, link, work.totals)
+        return totals + sum(_whole(gang, link, work.add, bucket.size) for bucket in work.buckets)
+    return totals + buckets_exposed(work.buckets, gang, link, work.add, backward, totals=work.totals)
+
+
+def buckets_exposed(
+    buckets: Sequence[Bucket], gang: Gang, link: Link, add: float, backward: float, *, totals: int = 0
+) -> float:
+    """Seconds from the end of the backward pass until the last bucket is there.
+
+    As in :meth:`rankless.world.reduce.GradientSum.exchange` over NCCL: when a bucket is ready, the one before
+    is waited for, added and gathered, and the backward pass goes on. Over gloo it does not wait, so that a
+    step takes a little less.
+    """
+    free = all_to_all(gang, link, totals) if totals else 0.0  # when the network is
+    clock = ready = 0.0
+    arrived, before = 0.0, 0
+    for number, bucket in enumerate(buckets):
+        clock += (bucket.ready - ready) * backward
+        ready = bucket.ready
+        if number:
+            clock = max(clock, arrived) + adding(gang, add, before)
+            free = max(free, clock) + gather(gang, link, before)
+        free = arrived = max(free, clock) + all_to_all(gang, link, bucket.size)
+        before = bucket.size
+    clock = max(clock, arrived) + adding(gang, add, before)
+    free = max(free, clock) + gather(gang, link, before)
+    return max(clock + (1.0 - ready) * backward, free) - backward
+
+
+def ring_exposed(work: Workload, gang: Gang, link: Link, backward: float) -> float:
+    """Seconds that ring all-reduces of the same buckets would add to a step; as for :func:`tree_exposed`."""
+    if gang.world == 1:
+        return 0.0
+    if work.norms:
+        sizes = [size for size in work.norms for _ in range(3)]
+        return sum(ring_all_reduce(gang, link, work.add, s) for s in (*sizes, work.totals, work.gradients))
+    totals = ring_all_reduce(gang, link, work.add, work.totals)
+    if not link.overlaps:
+        return totals + sum(ring_all_reduce(gang, link, work.add, bucket.size) for bucket in work.buckets)
+    free = 0.0
+    for bucket in work.buckets:
+        free = max(free, bucket.ready * backward) + ring_all_reduce(gang, link, work.add, bucket.size)
+    return max(free, backward) + totals - backward
+
+
+def _whole(gang: Gang, link: Link, add: float, size: int) -> float:
+    return all_to_all(gang, link, size) + adding(gang, add, size) + gather(gang, link, size)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of devices; times in seconds.
+
+    Attributes:
+        devices, machines: how many.
+        batch: the global batch; larger than the recipe's where it has too few micro-batches.
+        step: with the fixed tree.
+        network: the part of it that is waiting for the network.
+        ring: a step with ring all-reduces in place of the tree.
+        images_per_second: of all devices.
+        epoch: of the training images.
+        efficiency: speed per device, beside that of one device alone; 0–1.
+        loading: images per second that a machine's loaders must deliver.
+        loaders: processes that takes on each machine; None where loading was not measured.
+    """
+
+    devices: int
+    machines: int
+    batch: int
+    step: float
+    network: float
+    ring: float
+    images_per_second: float
+    epoch: float
+    efficiency: float
+    loading: float
+    loaders: int | None
+
+    @property
+    def network_share(self) -> float:
+        """The part of a step that is the network; 0–1."""
+        return self.network / self.step
+
+
+def row(work: Workload, machine: Machine, link: Link, devices: int) -> Row:
+    """Predict the step on this many devices; the global batch grows if micro-batches run out."""
+    grown = work.with_micro_batches(max(work.micro_batches, devices))
+    ranks = gang(devices, machine.devices, grown.micro_batches)
+    slowdown = machine.slowdown(ranks.here)
+    link = link.slowed(machine.sharing(ranks.here))
+    micro_batches = -(-grown.micro_batches // devices)
+    computing = grown.computing(micro_batches) * slowdown
+    backward = grown.last * slowdown
+    network = tree_exposed(grown, ranks, link, backward)
+    ring = computing + ring_exposed(grown, ranks, link, backward)
+    batch, step = grown.micro_batches * grown.micro, computing + network
+    alone = work.micro_batches * work.micro / work.computing(work.micro_batches)
+    speed = batch / step
+    loading = speed / ranks.world * ranks.here
+    return Row(
+        devices=ranks.world,
+        machines=ranks.machines,
+        batch=batch,
+        step=step,
+        network=network,
+        ring=ring,
+        images_per_second=speed,
+        epoch=work.images / speed,
+        efficiency=speed / (ranks.world * alone),
+        loading=loading,
+        loaders=math.ceil(loading * work.load / work.micro) if work.load else None,
+    )
+
+
+def rows(work: Workload, machine: Machine, link: Link, asked: int) -> list[Row]:
+    """A row for every power of two up to 4,096, and for ``asked`` devices."""
+    powers = (1 << power for power in range(MOST.bit_length()))
+    return [row(work, machine, link, devices) for devices in sorted({*powers, asked})]
