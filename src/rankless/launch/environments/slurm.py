@@ -13,7 +13,7 @@ from rankless.launch.environments.environment import Environment, is_set
 _TASKS = "SLURM_STEP_NUM_TASKS"
 _SHELLS = 0xFFFFFFF0  # steps from here on are the shells of sbatch and salloc, not what srun started
 _SECONDS = 10
-_HOSTS = re.compile(r"(?:[^\[,]|\[[^\]]*\])+")  # up to the first comma outside of brackets
+_HOSTS = re.compile(r"((?:[^\[,]|\[[^\]]*\])+)(?:,|$)")  # up to the first comma outside of brackets
 _RANGES = re.compile(r"\[([0-9]+)(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\]")
 _REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
@@ -94,7 +94,7 @@ def _node_address(node: str) -> str:
 def first_host(text: str) -> str:
     """Return the first host of a list such as ``rack[1-2]n[01-03,07],gpu5``."""
     match = _HOSTS.match(text)
-    host = _RANGES.sub(r"\1", match[0]) if match else ""
+    host = _RANGES.sub(r"\1", match[1]) if match else ""
     if not host or "[" in host or "]" in host:
         raise ValueError(text)
     return host
