@@ -99,7 +99,7 @@ def said(world: World, name: str, batch_norm: str) -> list[str]:
             "backwards",
             "the backward pass uses put_, which has no deterministic",
         ),
-        ("narrow", "the layer '1.0' (BatchNorm2d) sees one value per channel, of which there is no variance"),
+        ("narrow", "the layer '1.0' (BatchNorm2d) sees one value per channel"),
     ],
 )
 def test_the_layer_and_the_way_out_are_named(ranks: Any, name: str, expected: str) -> None:

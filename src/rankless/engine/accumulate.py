@@ -1,4 +1,4 @@
-"""Forward, backward and reduce of one step: summed gradients and summed counts, on every rank."""
+"""Forward, backward and reduce of one step, which give every rank the summed gradients and counts."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class Accumulator:
     """Forward, backward and reduce with batch statistics per micro-batch (``micro``) or none (``frozen``).
 
     Args:
-        task, model: the bare model on its device, its frozen parts frozen.
-        statistics: of the model's norms.
-        recipe: precision (resolved), seed, batch and reduce.
+        task: computes the loss.
+        model: the bare model on its device, with its frozen parts already frozen.
+        statistics: the running statistics of the model's norms.
+        recipe: gives the precision (resolved), seed, batch and reduce.
         world: the ranks.
     """
 
@@ -69,13 +70,13 @@ class Accumulator:
     def run(
         self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], flags: Flags
     ) -> Totals:
-        """Draw, forward and backward for each micro-batch of this rank; reduce over all ranks.
+        """Draw, forward and backward each micro-batch of this rank, and reduce over all ranks.
 
         Args:
-            step: from 0; seeds the dropout.
+            step: number of the step, from 0; seeds the dropout.
             batches: this rank's next micro-batches.
             scale: scales the loss, a scalar, before the backward pass (fp16).
-            flags: this rank's, shared with all ranks.
+            flags: this rank's flags, which are shared with all ranks.
         """
         leaves: list[Tensor] = []
         pending = None
@@ -100,15 +101,15 @@ class Accumulator:
         return self._totals(pending.result, unreadable, self.gradients.unused)
 
     def _draw(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
-        """Return the next batch on the device, and the images that could not be read for it."""
+        """Return the next batch on the device, and its images that could not be read."""
         batch = next(batches)
         check_batch(self.task, batch)
         return batch.to(self.device), unreadable_in(batch)
 
     def _seeded(self, step: int, leaf: int) -> AbstractContextManager[object]:
-        """Seed the generators that a forward pass inside may use: those of the CPU and of this device.
+        """Seed the generators that a forward pass in this block may use: the CPU's and this device's.
 
-        ``torch.manual_seed`` checks every other kind of device too, which takes seventy times as long.
+        ``torch.manual_seed`` also checks every other kind of device, which takes seventy times as long.
         """
         seed = torch_seed(self.recipe.seed, "dropout", step, leaf)
         if self.device.type == "cuda":
@@ -121,7 +122,7 @@ class Accumulator:
     def _leaf(self, loss: LossSum, flags: Flags, replaced: int) -> Tensor:
         """Return one micro-batch's contribution to the totals: float64, (N,).
 
-        In this order: loss, count, stop, save, replaced, parts, statistics.
+        The order is loss, count, stop, save, replaced, parts, statistics.
         """
         names = sorted(loss.parts)
         if self.names not in (None, names):
@@ -148,7 +149,7 @@ class Accumulator:
 
 
 class SyncAccumulator(Accumulator):
-    """Forward, backward and reduce with batch norms over the global batch: micro-batches run in step."""
+    """Forward, backward and reduce with batch norms over the global batch; micro-batches run in lockstep."""
 
     def _wrap(self, module: LossModule) -> None:
         self.autocast = autocast_for(shared=True)
@@ -158,7 +159,7 @@ class SyncAccumulator(Accumulator):
     def run(
         self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], flags: Flags
     ) -> Totals:
-        """See :meth:`Accumulator.run`; all of this rank's micro-batches are in memory at once.
+        """Do the same as :meth:`Accumulator.run`, with all of this rank's micro-batches in memory at once.
 
         ``scale`` takes and returns a scalar.
         """
@@ -184,7 +185,7 @@ class SyncAccumulator(Accumulator):
         return self._totals(totals, [one for _, missing in drawn for one in missing], unused)
 
     def _sum_gradients(self) -> dict[int, set[int]]:
-        """Write the summed gradients to the parameters; return those that each micro-batch did not use."""
+        """Write the summed gradients to the parameters; return those that each micro-batch left unused."""
         missing = missing_value(self.recipe.find_unused_parameters)
         unused: dict[int, set[int]] = {}
         leaves = []
@@ -208,7 +209,7 @@ class SyncAccumulator(Accumulator):
 def make_accumulator(
     task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
 ) -> Accumulator:
-    """Make the accumulator of ``recipe.batch_norm`` for the parameters and norms that are trained now."""
+    """Make the accumulator for ``recipe.batch_norm`` and the currently trained parameters and norms."""
     is_sync = recipe.batch_norm == "sync" and bool(norms_over_batch(model))
     kind = SyncAccumulator if is_sync else Accumulator
     return kind(task, model, statistics, recipe, world)

@@ -1,7 +1,7 @@
-"""Checkpoints: written beside, flushed, checked and renamed; a half-written one is never seen.
+"""Checkpoints: written under a temporary name, flushed, then renamed, so no partial one is ever read.
 
-A checkpoint holds what decides the next number and nothing of who computed it, so any number of ranks can go
-on from it. ``sha256sum -c SHA256SUMS`` in its directory checks it by hand.
+A checkpoint holds everything that determines the next step and nothing about the ranks that computed it, so
+any number of ranks can continue from it. ``sha256sum -c SHA256SUMS`` in its directory checks it by hand.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Snapshot:
     """The content of a checkpoint.
 
     Attributes:
-        step: steps done.
+        step: number of steps done.
         model: the bare model's state.
         ema: the averaged model's state, if there is one.
         training: the optimizer's tensors.
@@ -57,13 +57,13 @@ class Snapshot:
 
 
 class Copies:
-    """Memory for a copy of a state, used again for the next one."""
+    """Memory for a copy of a training state, reused for the next copy."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
-        """Return a copy on the CPU that training does not change; it replaces the previous copy."""
+        """Return a copy on the CPU that training does not change; it overwrites the previous copy."""
         try:
             model = self._copied("model", snapshot.model)
             ema = None if snapshot.ema is None else self._copied("ema", snapshot.ema)
@@ -76,7 +76,7 @@ class Copies:
         return Snapshot(snapshot.step, model, ema, training, deepcopy(dict(snapshot.state)))
 
     def _copied(self, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of tensors of any shape, which lie as in a file."""
+        """Return copies of tensors of any shape, contiguous as in a file."""
         copied = {}
         for name, value in tensors.items():
             held = self._tensors.get((part, name))
@@ -89,7 +89,7 @@ class Copies:
 
 
 def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Sequence[str]) -> None:
-    """Write one checkpoint and make ``last`` name it."""
+    """Write one checkpoint and point ``last`` to it."""
     target = run.step_directory(snapshot.step)
     new, old = beside(target, "tmp"), beside(target, "aside")
     for left in (new, old):
@@ -97,7 +97,7 @@ def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Seq
     try:
         new.mkdir(parents=True)
         _write(new, snapshot, recipe, class_names)
-        if target.exists():  # a damaged one of this step, or one from before a fall back
+        if target.exists():  # a damaged checkpoint of this step, or one from before a fallback
             target.rename(old)
         new.rename(target)
         flush(run.checkpoints)
@@ -112,7 +112,7 @@ def save(run: RunDirectory, snapshot: Snapshot, recipe: Recipe, class_names: Seq
 
 
 def _write(folder: Path, snapshot: Snapshot, recipe: Recipe, class_names: Sequence[str]) -> None:
-    """Write every file once and wait until all of it is on the disk."""
+    """Write every file once and wait until all of them are on the disk."""
     sums: dict[str, str] = {}
     states = {"model.safetensors": snapshot.model, "ema.safetensors": snapshot.ema}
     for name, state in states.items():
@@ -140,7 +140,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
-    """Return the newest step with a whole checkpoint; None without any."""
+    """Return the newest step with a complete checkpoint; None if there are no checkpoints."""
     recover(run)
     damaged: list[str] = []
     for step in reversed(run.steps()):
@@ -152,21 +152,21 @@ def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
         damaged.append(f"{folder} is damaged ({problem})")
     if damaged:
         advice = (
-            "expected a checkpoint that is whole; start again in another run directory, with "
-            "model.pretrained=FILE where one of the weights files can still be read"
+            "expected a complete checkpoint; start again in another run directory, with "
+            "model.pretrained=FILE if one of the weights files can still be read"
         )
         raise UserError([*damaged, f"{run.checkpoints}: {advice}"])
     return None
 
 
 def load(run: RunDirectory, step: int) -> Snapshot:
-    """Read the checkpoint of ``step``, which :func:`newest` found whole."""
+    """Read the checkpoint of ``step``, which :func:`newest` found complete."""
     folder = run.step_directory(step)
     averaged = folder / "ema.safetensors"
     state = read_state(folder)
     optimizer = folder / "training.safetensors"
     try:
-        with optimizer.open("rb") as file:  # by number, as its reader refuses names that are not UTF-8
+        with optimizer.open("rb") as file:  # by descriptor, as its reader refuses names that are not UTF-8
             training = safetensors.torch.load_file(f"/dev/fd/{file.fileno()}")
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{optimizer}: cannot be read ({error}); take another copy") from None
@@ -180,14 +180,14 @@ def load(run: RunDirectory, step: int) -> Snapshot:
 
 
 def tidy(run: RunDirectory, keep: int, best: int | None) -> None:
-    """Remove all but the ``keep`` newest checkpoints and the best, and what died half-written."""
+    """Remove all checkpoints but the ``keep`` newest and the best, and all partly written ones."""
     last = run.pointed("last")
     if last is None:  # nothing shows which ones are the newest
         return
-    # Those after the last that was written are damaged: the run fell back behind them.
+    # Checkpoints after the last written one are damaged: the run fell back to an earlier one.
     newest = [step for step in run.steps() if step <= last][-keep:]
     for step in run.steps():
         if step not in newest and step != best:
             remove(run.step_directory(step))
-    for left in remains(run):  # what was just saved is newer
+    for left in remains(run):  # the checkpoint just saved is newer
         remove_tree(left)

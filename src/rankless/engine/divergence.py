@@ -1,4 +1,4 @@
-"""Steps that cannot be applied, in sentences."""
+"""Errors for steps that cannot be applied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 
 SMALLEST_SCALE = 2.0**-14
-"""fp16's loss scale begins at 65,536 and every overflow halves it: after thirty in a row there is no hope."""
+"""Smallest loss scale of fp16. It begins at 65,536, and thirty overflows in a row halve it to this."""
 _SHOWN = 5
 
 
@@ -19,8 +19,8 @@ class DivergedError(UserError):
 
     Args:
         errors: one sentence, or several.
-        is_whole: whether the state is that before the step, fit to be saved.
-        repeats: whether ``--resume`` would come to the same end.
+        is_whole: whether the state is intact, as before the step, and can be saved.
+        repeats: whether a run continued with ``--resume`` would fail the same way.
     """
 
     def __init__(self, errors: str | Iterable[str], *, is_whole: bool, repeats: bool) -> None:
@@ -29,11 +29,11 @@ class DivergedError(UserError):
 
 
 def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
-    """Return the micro-batches with a loss that does not depend on every parameter.
+    """Describe the micro-batches with a loss that does not depend on every parameter.
 
     Args:
-        step: from 1.
-        unused: micro-batches, from 0, with the names.
+        step: number of the step, from 1.
+        unused: each such micro-batch, from 0, with the names of the parameters.
     """
     leaf, names = unused[0]
     more = f" (and {len(unused) - 1} more micro-batches)" if len(unused) > 1 else ""
@@ -45,13 +45,13 @@ def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
 
 
 def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, scale: float) -> str:
-    """A loss or a gradient that is not finite.
+    """Describe a loss or a gradient that is not finite.
 
     Args:
-        step: from 1.
-        numbers: of the step.
+        step: number of the step, from 1.
+        numbers: the results of the step.
         bad: names of the parameters whose gradient is not finite.
-        recipe: what could be changed.
+        recipe: the recipe, for advice on its values.
         scale: fp16's loss scale.
     """
     if not math.isfinite(numbers.loss):
@@ -66,7 +66,7 @@ def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, 
 
 
 def weights_not_finite(step: int, bad: Sequence[str], recipe: Recipe) -> str:
-    """Weights or running statistics that are not finite after ``step`` steps."""
+    """Describe weights or running statistics that are not finite after ``step`` steps."""
     when = f"after step {step}" if step else "at the start"
     return f"the weights are not finite {when}, in {_several(bad)}, and were not saved: {_advice(recipe)}"
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """A second model whose weights follow those of the first.
+    """A second model whose weights are the moving average of the first model's.
 
     Args:
-        model: followed; copied now. It may replace its parameters and buffers later, but has the same names.
-        decay: how much of the average stays in a step, at most.
+        model: the model to average, copied now. It may replace its parameters and buffers later, but must
+            keep their names.
+        decay: the largest fraction of the average that a step keeps.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -25,7 +26,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Move towards the model after step ``step`` (from 0).
+        """Move the average towards the model after step ``step`` (from 0).
 
         The decay of a step is ``min(decay, (1 + step) / (10 + step))``.
         """
@@ -45,9 +46,9 @@ class Ema:
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield where each tensor of the model's state dict stands, once for each tensor: the dict and its key.
+    """Yield the dict and the key that hold each tensor of the model's state dict, once for each tensor.
 
-    A state dict itself takes milliseconds to make for a net of hundreds of layers, in every step.
+    Building the state dict itself would take milliseconds per step for a network of hundreds of layers.
     """
     seen: set[int] = set()
     for module in model.modules():

@@ -1,6 +1,6 @@
-"""The environment of a training: compared between ranks, recorded at every start, compared with the last.
+"""The environment of a training: compared between ranks, recorded at each start and compared with the last.
 
-Nothing of it is in the recipe, and all of it can change bits.
+The recipe holds none of it, and all of it can change bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rankless.world.process_group import World
 Environment = dict[str, dict[str, str]]
 """Section, name, value: ``hardware``, ``instruction_set``, ``versions`` and ``variables``."""
 
-# What computes numbers, then the decoders.
+# Packages that compute numbers, then the decoders.
 _PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm")
 _DECODERS = ("pillow", "simplejpeg")
 _VARIABLES = re.compile(
@@ -46,7 +46,7 @@ _LIBRARIES = {
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-# Differing, they change no number: threads are the recipe's, and Python only calls what computes.
+# These change no number: the recipe sets the threads, and Python only calls the libraries that compute.
 _WITHOUT_EFFECT = re.compile(r".*_NUM_THREADS|OMP_.*|KMP_.*|GOMP_.*|CUDA_VISIBLE_DEVICES|python")
 _MAY_DIFFER = ("python", "NVIDIA driver")  # between ranks
 
@@ -69,7 +69,7 @@ def describe(device: torch.device) -> Environment:
 
 @cache
 def source() -> str:
-    """Twelve digits of a hash of the package's code, which copies of one version may differ in."""
+    """Return twelve digits of a hash of the package's code; copies of one version can differ in it."""
     root, found = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
@@ -89,7 +89,7 @@ def versions() -> dict[str, str]:
     }
     return {
         "python": platform.python_version(),
-        "rankless": __version__,  # of the code that runs; what is installed may be another
+        "rankless": __version__,  # of the running code; the installed version may be another
         "rankless source": source(),
         **{name: metadata.version(name) for name in (*_PACKAGES, *_DECODERS)},
         **{name: value for name, value in native.items() if value},
@@ -97,7 +97,7 @@ def versions() -> dict[str, str]:
 
 
 def nvidia_driver(path: Path = _DRIVER) -> str | None:
-    """The version of the kernel's NVIDIA driver; None without one."""
+    """Return the version of the kernel's NVIDIA driver; None if there is none."""
     try:
         match = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", path.read_text(encoding="utf-8"))
     except OSError:
@@ -109,12 +109,12 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
     """Compare the ranks' hardware and software.
 
     Args:
-        world: the ranks; each calls this.
-        recipe: its ``cpu_isa`` must be in use everywhere.
-        data: the digest of the training data as this rank sees it, None where it has none.
+        world: the ranks; every rank must call this.
+        recipe: the recipe; its ``cpu_isa`` must be in use on every rank.
+        data: the digest of the training data as this rank sees it; None if the data has none.
 
     Returns:
-        What this rank computes with; and on rank 0 a warning where ranks differ in what changes bits.
+        This rank's environment; and on rank 0, warnings if differences between ranks change bits.
     """
     mine = describe(world.device)
     must = {name: value for name, value in mine["versions"].items() if name not in _MAY_DIFFER}
@@ -137,18 +137,18 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
 
 
 def record(path: Path, now: Environment, world: World, step: int, launched: Mapping[str, Any]) -> list[str]:
-    """Append what this start computes with to the run's record.
+    """Append the environment of this start to the run's record.
 
     Args:
-        path: the run's ``environment.json``: a list with an entry for every start; made with its folder
-            when missing.
-        now: what rank 0 computes with.
+        path: the run's ``environment.json``, a list with an entry for every start; created with its folder
+            if missing.
+        now: the environment of rank 0.
         world: the ranks.
-        step: the last step that is done.
+        step: number of steps done.
         launched: the launcher's record of the start: its time and command.
 
     Returns:
-        Warnings for a person: what differs from the start before and so changes the weights to come.
+        Warnings for a person: differences from the previous start that can change the later weights.
     """
     before, problem = starts.read(path)
     warnings = []
@@ -177,14 +177,14 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
 
 
 def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
-    """A warning for what two starts differ in, if that changes numbers."""
+    """Return a warning about the differences between two starts, if they change numbers."""
     differing = []
     certain = False
     for section, values in now.items():
         old = before.get(section)
         if not isinstance(old, dict):
             continue  # an older version did not record it
-        # A variable that is not set is a value, too; what is not installed or not there computes nothing.
+        # An unset variable also counts as a value; missing packages and devices compute nothing.
         names = {**old, **values} if section == "variables" else [name for name in values if name in old]
         for name in names:
             was, has = old.get(name, "not set"), values.get(name, "not set")
@@ -207,7 +207,7 @@ def _label(section: str, name: str) -> str:
 
 
 def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
-    """A sentence for everything that must be the same on all ranks and is not."""
+    """Return a sentence for each value that must be the same on all ranks and is not."""
     differing = []
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         values = [rank.get(name, "not there") for rank in ranks]
@@ -217,7 +217,7 @@ def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
-    """A warning where ranks compute with what rounds differently."""
+    """Return a warning if ranks compute with hardware or kernels that round differently."""
     differing = []
     for section, name in (("hardware", "device"), ("instruction_set", "ATen"), ("instruction_set", "oneDNN")):
         values = [rank[section].get(name, "none") for rank in ranks]
@@ -232,7 +232,7 @@ def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
 
 
 def _by_value(values: Sequence[str]) -> str:
-    """``2.14.1 on rank 0, 2.13.0 on rank 1, 3``."""
+    """Return the values with their ranks, as in ``2.14.1 on rank 0, 2.13.0 on rank 1, 3``."""
     listed = []
     for value in dict.fromkeys(values):
         ranks = [str(rank) for rank, other in enumerate(values) if other == value]

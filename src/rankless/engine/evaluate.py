@@ -1,8 +1,8 @@
-"""Evaluation of a model on a whole data set, with the same numbers on any number of ranks.
+"""Evaluation of a model on a complete data set, with the same numbers on any number of ranks.
 
 The images are split into the same batches everywhere; each batch is predicted by exactly one rank, the
-predictions are gathered in the order of the images, and rank 0 scores them. Unreadable images are counted
-beside the scores, and too many of them are an error.
+predictions are gathered in the order of the images, and rank 0 scores them. The number of unreadable images
+is reported with the scores, and too many of them are an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rankless.user_code import explained
 from rankless.world.process_group import World
 
 SHOWN = 20
-"""Number of unreadable images that are named if there are too many."""
+"""Number of unreadable images that an error names if there are too many."""
 
 
 def evaluate(
@@ -58,20 +58,22 @@ def evaluate(
 ) -> Scores:
     """Score ``model``; every rank returns the same dict, whose ``computed_in`` is the precision.
 
-    Where the task's loss can be computed (:mod:`rankless.engine.validation_loss`), its mean is the scores'
+    If the task has a validation loss (:mod:`rankless.engine.validation_loss`), its mean is the score
     ``loss``.
 
     Args:
-        task, recipe, world: of the run; the precision is resolved.
+        task: the task to evaluate.
         model: the bare model on the world's device; it is put and left in evaluation mode.
-        limit: predict only this many first images and return a digest of the predictions instead of scores,
-            as a check of the same code path.
+        recipe: the run's recipe, with its precision resolved.
+        world: the ranks.
+        limit: predict only the first ``limit`` images and return a digest of the predictions instead of
+            scores, as a check of the same code path.
         unreadable: called on every rank with the images that could not be read, if any. Their number is the
-            scores' ``unreadable``; they affect no other score.
-        stop: called before every batch; the ranks need not get the same answer at the same time.
-        phase: called with what begins, ``predicting`` before every batch and ``scoring``.
-        progress: called before every batch, and after the last one, with how many of this rank's batches are
-            predicted, and of how many.
+            score ``unreadable``; they affect no other score.
+        stop: returns whether to stop; called before every batch. Ranks may get different answers.
+        phase: called with the phase that begins: ``predicting`` before every batch, ``scoring`` after them.
+        progress: called before every batch and after the last one, with the number of batches this rank has
+            predicted and its total number of batches.
         keep: called on rank 0 with all predictions in the order of the images; must not raise.
     """
     data = task.evaluation_data()
@@ -117,7 +119,7 @@ def _before_each(
     progress: Callable[[int, int], None] | None,
     batches: int,
 ) -> Callable[[], bool]:
-    """The call before every batch, which returns whether to stop."""
+    """Return the function to call before every batch, which returns whether to stop."""
     begun = itertools.count()
 
     def call() -> bool:
@@ -135,9 +137,9 @@ class _Predicted:
     """The predictions of one rank.
 
     Attributes:
-        with_loss: whether the loss is computed too.
-        predictions: by the images' indices.
-        losses: sum and count of each batch.
+        with_loss: whether the loss is also computed.
+        predictions: pairs of an image's index and its prediction.
+        losses: sum and count of the loss of each batch.
         unreadable: images that could not be read.
         stopped: whether the rank left early.
     """
@@ -213,7 +215,7 @@ def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: Wor
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
-    """Write a sentence for each of the first images, and how many more there are."""
+    """Return a sentence for each of the first images, and one with the number of the others."""
     every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
@@ -227,7 +229,7 @@ _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageE
 
 
 class Failures:
-    """Collects errors of the ranks and raises them on all ranks together, so that none waits for another."""
+    """Collects errors of the ranks and raises one on all ranks, so that no rank waits for another."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -235,7 +237,7 @@ class Failures:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record an error for :meth:`raise_first`; errors that are not the user's propagate."""
+        """Record a user error raised in this block for :meth:`raise_first`; other errors propagate."""
         try:
             yield
         except UserError as error:
@@ -260,7 +262,7 @@ class Failures:
 
 
 def fingerprint(value: Any) -> str:
-    """Compute a digest of all bits of tensors, numbers and texts in lists, dicts and dataclasses."""
+    """Return a digest of all bits of tensors, numbers and strings in lists, dicts and dataclasses."""
     if isinstance(value, torch.Tensor):
         plain = value.detach().cpu().contiguous()
         content = plain.flatten().view(torch.uint8).numpy()

@@ -1,7 +1,7 @@
-"""The backbone of a model, which stays as it is during the first epochs (``model.freeze``).
+"""Freezing of a model's backbone during the first epochs (``model.freeze``).
 
-While frozen, its parameters have no gradients and are not in the optimizer, and its batch norms work with the
-running statistics they have.
+While frozen, its parameters have no gradients and are not in the optimizer, and its batch norms use their
+running statistics without updating them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rankless.errors import UserError
 
 
 class Backbone:
-    """Freezes the backbone of a model from now on.
+    """The backbone of a model, frozen until it is released.
 
     Args:
-        model: the bare model; its method ``backbone()`` gives the modules to freeze. What must never be
-            trained has ``requires_grad`` false already and keeps it.
+        model: the bare model; its method ``backbone()`` returns the modules to freeze. Parameters that must
+            never be trained already have ``requires_grad`` set to False and keep it.
 
     Attributes:
-        norms: the backbone's batch norms while it is frozen, none once it is released.
+        norms: the backbone's batch norms while it is frozen; empty once it is released.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -41,7 +41,7 @@ class Backbone:
             )
 
     def release(self) -> None:
-        """Let it be trained like the rest."""
+        """Train the backbone from now on, like the rest of the model."""
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         self.norms = []

@@ -1,4 +1,4 @@
-"""PyTorch's errors that a recipe causes, as sentences that name the layer and a remedy."""
+"""User errors for errors of PyTorch that a recipe causes; they name the layer and a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRAPPERS = ("module.", "model.")
 
 @contextmanager
 def explained(recipe: Recipe) -> Iterator[None]:
-    """Inside, these errors of PyTorch's are raised as sentences."""
+    """Raise errors of PyTorch that a recipe causes as user errors."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -33,7 +33,7 @@ def explained(recipe: Recipe) -> Iterator[None]:
         if text.startswith(_ONE_VALUE):
             where = _layer(error.__traceback__) or "a batch norm"
             raise OneValueError(
-                f"{where} sees one value per channel, of which there is no variance (batch.micro is "
+                f"{where} sees one value per channel, which has no variance (batch.micro is "
                 f"{recipe.batch.micro}); use a larger batch.micro or model.image_size, or batch_norm: sync "
                 "or frozen"
             ) from error
@@ -41,7 +41,7 @@ def explained(recipe: Recipe) -> Iterator[None]:
 
 
 def _layer(traceback: TracebackType | None) -> str:
-    """Return the innermost module that raised an error, by its name in the model; empty if there is none."""
+    """Return the name and type of the innermost module that raised an error; empty if there is none."""
     modules: list[nn.Module] = []
     while traceback is not None:
         owner = traceback.tb_frame.f_locals.get("self")

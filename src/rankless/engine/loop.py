@@ -41,18 +41,18 @@ class StopRequest:
     """A request to stop this process; the step under way is finished and saved first.
 
     Attributes:
-        signal: the signal that came, 0 without one.
+        signal: number of the first signal received; 0 if none.
     """
 
     def __init__(self) -> None:
         self.signal = 0
 
     def listen(self) -> None:
-        """From now on SIGTERM, SIGINT and SIGUSR1 are requests."""
+        """Treat SIGTERM, SIGINT and SIGUSR1 as requests from now on."""
         numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
         for number in numbers:
             signal.signal(number, self._note)
-        # A launcher blocks them until here, so that none comes while nobody listens.
+        # The launcher blocks these signals until now, so that none arrives before its handler is set.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
     def _note(self, number: int, _: object) -> None:
@@ -73,30 +73,31 @@ def train(
     sinks: Mapping[str, Callable[[], Sink]] | None = None,
     pulse: Pulse | None = None,
 ) -> bool:
-    """Train a recipe as one of the ranks of ``world``.
+    """Train a recipe as one rank of ``world``.
 
     Args:
-        recipe: with its precision resolved.
-        run: where rank 0 writes everything, and one rank of every machine that does not see its files.
-        resume: go on from the newest whole checkpoint, if there is one.
+        recipe: the recipe, with its precision resolved.
+        run: the run directory. Rank 0 writes it, and one rank of every machine that does not share its files
+            writes a copy.
+        resume: continue from the newest complete checkpoint, if there is one.
         launched: the launcher's record of this start: its time and command.
-        task: None opens the one that the recipe names.
-        stop: looked at after every step, and before every batch of an evaluation.
-        dry_run: end early.
-        observe: called on every rank after every step, with the scores where it was evaluated; must not
-            change a thing.
-        sinks: makers of the user's sinks by name; called on rank 0 alone.
-        pulse: called every second with how far this rank is.
+        task: the task to train; None opens the recipe's task.
+        stop: checked after every step, and before every batch of an evaluation.
+        dry_run: end after its number of steps.
+        observe: called on every rank after every step, with the scores if the step was evaluated; must not
+            change anything.
+        sinks: makers of the user's sinks by name; called only on rank 0.
+        pulse: called every second with this rank's progress.
 
     Returns:
-        Whether all steps are done; False after a stop request, when the state was saved.
+        Whether all steps are done; False if the run was stopped by a request and its state was saved.
     """
     task = task or open_task(recipe)
     setup = prepare(task, recipe, run, world, resume=resume, launched=launched or {}, dry_run=dry_run)
     with ExitStack() as stack:
         opened = stack.enter_context(closing(setup.sinks(sinks or {})))
         reporting = Reporting(setup.task, run, opened, enabled=world.is_first and dry_run is None)
-        stack.callback(reporting.close)  # before the sinks, and however the run ends
+        stack.callback(reporting.close)  # before the sinks close, however the run ends
         batches = stack.enter_context(setup.batches())
         loop = _Loop(setup, batches, opened, stop or StopRequest(), observe, reporting, pulse)
         with closing(loop.saver), loop.watchdog:
@@ -131,7 +132,7 @@ class _Loop:
         self.waiting = Waiting(self.recipe.batch.images)
 
     def run(self) -> bool:
-        """Train up to the last step; False after a stop request, with the state saved."""
+        """Train up to the last step; return False if a request stopped the run, after saving the state."""
         state, start, last = self.state, self.setup.start, self.setup.last
         self.saver.start()
         if state.unscored and not self._evaluate_again(start):
@@ -170,7 +171,7 @@ class _Loop:
         return True
 
     def _train_step(self, step: int) -> Numbers:
-        """Turn the images of ``step`` (from 0) into new weights, and log what came of it."""
+        """Train on the images of ``step`` (from 0), and log the results."""
         state, saver, batches = self.state, self.saver, self.batches
         self.watchdog.begin("computing", step + 1)
         self.stragglers.begin()
@@ -189,7 +190,7 @@ class _Loop:
         seconds = time.perf_counter() - began
         waits = {"waited": batches.waited - waited, "network": peers.seconds - for_peers}
         self.stragglers.end(seconds, waits["waited"])
-        self.watchdog.begin("logging", step + 1)  # in sinks of the user's, too
+        self.watchdog.begin("logging", step + 1)  # also in the user's sinks
         self._log(step, lr, numbers, seconds, waits)
         saver.look()
         if numbers.replaced:
@@ -217,7 +218,7 @@ class _Loop:
             self.sinks.event("waiting", done, advice)
 
     def _report_replaced(self, done: int, mine: Sequence[Unreadable]) -> None:
-        """Report images that could not be read; every rank calls it with those that it met."""
+        """Report images that could not be read; every rank must call this with the ones it met."""
         for one in self.state.unreadable.meet(self.world, mine):
             text = f"{one.path} cannot be read ({one.reason}); others are trained on in its place"
             self.sinks.event("unreadable", done, text)
@@ -241,7 +242,7 @@ class _Loop:
                 self.state.check(done)
 
     def _evaluate(self, done: int) -> Scores | None:
-        """The scores after ``done`` steps; None when a request to stop came before all was predicted."""
+        """Return the scores after ``done`` steps; None if a stop request interrupted the predictions."""
         task, dry_run = self.setup.task, self.setup.dry_run
         limit, unreadable = dry_run.images if dry_run else None, partial(self._report_left_out, done)
         try:
@@ -270,7 +271,7 @@ class _Loop:
         return scores
 
     def _best(self, scores: Scores) -> str:
-        """The name of the score by which the best weights are chosen."""
+        """Return the name of the score that chooses the best weights."""
         best = self.recipe.evaluate.best
         if best == "auto" or self.setup.dry_run:
             return self.setup.task.score_name
@@ -286,7 +287,7 @@ class _Loop:
             self.sinks.event("unreadable", done, text)
 
     def _evaluate_again(self, start: int) -> bool:
-        """Make up for the evaluation that failed or was stopped after step ``start``; False if stopped."""
+        """Repeat the failed or stopped evaluation after step ``start``; return False if stopped again."""
         if self._evaluate(start) is None:
             return False
         self.state.unscored = False
@@ -300,9 +301,9 @@ class _Loop:
 
 
 def update(state: TrainingState, step: int, totals: Totals) -> Numbers:
-    """Turn summed gradients into new weights: clip, step, norms, EMA.
+    """Update the weights from the summed gradients: clip, step, norms, EMA.
 
-    The device is waited for once, between the gradient and the weights.
+    This waits for the device once, between the gradient and the weights.
     """
     numbers = state.clip(step, totals)
     skipped = state.step()

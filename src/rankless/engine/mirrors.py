@@ -1,7 +1,8 @@
-"""The copies of the run directory: one rank keeps one on every machine that does not share a disk.
+"""Copies of the run directory: one rank on each machine that does not share a disk keeps one.
 
-On one machine, and on several that share a file system, that is rank 0 alone. Otherwise any machine may be
-lost: each of the others has checkpoints, the best one, the journal and the record of the environment.
+On one machine, and on several that share a file system, only rank 0 keeps one. Otherwise the run survives the
+loss of any machine: each of the others has the checkpoints, the best one, the journal and the record of the
+environment.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class Mirrors:
 
     Attributes:
         world: the ranks.
-        keepers: for each rank, the rank that writes the copy that it sees; None where it sees none.
-        hosts: the name of each rank's machine; empty where rank 0 alone keeps a copy.
-        problems: why a machine keeps no copy.
-        journal: this rank's, once it is open; None on ranks that keep no copy.
+        keepers: for each rank, the rank that writes the copy it sees; None if it sees none.
+        hosts: the name of each rank's machine; empty if only rank 0 keeps a copy.
+        problems: reasons why machines keep no copy.
+        journal: this rank's copy of the journal, once it is open; None on ranks that keep no copy.
     """
 
     world: World
@@ -42,7 +43,7 @@ class Mirrors:
 
     @property
     def writers(self) -> list[int]:
-        """The ranks that keep a copy, rising; rank 0 is the first."""
+        """Ranks that keep a copy, in increasing order; rank 0 is the first."""
         return [rank for rank, keeper in enumerate(self.keepers) if rank == keeper]
 
     @property
@@ -56,18 +57,18 @@ class Mirrors:
         return self.world.is_first or self.keepers[self.world.rank] == self.world.rank
 
     def name(self, rank: int) -> str:
-        """The machine of ``rank``, for messages."""
+        """Return the name of the machine of ``rank``, for messages."""
         return _name(self.hosts, rank)
 
     def recipe(self, own: Recipe) -> Recipe:
-        """The recipe that stands in the weights, the same in all copies, whatever is this rank's ``own``.
+        """Return the recipe to write into the weights, the same in all copies: that of rank 0, not ``own``.
 
         Every rank must call it.
         """
         return from_json(self.world.broadcast(to_json(own))) if self.several else own
 
     def named(self, messages: Mapping[int, str]) -> list[str]:
-        """Messages by rank as sentences, with the names of the machines where there are several copies."""
+        """Return the ranks' messages as a list, with their machines' names if there are several copies."""
         if not self.several:
             return list(messages.values())
         return [f"{self.name(rank)}: {text}" for rank, text in messages.items()]
@@ -80,20 +81,23 @@ class Mirrors:
                 self.journal.append(lines)
 
     def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
-        """Replace the file at ``path`` in every copy by the soundest one; see :meth:`send_file`."""
+        """Replace the file at ``path`` in every copy by the one with the greatest ``soundness``.
+
+        Every rank must call it, as :meth:`send_file`.
+        """
         if not self.several:
             return []
         every = self.world.all_gather(list(soundness))
         return self.send_file(path, max(self.writers, key=lambda rank: every[rank]))
 
     def send_file(self, path: Path, source: int) -> list[str]:
-        """Replace the file at ``path`` in every copy by rank ``source``'s.
+        """Replace the file at ``path`` in every copy by that of rank ``source``.
 
-        Every rank must call it, with the path in its own run directory. What a file holds that the new one
-        does not go on with is kept beside it.
+        Every rank must call it, with the path in its own run directory. A replaced file that the new one does
+        not continue is kept beside it.
 
         Returns:
-            Sentences of this rank about what it has kept.
+            Sentences about the files that this rank has kept.
         """
         if not self.several:
             return []
@@ -120,7 +124,7 @@ class Mirrors:
         return said
 
     def told(self, mine: Sequence[str]) -> list[str]:
-        """The sentences of all ranks, with the names of the machines; every rank must call it."""
+        """Return the sentences of all ranks, with the names of their machines; every rank must call it."""
         gathered = self.world.all_gather(list(mine)) if self.several else [list(mine)]
         return [
             text for rank, texts in enumerate(gathered) for one in texts for text in self.named({rank: one})
@@ -128,15 +132,15 @@ class Mirrors:
 
 
 def alone(world: World) -> Mirrors:
-    """Rank 0 keeps the only copy."""
+    """Return the mirrors of a run with rank 0 as the keeper of the only copy."""
     return Mirrors(world, [0] * world.size)
 
 
 def find(world: World, run: RunDirectory) -> Mirrors:
     """Find out which ranks keep a copy; every rank must call it, with its own run directory.
 
-    The first rank of every machine puts a file of a random name into its directory. Nobody has looked for
-    that name before, so that no network file system answers from what it remembers.
+    The first rank of every machine creates a file with a random name in its directory. No rank has looked
+    for that name before, so no network file system answers from its cache.
     """
     firsts = world.all_gather(world.is_first_here or world.is_first) if world.size > 1 else [True]
     if sum(firsts) == 1:
@@ -151,7 +155,7 @@ def find(world: World, run: RunDirectory) -> Mirrors:
                 problem = f"{run.path} cannot be written ({error})"
         known = world.all_gather([name, os.uname().nodename, problem])
         seen = [rank for rank, (name, _, _) in enumerate(known) if name and (run.path / name).exists()]
-        views = world.all_gather(seen)  # now all have looked
+        views = world.all_gather(seen)  # all ranks have looked now
     keepers: list[int | None] = []
     for rank, ranks in enumerate(views):
         lowest = 0 if rank == 0 else min(ranks, default=None)

@@ -1,7 +1,7 @@
-"""Muon: the step of a weight matrix is its averaged gradient made orthogonal; AdamW steps all else.
+"""Muon: it updates a weight matrix by its orthogonalized momentum; AdamW updates all other parameters.
 
 Sources: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); J. Liu et al.,
-"Muon is scalable for LLM training" (2025) for the scale: AdamW's learning rate and weight decay suit it.
+"Muon is scalable for LLM training" (2025) for the scale, which allows AdamW's learning rate and weight decay.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch import Tensor
 from rankless.world.process_group import World
 from rankless.world.uncompiled import PlainAdamW
 
-LEAST = 16  # rows and columns; heads of few classes and depth-wise filters are AdamW's
+LEAST = 16  # rows and columns; AdamW updates heads of few classes and depth-wise filters
 COEFFICIENTS = 3.4445, -4.775, 2.0315  # of the polynomial that brings singular values near 1
 ITERATIONS = 5
 RMS = 0.2  # of AdamW's steps, in learning rates
 
 
 def is_matrix(weight: Tensor) -> bool:
-    """Whether Muon steps this weight: (outputs, inputs, …), both larger than 1."""
+    """Check whether Muon updates this weight, (outputs, inputs, …), because it is a large enough matrix."""
     return weight.ndim >= 2 and min(len(weight), weight[0].numel()) >= LEAST and weight.shape[1] > 1
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Return U V^T of a matrix U S V^T, (A, B), but with singular values of some 0.7 to 1.2 in place of 1.
+    """Return approximately U V^T for a matrix U S V^T, (A, B), with singular values of about 0.7 to 1.2.
 
-    Newton-Schulz iterations in the matrix's own type, which may be bfloat16.
+    The Newton-Schulz iterations use the matrix's own dtype, which may be bfloat16.
     """
     a, b, c = COEFFICIENTS
     x = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
@@ -42,15 +42,15 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 class Muon(PlainAdamW):
-    """Muon for the groups that have a ``momentum`` (Nesterov's), AdamW for the others.
+    """Muon for the groups that have a ``momentum`` (Nesterov's), and AdamW for the others.
 
-    Each rank makes its share of the matrices orthogonal, and all get all of them: no bit of a matrix depends
-    on which rank computes it.
+    Each rank orthogonalizes its share of the matrices and sends the results to all others. No bit of a matrix
+    depends on which rank computes it.
 
     Args:
-        groups: of parameters; each may have a ``weight_decay``, which is taken from the weights.
-        world: the ranks that share the work; None for one.
-        dtype: in which matrices are made orthogonal.
+        groups: parameter groups; each may have a ``weight_decay``, which is decoupled from the gradient.
+        world: the ranks that share the work; None for a single process.
+        dtype: the dtype in which matrices are orthogonalized.
         options: see :class:`torch.optim.AdamW`.
     """
 
@@ -62,7 +62,7 @@ class Muon(PlainAdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         groups = self.param_groups
         for group in groups:
             if "momentum" in group:
@@ -87,13 +87,13 @@ class Muon(PlainAdamW):
             weight.add_(direction, alpha=-group["lr"] * RMS * math.sqrt(max(rows.shape)))
 
     def _directions(self, weights: Sequence[Tensor], momentum: float) -> list[Tensor]:
-        """The orthogonal matrix of each weight, (outputs, all else)."""
+        """Return the orthogonalized matrix of each weight, (outputs, all other dimensions flattened)."""
         size, rank = (self.world.size, self.world.rank) if self.world else (1, 0)
         shares = _shares([_work(weight) for weight in weights], size)
 
         def direction(weight: Tensor) -> Tensor:
             ahead = weight.grad.lerp(self.state[weight]["momentum_buffer"], momentum)  # type: ignore[union-attr]
-            # In the order of channels_last memory, where this is a view.
+            # In the order of channels_last memory, this is a view.
             return orthogonal(ahead.movedim(1, -1).flatten(1).to(self.dtype))
 
         found = {number: direction(weights[number]) for number in shares[rank]}
@@ -106,7 +106,7 @@ class Muon(PlainAdamW):
     def _gathered(
         self, mine: Iterable[Tensor], sizes: Sequence[Sequence[int]], world: World
     ) -> list[Sequence[Tensor]]:
-        """Every rank's matrices, flat, of which rank r has ``sizes[r]``."""
+        """Return every rank's matrices, flattened; rank r's have the lengths ``sizes[r]``."""
         length = max(map(sum, sizes))
         packed = torch.zeros(length, dtype=self.dtype, device=world.device)
         own = packed[: sum(sizes[world.rank])]
@@ -119,13 +119,13 @@ class Muon(PlainAdamW):
 
 
 def _work(weight: Tensor) -> int:
-    """Multiplications of :func:`orthogonal`, in proportion."""
+    """Return a number proportional to the multiplications in :func:`orthogonal`."""
     rows, columns = len(weight), weight[0].numel()
     return min(rows, columns) ** 2 * (2 * max(rows, columns) + min(rows, columns))
 
 
 def _shares(work: Sequence[int], size: int) -> list[list[int]]:
-    """Divide the work among the ranks: the largest piece first, always to the rank with the least so far."""
+    """Divide the work among the ranks: largest piece first, each to the rank with the least work so far."""
     shares: list[list[int]] = [[] for _ in range(size)]
     sums = [0] * size
     for number in sorted(range(len(work)), key=lambda number: -work[number]):

@@ -1,4 +1,4 @@
-"""The optimizer: its parameter groups, its state, and the gradients it is given."""
+"""The optimizer: its parameter groups, its state and its gradients."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def optimizer(
     world: World | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.optim.Optimizer:
-    """SGD, Adam, AdamW or Muon.
+    """Make the recipe's optimizer: SGD, Adam, AdamW or Muon.
 
-    Weight decay is on weights of two or more dimensions, unless the recipe wants it on biases, norms and
-    PReLU too.
+    Weight decay applies to weights of two or more dimensions, and to biases, norms and PReLU only if the
+    recipe asks for it.
 
     Args:
-        model: what is trained.
-        recipe: its section ``optim``.
-        portable: the same bits on different CPUs. ``Tensor.sqrt`` is MKL's there, whose last bit depends on
-            the processor; the root in the fused Adam is IEEE's.
-        world: ranks that share what Muon computes; all of them step at once.
-        dtype: in which Muon makes matrices orthogonal.
+        model: the model to train.
+        recipe: the recipe's section ``optim``.
+        portable: compute the same bits on different CPUs. There ``Tensor.sqrt`` is MKL's, and its last bit
+            depends on the processor; the fused Adam uses IEEE's square root.
+        world: the ranks that share Muon's computation; they must all step together.
+        dtype: the dtype in which Muon orthogonalizes matrices.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     least = 0 if recipe.decay_norms_and_biases else 2
@@ -62,15 +62,15 @@ def optimizer(
 
 
 def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float) -> Tensor:
-    """Turn summed gradients into the mean, and shorten them to a global norm of at most ``limit``.
+    """Divide summed gradients to get their mean, and clip it to a global norm of at most ``limit``.
 
     Args:
         parameters: their ``grad`` is changed in place.
-        count: scalar, what the summed loss is divided by; zero counts as one.
-        limit: 0 leaves the length as it is.
+        count: the divisor of the summed loss, a scalar; zero counts as one.
+        limit: the largest norm; 0 turns clipping off.
 
     Returns:
-        The norm before it was clipped, a scalar; it is not finite where any gradient is not.
+        The norm before clipping, a scalar; it is not finite if any gradient is not finite.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     factor = 1.0 / torch.where(count == 0, 1, count)
@@ -94,12 +94,13 @@ def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[st
 def restore_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], source: str = "the state"
 ) -> None:
-    """Restore what :func:`state_tensors` returned.
+    """Restore the state that :func:`state_tensors` returned.
 
     Args:
-        optimizer, model: of the run.
-        tensors: each of the shape of its parameter, or a scalar for ``step``.
-        source: of the tensors, for messages.
+        optimizer: the optimizer to restore.
+        model: its model, which gives the parameters' names.
+        tensors: each with the shape of its parameter, or a scalar for ``step``.
+        source: the origin of the tensors, for messages.
     """
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
@@ -110,6 +111,6 @@ def restore_state(
                 f"{source}: the optimizer's tensor '{key}' with shape {list(value.shape)} belongs to no "
                 "parameter of this model; take another copy of the checkpoint"
             )
-        # Adam counts its steps in a tensor on the CPU; everything else lies like its parameter.
+        # Adam counts its steps in a tensor on the CPU; all others have their parameter's device and layout.
         placed = value.clone() if slot == "step" else torch.empty_like(parameter).copy_(value)
         optimizer.state[parameter][slot] = placed

@@ -1,7 +1,7 @@
-"""The engine's parts for your own training loop: the order, the micro-batches and the fixed tree.
+"""The parts of the engine for a custom training loop: the order, the micro-batches and the fixed tree.
 
-The loop stays the user's: optimizer, learning rate, evaluation and what is saved. What depends on the number
-of ranks is done here, so that the weights do not.
+The optimizer, the learning rate, evaluation and saving remain in the user's loop. Everything that depends on
+the number of ranks is done here, so that the weights do not depend on it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from rankless.tasks.protocol import Examples
 from rankless.world.process_group import World
 
 Loss = Callable[[nn.Module, Any], LossSum]
-"""The loss of a micro-batch, given the model and what ``collate`` made, on the device."""
+"""Function of the model and the output of ``collate``, on the device, that returns a micro-batch's loss."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step, when every parameter's ``grad`` holds the gradient of the mean loss.
+    """One step; while it is current, every parameter's ``grad`` holds the gradient of the mean loss.
 
     Attributes:
-        number: from 0.
-        epoch: epochs seen after it.
+        number: number of the step, from 0.
+        epoch: number of epochs completed after this step.
         loss: the mean over the global batch, the same on every rank.
-        gradient_norm: before it was clipped.
+        gradient_norm: the norm of the gradient before clipping.
     """
 
     number: int
@@ -51,25 +51,27 @@ class Step:
 
 
 class Steps:
-    """The steps of your own training loop.
+    """The steps of a custom training loop.
 
     Args:
         ranks: from :func:`rankless.join`.
-        model: on the CPU. Its weights become those of rank 0 everywhere, and it moves to the rank's device.
-        loss: the sum of the loss over a micro-batch, and the divisor of the sum over the global batch.
-        data: a map-style data set, whose random transforms are seeded for each item, or
-            :class:`rankless.Examples`.
-        batch: images of a step, whatever the number of ranks.
-        micro: images of a micro-batch, which batch norms see at once; divides ``batch``. No more than
-            ``batch / micro`` ranks can share a step.
-        seed: of the order, of dropout and of transforms.
-        clip: the largest norm of a step's gradient; 0 leaves it as it is.
-        workers: loader processes of each rank; no number depends on them.
-        collate: makes a micro-batch of items: tensors, and tuples, lists and dicts of them.
-        precision: of the forward pass: ``fp32`` or ``bf16``.
+        model: the model, on the CPU. It moves to the rank's device, and every rank gets the weights of rank
+            0.
+        loss: returns a :class:`rankless.LossSum` of a micro-batch: the summed loss and its share of the
+            divisor.
+        data: a map-style data set or :class:`rankless.Examples`. Random transforms of a map-style data set
+            are seeded for each item.
+        batch: number of images per step, independent of the number of ranks.
+        micro: number of images per micro-batch, over which batch norms compute their statistics; must divide
+            ``batch``. At most ``batch / micro`` ranks can share a step.
+        seed: the seed of the order, of dropout and of transforms.
+        clip: the largest norm of a step's gradient; 0 turns clipping off.
+        workers: number of loader processes per rank; no result depends on it.
+        collate: makes a micro-batch from a list of items: tensors, or tuples, lists and dicts of tensors.
+        precision: the precision of the forward pass, ``fp32`` or ``bf16``.
 
     Raises:
-        UserError: sizes that do not fit, more ranks than micro-batches, or ranks whose models differ in kind.
+        UserError: sizes do not fit, there are more ranks than micro-batches, or ranks have different layers.
     """
 
     def __init__(
@@ -90,27 +92,28 @@ class Steps:
         if precision not in ("fp32", "bf16"):
             raise UserError(f"precision is '{precision}'; expected fp32 or bf16")
         self.ranks, self.model, self.workers, self.clip = ranks, model, workers, clip
-        sizes: Any = {"images": batch, "micro": micro}  # a mistake in them becomes one of the recipe
+        sizes: Any = {"images": batch, "micro": micro}  # the recipe reports mistakes in them
         self.recipe = Recipe(batch=sizes, seed=seed, precision=precision, reduce="exact")
         self.data: Examples = data if callable(getattr(data, "item", None)) else from_dataset(data, seed=seed)
         self.collate = _Collate(collate)
         begin_alike(model, ranks)
         model.to(ranks.device)
         self.statistics = RunningStatistics(batch_norms(model), ranks.device)
-        self.statistics.give_back()  # outside of the steps the norms are as the user has made them
+        self.statistics.give_back()  # outside of the steps the norms have the user's settings
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        task: Any = _Loop(loss)  # of a task, nothing but the loss is asked
+        task: Any = _Loop(loss)  # the accumulator uses only a task's loss
         self.accumulator = Accumulator(task, model, self.statistics, self.recipe, ranks)
 
     def epochs(self, count: int, start: int = 0) -> Iterator[Step]:
-        """Yield each step when its gradients are there; the loop's body lets its optimizer apply them.
+        """Yield each step once its gradients are computed; the loop's body applies them with its optimizer.
 
         Args:
-            count: how many epochs from the first step on.
-            start: the step to begin with, of a loop that goes on: what ``number`` was last, and one more.
+            count: number of epochs, counted from step 0.
+            start: the first step; to continue a loop, the last step's ``number`` plus one.
 
         Raises:
-            UserError: a loss that is not finite, or, after the last step, weights that differ between ranks.
+            UserError: a loss or a gradient is not finite, or the weights differ between ranks after the last
+                step.
         """
         schedule = StepSchedule(replace(self.recipe, epochs=count), len(self.data))
         lines = schedule.lines(start, self.ranks.own_micro_batches(self.recipe.batch.micro_batches))
@@ -153,7 +156,7 @@ def _as_it_is(loss: Tensor) -> Tensor:
 
 
 class _Collate:
-    """``collate`` with a batch that can be moved, whatever it is made of."""
+    """``collate`` with a batch that can be moved to a device, whatever its type."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
@@ -171,7 +174,7 @@ class _Batch:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Move tensors, and containers of them, to a device."""
+    """Move tensors and containers of tensors to a device."""
     if callable(getattr(value, "to", None)):
         return value.to(device)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The learning rate and the momentum of each step: functions of the step alone, so that nothing is saved."""
+"""The learning rate and momentum of each step: functions of the step alone, so no state has to be saved."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from rankless.engine.schedule import StepSchedule
 from rankless.recipe.schema import Optim
 
-_SOONEST = 40  # steps in which ``auto`` reaches the whole rate: 5% of 800, so longer runs are not changed
+_SOONEST = 40  # steps in which ``auto`` reaches the full rate: 5% of 800, so longer runs are not changed
 _MOMENTA = 0.95, 0.85  # of one-cycle: at its ends and at its peak, PyTorch's (Smith 2018 has the same range)
 
 
 def rate(run: StepSchedule, step: int) -> float:
-    """The factor on ``optim.lr`` in step ``step`` (from 0) of a run.
+    """Return the factor on ``optim.lr`` in step ``step`` (from 0) of a run.
 
-    The warm-up is ``((step + 1) / warmup) ** warmup_power``; every schedule but ``step``, whose milestones
-    are steps of the run, begins at its end. With the warm-up ``auto`` the rate is at most a fortieth of
-    ``optim.lr`` times the number of the step, even where the schedule falls before step 40.
+    The warm-up is ``((step + 1) / warmup) ** warmup_power``. Every schedule but ``step`` begins at its end;
+    the milestones of ``step`` count from the start of the run. With the warm-up ``auto`` the rate is at most
+    ``optim.lr * (step + 1) / 40``, even if the schedule falls before step 40.
     """
     factor, schedule = _rate(run, step), run.recipe.schedule
     limited = schedule.warmup == "auto" and schedule.name != "one-cycle"
@@ -47,7 +47,7 @@ def _rate(run: StepSchedule, step: int) -> float:
 
 
 def momentum(run: StepSchedule, step: int) -> float | None:
-    """The momentum in step ``step``, or Adam's first beta, where the schedule sets it; None where not."""
+    """Return the momentum (Adam's first beta) in step ``step``; None if the schedule does not set it."""
     schedule = run.recipe.schedule
     if schedule.name != "one-cycle" or not schedule.cycle_momentum:
         return None
@@ -68,13 +68,13 @@ def _between(start: float, end: float, done: float) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use ``lr`` in every group from now on."""
+    """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
 def set_momentum(optimizer: torch.optim.Optimizer, recipe: Optim, value: float | None) -> None:
-    """Use the momentum in every group from now on; None leaves the recipe's."""
+    """Set the momentum of every parameter group; None keeps the recipe's."""
     if value is None:
         return
     for group in optimizer.param_groups:

@@ -1,6 +1,6 @@
 """The report that rank 0 writes during training: details of the best evaluation, and report.html.
 
-Nothing here ends a training: whatever goes wrong is reported once, as a warning.
+No error here ends the training: the first one is reported as a warning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankless.runs.weights_digest import of_run
 from rankless.tasks.protocol import Task
 
 SHARE = 0.01
-"""Of a run's time that may be spent on pages before its end."""
+"""Largest fraction of a run's time that may be spent on writing pages before its end."""
 _FIRST_COST = 0.1  # seconds; assumed before a page has been written
 
 
@@ -30,10 +30,10 @@ class Reporting:
     """Keeps ``evaluation.json`` and ``report.html`` up to date.
 
     Args:
-        task: may have ``report_details``.
-        run: where it writes.
-        sinks: take the warning.
-        enabled: whether it does anything.
+        task: the run's task; its method ``report_details`` is optional.
+        run: the directory to write to.
+        sinks: receive the warning.
+        enabled: whether this rank writes the report.
     """
 
     def __init__(self, task: Task, run: RunDirectory, sinks: Sinks, *, enabled: bool) -> None:
@@ -46,11 +46,11 @@ class Reporting:
         self._spent, self._cost = 0.0, _FIRST_COST
 
     def keep(self, predictions: Sequence[Any]) -> None:
-        """Take the predictions of an evaluation, which :meth:`evaluated` ends."""
+        """Keep the predictions of an evaluation until :meth:`evaluated` is called."""
         self._predictions = predictions
 
     def evaluated(self, step: int, *, is_best: bool) -> None:
-        """Bring everything up to date after the evaluation of ``step`` steps."""
+        """Update both files after the evaluation at ``step`` steps."""
         predictions, self._predictions, self._step = self._predictions, (), step
         if not self.enabled:
             return
@@ -63,7 +63,7 @@ class Reporting:
                 self._write({})
 
     def close(self) -> None:
-        """Write the page at the end of the run, whatever ended it."""
+        """Write the page at the end of the run, however it ended."""
         if self.enabled and self.run.journal.exists():
             with self._no_error(f"write it with: rankless report {self.run.path}"):
                 self._write(self._digests())
@@ -87,6 +87,6 @@ class Reporting:
                 self._warned = True
                 reason = error.strerror if isinstance(error, OSError) else None
                 why = printable(reason or f"{type(error).__name__}: {error}", 300)
-                with suppress(UserError):  # where the journal cannot be written either, the next step says so
+                with suppress(UserError):  # if the journal cannot be written either, the next step reports it
                     text = f"the report could not be written ({why}); {advice}"
                     self.sinks.event("warning", self._step, text)

@@ -1,7 +1,7 @@
-"""At a start: the newest whole checkpoint that any machine holds wins, and every copy is put right.
+"""Restoring at a start: all ranks continue from the newest complete checkpoint that any machine holds.
 
-Where all ranks see it, each reads its own. Otherwise its tensors are sent, as plain bytes, and the machines
-that lack it write it, and the best one, at once.
+If every rank sees that checkpoint, each reads it from its own directory. Otherwise its tensors are sent as
+plain bytes, and the machines that lack it write it at once, as well as the best checkpoint.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Restored:
     """The state from which a run continues.
 
     Attributes:
-        snapshot: the newest whole checkpoint, None without any.
-        warnings: for a person.
-        copied: sentences about machines that got what they lacked.
+        snapshot: the newest complete checkpoint; None if there is none.
+        warnings: messages for a person.
+        copied: sentences about the checkpoints that were copied to machines that lacked them.
     """
 
     snapshot: Snapshot | None
@@ -45,15 +45,15 @@ class Restored:
 
 @dataclass
 class _Report:
-    """The content of a rank's copy.
+    """The checkpoints in a rank's copy of the run directory.
 
     Attributes:
-        path: of the run directory.
-        step: of the newest whole checkpoint.
-        sums: digest of its checksums.
-        recipe: of its training, as JSON.
-        warnings: about damaged checkpoints.
-        problems: why there is none, though there are some.
+        path: the run directory.
+        step: the step of the newest complete checkpoint; -1 if there is none.
+        sums: a digest of its file of checksums.
+        recipe: its recipe, as JSON.
+        warnings: warnings about damaged checkpoints.
+        problems: errors if there are checkpoints but none is complete.
     """
 
     path: str
@@ -65,7 +65,7 @@ class _Report:
 
 
 def restore(mirrors: Mirrors, run: RunDirectory, recipe: Recipe, class_names: Sequence[str]) -> Restored:
-    """Read the newest whole checkpoint of all; every rank must call it."""
+    """Read the newest complete checkpoint of all copies; every rank must call it."""
     reports = dict(enumerate(mirrors.world.all_gather(_look(mirrors, run))))
     reports = {rank: reports[rank] for rank in mirrors.writers}
     warnings = [text for rank, one in reports.items() for text in _named(mirrors, rank, one.warnings)]
@@ -98,7 +98,7 @@ def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
     report = _Report(str(run.path))
     if not mirrors.is_writer:
         return report
-    if not mirrors.world.is_first:  # the launcher of rank 0 has done it there
+    if not mirrors.world.is_first:  # on rank 0 the launcher has done this
         sweep(run.path)
         sweep(run.checkpoints)
     try:
@@ -113,12 +113,12 @@ def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
 
 
 def _recipe_in(folder: Path) -> str:
-    """The recipe in a checkpoint, as JSON; with it a copy has the same bytes."""
+    """Return the recipe in a checkpoint as JSON, so that a copy of the checkpoint has the same bytes."""
     return to_json(weights.recipe_in(folder / "model.safetensors"))
 
 
 def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe) -> list[str]:
-    """The errors about machines with checkpoints of another recipe; its data may lie anywhere."""
+    """Return errors about machines with checkpoints of another recipe; only ``data.root`` may differ."""
     errors = []
     for rank, report in reports.items():
         different = deciding(from_json(report.recipe), recipe) if report.step >= 0 else []
@@ -135,7 +135,7 @@ def _named(mirrors: Mirrors, rank: int, texts: Sequence[str]) -> list[str]:
 
 
 def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
-    """The ``snapshot`` of rank ``source`` on every rank, sent tensor by tensor."""
+    """Send the ``snapshot`` of rank ``source`` to every rank, tensor by tensor."""
     world = mirrors.world
     head: Any = None
     mine: dict[str, Mapping[str, Tensor]] = {}
@@ -151,14 +151,14 @@ def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
 
 
 class _Copies:
-    """Writes the files that a machine lacks.
+    """Writes the checkpoints that a machine lacks.
 
     Args:
         mirrors, run, class_names: as for :func:`restore`.
 
     Attributes:
-        warnings: what could not be written here.
-        copied: what was sent, the same on every rank.
+        warnings: sentences about checkpoints that could not be written on this machine.
+        copied: sentences about the checkpoints that were sent, the same on every rank.
     """
 
     def __init__(self, mirrors: Mirrors, run: RunDirectory, class_names: Sequence[str]) -> None:
@@ -167,7 +167,7 @@ class _Copies:
         self.copied: list[str] = []
 
     def put_best_right(self, snapshot: Snapshot) -> None:
-        """See that every machine has the best checkpoint that ``snapshot`` knows of, if any has it."""
+        """Copy the best checkpoint that ``snapshot`` names to the machines that lack it, if one has it."""
         best = snapshot.state["best"]
         if best is None or best["step"] == snapshot.step:
             return
@@ -186,7 +186,7 @@ class _Copies:
             self.run.point("last", last)
 
     def write(self, snapshot: Snapshot, recipe: Recipe, lacking: Sequence[int], source: int) -> None:
-        """Write ``snapshot``, and the recipe it was trained with, on the ranks that lack it."""
+        """Write ``snapshot`` with its recipe on the ranks that lack it."""
         if not lacking:
             return
         hosts = ", ".join(self.mirrors.name(rank) for rank in lacking)
@@ -203,17 +203,17 @@ class _Copies:
 def open_journal(
     mirrors: Mirrors, run: RunDirectory, start: int, *, unscored: bool
 ) -> tuple[Journal | None, list[str]]:
-    """Open this rank's copy of the journal, the same lines in all, up to step ``start``.
+    """Open this rank's copy of the journal, with the same lines up to step ``start`` in all copies.
 
     Every rank must call it.
 
     Returns:
-        The journal, None on ranks that keep no copy or could not write it; and warnings.
+        The journal, or None on ranks that keep no copy or cannot write it; and warnings.
     """
     journal: Journal | None = None
     said: list[str] = []
     try:
-        # In the beginning it is rank 0's, to which the launcher may have written.
+        # At a first start rank 0's journal is used; the launcher may have written to it.
         has_numbers = start and mirrors.several and mirrors.is_writer
         said += mirrors.send_best(
             run.journal, soundness(run.journal, start, unscored=unscored) if has_numbers else []

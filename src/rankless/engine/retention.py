@@ -1,4 +1,4 @@
-"""The retention of checkpoints: the newest ones and the best, named by ``last`` and ``best``."""
+"""Retention of checkpoints: the newest ones and the best, to which ``last`` and ``best`` point."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory, damage, holds_weights, remove
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_SMALL_FILES = 32 * 1024  # bytes: state.json, SHA256SUMS, headers, the rest of each file's last block
+_SMALL_FILES = 32 * 1024  # bytes: state.json, SHA256SUMS, headers, the unused part of each file's last block
 _NUMBERS = {1: "the next checkpoint", 2: "two checkpoints", 3: "three checkpoints"}
 
 
 class Retention:
-    """Saves the state, and removes the checkpoints that are no longer wanted.
+    """Saves the state and removes the checkpoints that are no longer needed.
 
     Attributes:
-        saved_best: the best score whose weights lie here, None without any.
-        removed: the steps whose checkpoints had to go before their time for the last one.
+        saved_best: the best score with weights in this directory, and its step; None if there is none.
+        removed: the steps of checkpoints that the last save removed early to make room.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Retention:
         self.removed: list[int] = []
 
     def has_best(self, best: Mapping[str, Any] | None) -> bool:
-        """Whether the weights of a state's ``best`` score are in this directory."""
+        """Check whether the weights of a state's ``best`` score are in this directory."""
         return best is not None and math.isfinite(best["score"]) and self._is_there(best)
 
     def start(self) -> str | None:
-        """Make ``best`` name the state's best step, if that is here; why that could not be written.
+        """Point ``best`` to the state's best step if its weights are here; return why it cannot be written.
 
-        The links to the weights are put right: a process may have been killed between the two.
+        The links to the weights are also updated: a process may have been killed before it did so.
         """
         self.saved_best = self.state.best if self.has_best(self.state.best) else None
         try:
@@ -72,7 +72,7 @@ class Retention:
     def _write(self, snapshot: Snapshot) -> None:
         checkpoint.save(self.run, snapshot, self.recipe, self.class_names)
         best = snapshot.state["best"]
-        if self.has_best(best):  # on another machine alone, where this one's disk was full
+        if self.has_best(best):  # only another machine has it if this one's disk was full
             self.saved_best = best
         self._point()
         checkpoint.tidy(self.run, self.recipe.checkpoint.keep, self._best_step())
@@ -86,7 +86,7 @@ class Retention:
             self.run.point("best", step)
 
     def _make_room(self) -> list[int]:
-        """Remove all checkpoints but the best and the newest, if that is whole; their steps."""
+        """Remove all but the best and the newest checkpoint if the newest is complete; return their steps."""
         best = None if self.saved_best is None else self.saved_best["step"]
         wanted = (best, self.run.pointed("best"))
         steps = self.run.steps()
@@ -107,13 +107,14 @@ class Retention:
 def check_disk_space(
     run: RunDirectory, recipe: Recipe, state: TrainingState, mirrors: Mirrors, start: int
 ) -> list[str]:
-    """See before the first step that the checkpoints fit onto the disk; every rank must call it.
+    """Check before the first step that the checkpoints fit onto the disk; every rank must call it.
 
-    The newest one has to fit and the one that is to follow it, and the best where there are evaluations on
-    the way. A quota is not seen here; what it refuses is reported when it does.
+    There must be room for the newest checkpoint and the next one, and for the best one if the run has
+    evaluations before its end. Quotas are not checked; a write that exceeds one is reported when it fails.
 
     Returns:
-        Warnings, where these fit but not all that the recipe keeps, or do not fit on one machine of several.
+        Warnings if the disk has no room for all checkpoints that the recipe keeps, or if the required ones do
+        not fit on some of several machines.
     """
     error: str | None = None
     warning: str | None = None
@@ -141,7 +142,7 @@ def check_disk_space(
 
 
 def _size(recipe: Recipe, state: TrainingState) -> int:
-    """Bytes of a checkpoint once the optimizer has state for every parameter."""
+    """Return the bytes of a checkpoint once the optimizer has state for every parameter."""
     weights = sum(value.numel() * value.element_size() for value in state.model.state_dict().values())
     trained = sum(value.numel() * value.element_size() for value in state.model.parameters())
     slots = int(recipe.optim.momentum > 0) if recipe.optim.name == "sgd" else 2

@@ -1,9 +1,9 @@
-"""When the state is saved: by the clock, for the best score, and before a run ends.
+"""Saving of the state: at the recipe's intervals, for the best score, and before a run ends.
 
-Rank 0 writes, and on every other machine that keeps a copy of the run directory one rank: from a copy of the
-state, in a thread, while training goes on. The next save, the next evaluation and whatever ends the run wait
-for it. With copies a save is a meeting of all ranks: the lines of the journal go out, and when they meet the
-next time it comes back how each copy fared.
+Rank 0 writes, and so does one rank on every other machine that keeps a copy of the run directory. They write
+a copy of the state in a thread while training continues. The next save, the next evaluation and the end of
+the run wait for the thread. If there are several copies of the run directory, all ranks take part in a save:
+rank 0 sends the lines of the journal, and at the next exchange every copy reports its outcome.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Outcome:
     """The outcome of writing one copy of a checkpoint.
 
     Attributes:
-        problem: why the checkpoint could not be written, None if it was.
-        advice: what to do about that.
-        lines: why the newest lines of the journal could not be written, None if they were.
-        removed: the steps whose checkpoints had to go before their time.
-        has_best: whether the weights of the best score lie in this copy, or there is no best score.
-        saved_best: the best score whose weights do.
+        problem: why the checkpoint could not be written; None if it was written.
+        advice: what to do about the problem.
+        lines: why the newest lines of the journal could not be written; None if they were written.
+        removed: the steps of checkpoints that were removed early to make room.
+        has_best: whether this copy holds the weights of the best score, or there is no best score.
+        saved_best: the best score with weights in this copy.
     """
 
     problem: str | None
@@ -63,18 +63,18 @@ class Saver:
     """Saves checkpoints and keeps track of the best one.
 
     Args:
-        recipe: when to save and how many checkpoints stay.
-        run: where to.
-        state: what is saved.
-        class_names: written into the weights.
+        recipe: says when to save and how many checkpoints to keep.
+        run: the run directory.
+        state: the state to save.
+        class_names: names to write into the weights.
         world: the ranks.
-        sinks: take what happens to checkpoints.
-        start: steps done already.
-        mirrors: who keeps a copy; None is rank 0 alone.
+        sinks: receive events about checkpoints.
+        start: number of steps already done.
+        mirrors: the ranks that keep a copy; None means rank 0 alone.
 
     Attributes:
-        is_best: the newest scores are the best so far, and their weights are not saved yet.
-        slowest: seconds that the slowest checkpoint took to be written here; 0 before the first.
+        is_best: whether the newest scores are the best so far and their weights are not saved yet.
+        slowest: seconds that this rank's slowest save took; 0 before the first one.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Saver:
         self._begun: tuple[int, Future[Outcome] | None] | None = None
 
     def start(self) -> None:
-        """Call before the first step, on every rank: everything has been checked.
+        """Prepare the run directory for saves; every rank calls this after all checks, before the first step.
 
-        ``recipe.yaml`` is brought up to date, and restored where a resumed run has lost it; ``best`` is made
-        to name the state's best step.
+        It writes ``recipe.yaml``, restoring it if a resumed run has lost it, and points ``best`` to the
+        state's best step.
         """
         mine = self.mirrors.is_writer
         problem = self._write_recipe()
@@ -115,12 +115,12 @@ class Saver:
             self.sinks.event("warning", self.saved, text)
             self.state.best = None
         unpointed = self.retention.start() if mine else None
-        self.mirrors.send_journal()  # that this start was made: no copy is to end with the one before
+        self.mirrors.send_journal()  # the line of this start, so that no copy ends with the previous one
         for text in self.mirrors.told([text for text in (problem, unpointed) if text]):
             self.sinks.event("warning", self.saved, text)
 
     def _write_recipe(self) -> str | None:
-        """Write ``recipe.yaml``; return why one copy of several has none."""
+        """Write ``recipe.yaml``; with several copies, return the error if this one cannot be written."""
         wanted = bool(self.world.broadcast(bool(self.saved or self.run.recipe.exists())))
         if not wanted or not self.mirrors.is_writer:
             return None
@@ -139,14 +139,14 @@ class Saver:
         return None
 
     def is_due(self, step: int) -> bool:
-        """Whether the recipe asks for a checkpoint after ``step`` steps; rank 0 decides by its clock."""
+        """Check whether a checkpoint is due after ``step`` steps; rank 0 decides by its clock."""
         every = self.recipe.checkpoint.every
         if isinstance(every, str) and every.endswith("min"):
             return time.monotonic() - self.saved_at >= 60 * float(every.removesuffix("min"))
         return StepSchedule(self.recipe, self.state.images).length.ends(step, every)
 
     def rank(self, step: int, scores: Scores, name: str) -> bool:
-        """Whether the score ``name`` after ``step`` steps is the best so far."""
+        """Record the score ``name`` after ``step`` steps; return ``is_best``."""
         score, best = scores.get(name), self.state.best
         if not isinstance(score, float) or not math.isfinite(score):
             return self.is_best
@@ -155,7 +155,7 @@ class Saver:
         return self.is_best
 
     def save(self, step: int, *, required: bool) -> None:
-        """Write a checkpoint; one that is not ``required`` is written while training continues."""
+        """Write a checkpoint; unless it is ``required``, training continues meanwhile."""
         self.settle()
         self.is_best = False
         self.mirrors.send_journal()
@@ -165,7 +165,7 @@ class Saver:
             self.settle(required=True)
 
     def _begin(self, step: int, *, wait: bool) -> Future[Outcome]:
-        """Begin to write this rank's copy; it is written already where the caller ``wait``s for it."""
+        """Begin to write this rank's copy; with ``wait``, it is complete on return."""
         lines = self.mirrors.journal.problem if self.mirrors.journal else None
         with ExitStack() as stack:
             stack.enter_context(announced(self.run))  # before anything takes time
@@ -175,7 +175,7 @@ class Saver:
             except RuntimeError as error:
                 if not shortage(error):
                     raise
-                wait = True  # as it is, before it changes
+                wait = True  # without a copy, before the state changes
             write = partial(self._write, snapshot, lines, stack.pop_all())
         if not wait:
             return self._thread.submit(write)
@@ -184,7 +184,7 @@ class Saver:
         return done
 
     def _write(self, snapshot: Snapshot, lines: str | None, announcement: ExitStack) -> Outcome:
-        """Write this rank's copy; nothing here looks at the state, which may have gone on."""
+        """Write this rank's copy from ``snapshot`` alone, because training may have changed the state."""
         problem, advice = None, ""
         began = time.monotonic()
         try:
@@ -215,16 +215,16 @@ class Saver:
         self._report(step, outcomes, required=required)
 
     def look(self) -> None:
-        """Report how a save went as soon as it is done, where that takes no meeting."""
+        """Report the outcome of a finished save at once if that needs no exchange between ranks."""
         if self._begun and self._begun[1] and self._begun[1].done() and not self.mirrors.several:
             self.settle()
 
     def close(self) -> None:
-        """Wait for a save in progress, whatever has ended the run; no other rank may be there any more."""
+        """Wait for a save in progress, however the run ended; this works if other ranks are gone."""
         begun, self._begun = self._begun, None
         self._thread.shutdown()
         if begun and begun[1] and (problem := begun[1].result().problem):
-            with suppress(UserError):  # of the journal's disk, which is as full
+            with suppress(UserError):  # about the journal, whose disk is also full
                 self.sinks.event("not saved", begun[0], _failed(begun[0], problem))
 
     def finish(self) -> None:
@@ -232,9 +232,9 @@ class Saver:
         self.mirrors.send_journal()
 
     def save_before_the_end(self, step: int) -> None:
-        """Save what all ranks are about to end with; none leaves before it is written.
+        """Save the state before all ranks end with an error; no rank leaves before it is written.
 
-        The launcher ends the ranks that are left when one has ended.
+        The launcher ends the remaining ranks as soon as one has ended.
         """
         self.save(step, required=True)
         try:
@@ -245,7 +245,7 @@ class Saver:
 
     @contextmanager
     def saving_on_error(self, step: int) -> Iterator[None]:
-        """Inside, an error in the evaluation after ``step`` costs no step: the state is saved first."""
+        """Save the state after ``step`` steps before an evaluation's user error leaves the block."""
         try:
             yield
         except UserError:
@@ -255,13 +255,13 @@ class Saver:
 
     @contextmanager
     def saving_on_divergence(self, step: int) -> Iterator[None]:
-        """Inside, what cannot be trained on costs no step: the state after ``step`` steps is saved first."""
+        """Save an intact state after ``step`` steps before an error of divergence leaves the block."""
         try:
             yield
         except DivergedError as error:
             self.settle()
             if error.is_whole and step > self.saved:
-                self.save(step, required=True)  # the other ranks wait for the broadcast until it is written
+                self.save(step, required=True)  # the other ranks wait in the broadcast until it is written
             last = self.world.broadcast(self.run.pointed("last") if self.world.is_first else None)
             raise UserError([*error.problems, *self._way_on(last, repeats=error.repeats)]) from error
 
@@ -280,7 +280,7 @@ class Saver:
         ]
 
     def _report(self, step: int, outcomes: Mapping[int, Outcome], *, required: bool) -> None:
-        """Report what could not be written; a copy that fails again and again is reported once."""
+        """Report failed writes; a copy that fails repeatedly is reported once."""
         removed = {
             rank: f"removed the checkpoints of the steps {', '.join(map(str, one.removed))} to make room"
             for rank, one in outcomes.items()

@@ -1,7 +1,8 @@
 """Steps and epochs, computed from the recipe and the number of images.
 
-Steps cut one endless stream of images into global batches, so an epoch's boundary may fall inside a step
-and no image is dropped or doubled. The step that finishes an epoch's last image belongs to that epoch.
+Steps cut one endless stream of images into global batches. An epoch's boundary may therefore fall inside a
+step, and no image is dropped or repeated. The step that processes an epoch's last image belongs to that
+epoch.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from rankless.errors import UserError, counted
 from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Recipe
 
-_FEW = 20  # steps in a run; of an epoch, if the batch that is suggested is not too small
-_SMALLEST = 8  # images in a batch that is suggested: batch norm needs some
+_FEW = 20  # steps in a run, or in an epoch with the suggested batch if that is not too small
+_SMALLEST = 8  # images in a suggested batch: batch norm needs some
 
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """The properties of every step of a run.
+    """The schedule of a run: its number of steps and what happens at each of them.
 
     Attributes:
         recipe: the recipe.
-        images: how many training images there are.
+        images: number of training images.
     """
 
     recipe: Recipe
@@ -41,12 +42,12 @@ class StepSchedule:
 
     @cached_property
     def steps(self) -> int:
-        """Number of steps of the whole run."""
+        """Number of steps in the run."""
         return self.length.steps
 
     @cached_property
     def warmup(self) -> int:
-        """Steps of the warm-up; ``one-cycle`` has none."""
+        """Number of warm-up steps; 0 for ``one-cycle``."""
         schedule = self.recipe.schedule
         if schedule.name == "one-cycle":
             return 0
@@ -54,18 +55,18 @@ class StepSchedule:
 
     @cached_property
     def decay(self) -> int:
-        """Steps after the warm-up in which ``cosine`` and ``poly`` fall; the last may lie after the run."""
+        """Number of steps in which ``cosine`` and ``poly`` decay after the warm-up, possibly past the end."""
         length = self.recipe.schedule.length
         return max(1, (self.steps if length == "run" else self.length.whole(length)) - self.warmup)
 
     @cached_property
     def rise(self) -> Fraction:
-        """Steps of the rise of ``one-cycle``, at least one."""
+        """Number of steps in which ``one-cycle`` rises, at least one."""
         return max(self.length.exact(self.recipe.schedule.rise), Fraction(1))
 
     @cached_property
     def milestones(self) -> tuple[int, ...]:
-        """The steps at which the schedule ``step`` lowers the rate."""
+        """Steps at which the schedule ``step`` lowers the rate."""
         asked = self.recipe.schedule.milestones or ("80%", "90%")
         exact = [self.length.exact(one) for one in asked]
         if any(later <= earlier for earlier, later in pairwise(exact)):
@@ -79,21 +80,21 @@ class StepSchedule:
 
     @cached_property
     def released_at(self) -> int:
-        """The step (from 0) before which the backbone is released."""
+        """Step (from 0) before which the backbone is released."""
         return self.length.whole(self.recipe.model.freeze)
 
     def epoch(self, step: int) -> float:
-        """Epochs seen after ``step`` steps."""
+        """Return the number of epochs completed after ``step`` steps."""
         return step * self.recipe.batch.images / self.images
 
     def is_evaluated(self, step: int) -> bool:
-        """Whether the weights are scored after ``step`` steps."""
+        """Check whether the weights are evaluated after ``step`` steps."""
         if self.recipe.data.val == "none":
             return False
         return step == self.steps or self.length.ends(step, self.recipe.evaluate.every)
 
     def warnings(self) -> list[str]:
-        """Sentences on settings that hardly make sense with so few images."""
+        """Return warnings about settings that do not suit so few images."""
         found, batch = [], self.recipe.batch.images
         if batch > self.images:
             found.append(
@@ -119,10 +120,10 @@ class StepSchedule:
         return [*found, *self._perhaps_epochs()]
 
     def _smaller_batch(self) -> str:
-        """Return a smaller batch with which an epoch has enough steps; empty if there is none.
+        """Return advice to use a smaller batch that gives an epoch enough steps; empty if there is none.
 
-        The rate falls with the batch, as usual: in proportion for SGD, with the square root for Adam. A batch
-        that several devices could share still has two micro-batches.
+        The suggested learning rate scales with the batch: linearly for SGD, with its square root for Adam. A
+        batch that several devices could share keeps at least two micro-batches.
         """
         batch = max(_SMALLEST, 1 << max(self.images // _FEW, 1).bit_length() - 1)
         if batch >= self.recipe.batch.images:
@@ -134,7 +135,7 @@ class StepSchedule:
         return f"add batch.images={batch}{also} optim.lr={lr:.3g}"
 
     def _perhaps_epochs(self) -> Iterator[str]:
-        """Find the small numbers of steps that may have been meant as epochs, which they once were."""
+        """Warn of small numbers of steps that may be meant as epochs, as in earlier versions."""
         recipe, epoch = self.recipe, self.length.exact("1 epoch")
         for key, value in (
             ("evaluate.every", recipe.evaluate.every),
@@ -149,7 +150,7 @@ class StepSchedule:
                 )
 
     def lines(self, start: int, mine: range) -> Iterator[Line]:
-        """Yield the images of each of this rank's micro-batches of every step from ``start`` on."""
+        """Yield the images of each of this rank's micro-batches for every step from ``start``."""
         recipe = self.recipe
         for step in range(start, self.steps):
             for micro in mine:

@@ -1,4 +1,4 @@
-"""Before the first step: check the task, compare the ranks, make or restore the state, open the sinks."""
+"""Setup of a run: check the task, compare the ranks, make or restore the state, open the sinks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class DryRun:
     """A run that ends early: the first steps of a recipe, with evaluations of a few images in between.
 
     Attributes:
-        steps: how many.
-        images: how many are predicted in an evaluation.
+        steps: number of steps.
+        images: number of images predicted in an evaluation.
     """
 
     steps: int
@@ -52,12 +52,12 @@ class Setup:
 
     Attributes:
         task, recipe, run, world, dry_run: as for :func:`rankless.engine.loop.train`.
-        mirrors: who keeps a copy of the run directory.
-        data: what is trained on.
-        schedule: what every step is.
-        state: made, or restored from the newest checkpoint.
-        start, last: steps done already, and steps done at the end.
-        messages: (event, text) for a person, before the first step.
+        mirrors: the copies of the run directory and their keepers.
+        data: the training data.
+        schedule: the schedule of the run's steps.
+        state: the state, new or restored from the newest checkpoint.
+        start, last: number of steps already done, and done at the end.
+        messages: messages for a person before the first step, each an event and a text.
     """
 
     task: Task
@@ -74,7 +74,7 @@ class Setup:
     messages: list[tuple[str, str]]
 
     def batches(self) -> MicroBatches[Any]:
-        """This rank's micro-batches of all steps to come; a context manager."""
+        """Return this rank's micro-batches of all remaining steps, as a context manager."""
         return MicroBatches(
             self.data,
             self.task.collate,
@@ -84,18 +84,18 @@ class Setup:
         )
 
     def sinks(self, users: Mapping[str, Callable[[], Sink]]) -> Sinks:
-        """The journal, the terminal and the users' sinks, started, with all messages.
+        """Start the journal, the terminal and the users' sinks, and send them all messages.
 
-        On other ranks the copy of the journal alone, where the rank keeps one.
+        Ranks other than the first have at most a copy of the journal.
         """
-        unscored, told = self.state.unscored, death(self.run.journal)  # by the launcher, in this copy alone
+        unscored, told = self.state.unscored, death(self.run.journal)  # by the launcher, only in this copy
         journal, warnings = open_journal(self.mirrors, self.run, self.start, unscored=unscored)
         reason = told or ending(self.run.journal)
         self.messages.extend(("warning", text) for text in warnings)
         if not self.world.is_first:
             if not self.mirrors.is_writer:
                 return Sinks()
-            # What a copy of the journal does not take from this rank, the methods that it inherits leave.
+            # The methods that a copy inherits ignore this rank's steps, scores and events.
             self.mirrors.journal = copy = JournalCopy(journal)  # type: ignore[abstract]
             return Sinks([copy])
         self.mirrors.journal = JournalSink(journal, self.run, copies=self.mirrors.several)
@@ -134,9 +134,9 @@ def prepare(
     launched: Mapping[str, Any],
     dry_run: DryRun | None,
 ) -> Setup:
-    """Check and make everything that a run needs; arguments and errors as for ``train``."""
+    """Check and make everything that a run needs; arguments and errors are those of ``train``."""
     check_attributes(task)
-    # The evaluation data too, so that its errors show now and not after hours of training.
+    # Also check the evaluation data, so that its errors show now and not after hours of training.
     data = task.training_data()
     check_data(task, "training_data", data)
     of_evaluation: tuple[str, ...] = ()
@@ -155,7 +155,7 @@ def prepare(
     restored = restore(mirrors, run, recipe, task.class_names) if resume else Restored(None, [], [])
     start, warnings = _go_on(state, run, restored)
     warnings += [*mirrors.problems, *state.warnings, *differences]
-    # Weights of another run matter at the very beginning alone: later the file may be gone.
+    # Pretrained weights are needed only at the first start: later their file may be gone.
     pretrained = [] if start else state.start_from_pretrained()
     warnings += check_disk_space(run, recipe, state, mirrors, start)
     if resume:
@@ -163,7 +163,7 @@ def prepare(
     if world.is_first:
         with _reported(warnings if mirrors.several else None), run.writing(run.environment):
             warnings += record(run.environment, environment, world, start, launched)
-    with suppress(OSError):  # reported where a run goes on
+    with suppress(OSError):  # reported during the run
         mirrors.send_file(run.environment, 0)
     warnings += [*schedule.warnings(), *getattr(task, "warnings", ())]
     if recipe.precision == "fp16" and world.device.type == "cpu":
@@ -176,13 +176,13 @@ def prepare(
 
 
 def _known_scores(task: Task) -> list[str]:
-    """Return the names of the scores to come: a built-in task knows them before the first evaluation."""
+    """Return the score names that a task knows before the first evaluation, as built-in tasks do."""
     names = getattr(task, "score_names", ())
     return [*(["loss"] if has_loss(task) else []), *names] if isinstance(names, tuple) and names else []
 
 
 def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
-    """Join the notes about both splits, a line each; equal notes stand there once."""
+    """Join the notes about both splits, one per line; a note about both occurs once."""
     lines = [
         *(note for note in training if note in evaluation),
         *(f"training: {note}" for note in training if note not in evaluation),
@@ -192,7 +192,7 @@ def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
 
 
 def _share_record(run: RunDirectory, mirrors: Mirrors) -> list[str]:
-    """Bring all copies of the record of the starts to the soundest; sentences of all ranks."""
+    """Replace all copies of the record of starts by the most complete one; return messages of all ranks."""
     entries, problem = starts.read(run.environment)
     try:
         said = mirrors.send_best(run.environment, [-1 if problem else len(entries)])
@@ -202,7 +202,7 @@ def _share_record(run: RunDirectory, mirrors: Mirrors) -> list[str]:
 
 
 def _go_on(state: TrainingState, run: RunDirectory, restored: Restored) -> tuple[int, list[str]]:
-    """Go on from a checkpoint, the same one on every rank; its step, and warnings."""
+    """Restore the state from a checkpoint, the same one on every rank; return its step, and warnings."""
     warnings, snapshot = list(restored.warnings), restored.snapshot
     if snapshot is not None:
         state.restore(snapshot, str(run.step_directory(snapshot.step)))
@@ -216,7 +216,7 @@ def _go_on(state: TrainingState, run: RunDirectory, restored: Restored) -> tuple
 
 @contextmanager
 def _reported(warnings: list[str] | None) -> Iterator[None]:
-    """Inside, an error of the user becomes a warning, if there is a list for it."""
+    """Add a user error raised in this block to ``warnings``; raise it if that is None."""
     try:
         yield
     except UserError as error:

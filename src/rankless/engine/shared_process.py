@@ -1,7 +1,7 @@
 """State that threads of a process share: torch's generators and autocast's cache.
 
-A forward pass draws the same numbers as in a separate process, from a separate generator: while it runs,
-every operation that would draw from the CPU's default generator is given this one. Each GPU has its own.
+A forward pass draws the same numbers as in a separate process, because it has a separate generator: while it
+runs, every operation that would draw from the CPU's default generator gets this one. Each GPU has its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rankless.world.uncompiled import PlainDispatchMode
 
 
 class OwnGenerator(PlainDispatchMode):
-    """Inside, this thread's operations on the CPU draw from a separate generator; a context manager."""
+    """A context manager in which this thread's operations on the CPU draw from a separate generator."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class OwnGenerator(PlainDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the operation, with this generator where it would draw from the default one."""
+        """Call the operation, with this generator if it would draw from the default one."""
         kwargs = kwargs or {}
         if (takes := _TAKES.get(operation)) is None:
             takes = _TAKES[operation] = _takes(operation)
@@ -42,7 +42,7 @@ class OwnGenerator(PlainDispatchMode):
         return operation(*args, **{**kwargs, "generator": self.generator})
 
     def _borrowing(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Have the default generator go on from this one's state, for an operation that takes no other."""
+        """Call an operation that takes only the default generator, with this generator's state in it."""
         with GENERATORS:
             torch.default_generator.set_state(self.generator.get_state())
             made = operation(*args, **kwargs)
@@ -51,7 +51,7 @@ class OwnGenerator(PlainDispatchMode):
 
 
 _TAKES: dict[Any, str] = {}
-"""Which generator each operation takes: ``nothing``, the ``default`` one alone, or ``any``."""
+"""Generator that each operation takes: ``nothing`` for none, only the ``default`` one, or ``any``."""
 
 
 def _takes(operation: Any) -> str:
@@ -64,9 +64,10 @@ def _takes(operation: Any) -> str:
 class SharedCasts:
     """Autocast for forward passes that run in several threads: of ranks, or of a rank's micro-batches.
 
-    Its cache of cast weights is the process's, and whoever leaves autocast clears it, which would change the
-    number of casts in the passes that still run, and with it the bits of their gradients. Here the last to
-    leave clears it. No pass of the next step begins before all have left, so no cast outlives its weights.
+    All threads of a process share autocast's cache of cast weights, and every thread that leaves autocast
+    clears it. That would change the number of casts in the passes that still run, and so the bits of their
+    gradients. Here only the last thread to leave clears it. No pass of the next step begins before all have
+    left, so no cast outlives its weights.
     """
 
     def __init__(self) -> None:
@@ -74,10 +75,10 @@ class SharedCasts:
 
     @contextmanager
     def autocast(self, precision: str, device: torch.device) -> Iterator[None]:
-        """As :func:`rankless.hardware.precision.autocast`."""
+        """Do the same as :func:`rankless.hardware.precision.autocast`."""
         with self._lock:
             self._inside += 1
-        torch.autocast_increment_nesting()  # the inner autocast is not the outermost one, and clears nothing
+        torch.autocast_increment_nesting()  # so the inner autocast, not the outermost, clears nothing
         try:
             with autocast(precision, device):
                 yield
@@ -93,5 +94,5 @@ _CASTS = SharedCasts()
 
 
 def autocast_for(*, shared: bool) -> Callable[[str, torch.device], Any]:
-    """Return the autocast of forward passes that share this process with others, or do not."""
+    """Return the autocast for forward passes; ``shared`` if others run in this process at the same time."""
     return _CASTS.autocast if shared else autocast

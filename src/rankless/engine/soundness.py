@@ -1,7 +1,7 @@
-"""Checks of the weights: the same on every rank, and finite.
+"""Checks that the weights are the same on every rank, and finite.
 
-A checksum is the sum of a tensor's bits as integers: exact in any order, and one pass over the memory on any
-device.
+A checksum is the sum of a tensor's bits as integers. It is exact in any order and takes one pass over the
+memory on any device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> list[int]:
-    """Return one number per tensor of any shape, which depends on each of its bits."""
+    """Return one number per tensor, which depends on all of its bits; tensors may have any shape."""
     return [
         int(value) for value in _read([_bits(t.detach()).sum(dtype=torch.int64) for t in tensors.values()])
     ]
@@ -32,10 +32,10 @@ def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
 
 
 def begin_alike(model: nn.Module, world: World) -> list[str]:
-    """Give every rank the initial weights of rank 0, which are those that one rank alone would have.
+    """Give every rank the initial weights of rank 0, the same as in a run with one rank.
 
     Returns:
-        A warning where they were not the same.
+        A warning if they were not the same.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     layout = [[name, str(t.dtype), *t.shape] for name, t in tensors.items()]
@@ -64,7 +64,7 @@ def differing(step: int, tensors: Mapping[str, Tensor], world: World) -> str | N
     """Compare the weights after ``step`` steps across ranks.
 
     Returns:
-        On every rank, the error if they differ, else None.
+        The error, on every rank, if they differ; else None.
     """
     names = list(tensors)
     gathered = world.gather([names, checksums(tensors)])

@@ -1,4 +1,4 @@
-"""Everything of a run that changes from step to step, and the way of it into a checkpoint and back."""
+"""The state of a run that changes from step to step, and its conversion to a checkpoint and back."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ from rankless.world.process_group import World
 
 
 class TrainingState:
-    """Model, EMA, optimizer and loss scale, made in the one order that works.
+    """Model, EMA, optimizer and loss scale, made in the only order that works.
 
-    That is: model, device, what is frozen, norms, optimizer, data-parallel wrapper. The last three are made
+    The order is model, device, frozen parts, norms, optimizer, data-parallel wrapper. The last three are made
     again when the backbone is released.
 
     Args:
         task: builds the model.
-        recipe: with its precision resolved.
-        world: where the ranks meet and this one computes.
-        images: how many there are to train on; a checkpoint of another number is refused.
+        recipe: the recipe, with its precision resolved.
+        world: the ranks, and this rank's device.
+        images: number of training images; a checkpoint with another number is refused.
 
     Attributes:
         model: the bare model; its names are those in the weights files.
         warnings: messages for a person, before the first step.
         ema: the averaged model, or None.
         best: the step and score of the best evaluation so far.
-        unscored: the evaluation that was due after the last step has failed.
+        unscored: whether the evaluation due after the last step failed or was stopped.
         unreadable: the images that could not be read so far.
-        data: a digest of the training data, None where it has none.
-        other_data: whether the run began with other data than it goes on with.
-        released_at: the step (from 0) before which the backbone is released: the first that begins when
-            ``model.freeze`` has passed.
+        data: a digest of the training data; None if it has none.
+        other_data: whether the data has changed since the run began.
+        released_at: the step (from 0) before which the backbone is released: the first step that begins after
+            ``model.freeze``.
     """
 
     accumulator: Accumulator
@@ -94,14 +94,14 @@ class TrainingState:
         self.other_data = False
 
     def _wrap(self) -> None:
-        """Make what knows for good which parameters and norms are trained."""
+        """Make the accumulator and the list of parameters for the currently trained parameters and norms."""
         self.training_mode()
         self.accumulator = make_accumulator(self.task, self.model, self.statistics, self.recipe, self.world)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         portable = self.recipe.cpu_isa != "native" and self.world.device.type == "cpu"
-        # Not float16: squares of small gradients would be rounded to nothing.
+        # Not float16: squares of small gradients would be rounded to zero.
         dtype = torch.bfloat16 if self.recipe.precision == "bf16" else torch.float32
         return optimizer(self.model, self.recipe.optim, portable=portable, world=self.world, dtype=dtype)
 
@@ -114,20 +114,20 @@ class TrainingState:
 
     @property
     def scored(self) -> nn.Module:
-        """The model that is evaluated: the average, if there is one."""
+        """Model to evaluate: the average, if there is one."""
         return self.ema.model if self.ema else self.model
 
     def training_mode(self) -> None:
-        """Dropout on; batch norms learn their statistics unless they are frozen."""
+        """Put the model in training mode, but frozen batch norms in evaluation mode."""
         self.model.train()
         for norm in self._frozen_norms():
             norm.eval()
 
     def begin(self, step: int) -> bool:
-        """Call before the first forward pass of ``step`` (from 0).
+        """Begin ``step`` (from 0); call before its first forward pass.
 
         Returns:
-            Whether the backbone was released now.
+            Whether the backbone was released at this step.
         """
         releases = self.backbone is not None and step >= self.released_at
         if releases:
@@ -136,7 +136,7 @@ class TrainingState:
         return releases
 
     def _release(self) -> None:
-        """From now on the backbone is trained; its parameters join the optimizer with a fresh state."""
+        """Train the backbone from now on; its parameters join the optimizer with a new state."""
         if self.backbone is None:
             return
         self.backbone.release()
@@ -146,7 +146,7 @@ class TrainingState:
         before, self.optimizer = self.optimizer, self._new_optimizer()
         restore_state(self.optimizer, self.model, state_tensors(before, self.model))
         del self.accumulator
-        gc.collect()  # the old wrapper's hooks on the parameters go with it, before there are others
+        gc.collect()  # removes the old wrapper's hooks on the parameters before there are new ones
         self._wrap()
 
     def clip(self, step: int, totals: Totals) -> Numbers:
@@ -158,7 +158,7 @@ class TrainingState:
         return numbers
 
     def step(self) -> bool:
-        """Let the optimizer apply the gradients; whether it did not, because fp16 overflowed."""
+        """Apply the gradients with the optimizer; return whether it skipped them for an fp16 overflow."""
         self.scaler.step(self.optimizer)
         scale = self.scaler.get_scale()
         self.scaler.update()
@@ -166,7 +166,7 @@ class TrainingState:
         return self.scaler.get_scale() < scale
 
     def _not_finite(self, step: int, numbers: Numbers, totals: Totals) -> None:
-        """Return where fp16's loss scale is to blame; otherwise take the step back and raise."""
+        """Return if fp16's loss scale caused the overflow; otherwise undo the step and raise."""
         named = [name for name, p in self.model.named_parameters() if p.requires_grad]
         gathered = self.world.gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
         unused = self.world.broadcast(sorted(one for rank in gathered for one in rank) if gathered else None)
@@ -183,12 +183,12 @@ class TrainingState:
         raise DivergedError(error, is_whole=not non_finite(self.weights()), repeats=not unused)
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights and running statistics by name, the averaged ones too."""
+        """Return the weights and running statistics by name, including the averaged ones."""
         averaged = self.ema.model.state_dict() if self.ema else {}
         return {**self.model.state_dict(), **{f"{name} (ema)": value for name, value in averaged.items()}}
 
     def check(self, step: int) -> None:
-        """See that the weights after ``step`` steps are the same on every rank, and finite."""
+        """Check that the weights after ``step`` steps are the same on every rank, and finite."""
         weights = self.weights()
         if error := differing(step, weights, self.world):
             raise DivergedError(error, is_whole=False, repeats=False)
@@ -196,7 +196,7 @@ class TrainingState:
             raise DivergedError(weights_not_finite(step, bad, self.recipe), is_whole=False, repeats=True)
 
     def start_from_pretrained(self) -> list[str]:
-        """Begin with the weights that ``model.pretrained`` names; messages about it."""
+        """Load the weights that ``model.pretrained`` names; return messages about them."""
         pretrained = self.recipe.model.pretrained
         messages = start_from(self.model, pretrained, self.task.class_names, self.recipe.model)
         if not messages:
@@ -213,7 +213,7 @@ class TrainingState:
         return messages
 
     def snapshot(self, step: int) -> Snapshot:
-        """Return the whole state after ``step`` steps."""
+        """Return the complete state after ``step`` steps, without copying its tensors."""
         return Snapshot(
             step,
             self.model.state_dict(),
@@ -230,7 +230,7 @@ class TrainingState:
         )
 
     def restore(self, snapshot: Snapshot, source: str) -> None:
-        """Go on from a checkpoint, whatever the number of ranks that wrote it."""
+        """Restore the state from a checkpoint, whatever the number of ranks that wrote it."""
         images = snapshot.state.get("images")
         if images != self.images:
             raise UserError(
@@ -258,7 +258,7 @@ class TrainingState:
         self.other_data = None not in (before, self.data) and before != self.data
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Every tensor that decides the next step, by name."""
+        """Return all tensors that determine the next step, by name."""
         averaged = self.ema.model.state_dict() if self.ema else {}
         return {
             **{f"model/{name}": value for name, value in self.model.state_dict().items()},

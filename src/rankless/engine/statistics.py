@@ -1,9 +1,9 @@
-"""Running statistics of batch norms that do not depend on who worked through which micro-batch.
+"""Running statistics of batch norms, independent of which rank computed which micro-batch.
 
-While a step runs, the buffers of every norm hold the statistics of the last micro-batch alone: one leaf of
-the tree; the mean over the calls where the forward pass calls a norm several times (a head on two levels).
-After the step the mean over the micro-batches that called the norm enters the running statistics once.
-The buffers of the whole net are views of one vector, so a leaf is one copy.
+During a step, the buffers of every norm hold only the statistics of the last micro-batch, one leaf of the
+tree. If a forward pass calls a norm several times (such as a head on two levels), they hold the mean over the
+calls. After the step, the mean over the micro-batches that called the norm enters the running statistics
+once. All buffers of the network are views of one vector, so a leaf is one copy.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rankless.errors import UserError
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Every batch norm that keeps running statistics."""
+    """Return every batch norm of the model that keeps running statistics."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
 class RunningStatistics:
-    """The running statistics of batch norms that are being trained; made after the move to the device.
+    """The running statistics of the trained batch norms; to be made after the model's move to the device.
 
     Args:
-        norms: their buffers become views; their momentum is taken over. May be empty.
-        device: where they are.
+        norms: the batch norms, possibly none. Their buffers become views, and their momentum is used here.
+        device: the device of the norms.
     """
 
     def __init__(self, norms: Sequence[_BatchNorm], device: torch.device) -> None:
@@ -40,7 +40,7 @@ class RunningStatistics:
         momenta = [torch.full_like(b, _momentum(m)) for (m, _), b in zip(named, buffers, strict=True)]
         self.momentum = torch.cat(momenta) if momenta else nothing
         self.counts = torch.stack([_tracked(m) for m in norms]) if norms else nothing.long()
-        # What repeats one number per norm as often as the norm has numbers in the vector.
+        # The repeats that expand one number per norm to its length in the vector.
         self.lengths = torch.tensor([2 * m.num_features for m in norms], dtype=torch.long, device=device)
         self.all_called = self.vector.new_ones(len(norms))
         start = 0
@@ -55,17 +55,17 @@ class RunningStatistics:
         self.take()
 
     def take(self) -> None:
-        """Take the norms' momenta, so that their buffers hold one leaf, until :meth:`give_back`."""
+        """Replace the norms' momenta until :meth:`give_back`, so that their buffers hold one leaf."""
         for norm, _ in self.taken:
             norm.momentum = 1.0
         self.hooks = [norm.register_forward_pre_hook(self._called) for norm, _ in self.taken]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RunningStatistics:
-        """Copies of the model (the average, replicas) carry the hooks, which leave their norms alone."""
+        """Return this object: the hooks in copies of the model (average, replicas) ignore their norms."""
         return self
 
     def _called(self, norm: Any, _: object) -> None:
-        """Give the k-th call in a micro-batch a weight of 1 / k, so that the buffers hold the mean."""
+        """Set the momentum of the k-th call in a micro-batch to 1 / k, so that the buffers hold the mean."""
         number = self.number.get(id(norm))
         if number is None or not norm.training:
             return
@@ -75,19 +75,19 @@ class RunningStatistics:
             norm.momentum = momentum
 
     def give_back(self) -> None:
-        """Return their momenta to the norms, so that statistics of other norms can be made with them."""
+        """Restore the norms' momenta, so that another object can take them over."""
         for hook in self.hooks:
             hook.remove()
         for norm, momentum in self.taken:
             norm.momentum = momentum
 
     def begin(self) -> None:
-        """Remember the running statistics; call before the step's first forward pass."""
+        """Save the running statistics; call before the step's first forward pass."""
         self.before.copy_(self.vector)
         self.count_before.copy_(self.counts)
 
     def begin_micro_batch(self) -> None:
-        """Call before the forward pass of each micro-batch."""
+        """Reset the count of calls; call before the forward pass of each micro-batch."""
         self.calls = [0] * len(self.calls)
 
     def mark_called(self, norms: Iterable[nn.Module]) -> None:
@@ -97,7 +97,7 @@ class RunningStatistics:
                 self.calls[number] = 1
 
     def leaf(self) -> Tensor:
-        """Return the statistics of the micro-batch just computed, and which norms it called, (S,)."""
+        """Return the statistics of the last micro-batch and flags of the norms it called, (S,)."""
         if all(self.calls):
             return torch.cat([self.vector, self.all_called])
         called = torch.tensor([float(calls > 0) for calls in self.calls]).to(self.vector)
@@ -108,10 +108,11 @@ class RunningStatistics:
         return values.repeat_interleave(self.lengths, output_size=len(self.vector))
 
     def end(self, total: Tensor | None) -> None:
-        """Let the step's statistics in.
+        """Update the running statistics with those of the step.
 
         Args:
-            total: (S,) the sum over all micro-batches' leaves; None keeps the old ones (a skipped step).
+            total: the sum over all micro-batches' leaves, (S,); None keeps the old statistics (a skipped
+                step).
         """
         if total is None:
             self.vector.copy_(self.before)
@@ -124,7 +125,7 @@ class RunningStatistics:
         self.counts.copy_(self.count_before + (called > 0))
 
     def undo(self) -> None:
-        """Have the running statistics as they were before the step."""
+        """Restore the running statistics from before the step."""
         self.vector.copy_(self.before)
         self.counts.copy_(self.count_before)
 

@@ -16,15 +16,16 @@ from rankless.world.process_group import World
 
 SLOW = 1.2
 """A rank is slow above this many times the others' median."""
-_STEPS = 20  # fewer say nothing
-_LEAST = 0.005  # seconds of a micro-batch; differences below cost nobody anything
+_STEPS = 20  # a median of fewer is not reliable
+_LEAST = 0.005  # seconds of a micro-batch; smaller differences do not matter
 
 
 class Stragglers:
-    """Compares the ranks' own time, where they meet anyway.
+    """Compares the ranks' own times when they exchange data anyway.
 
-    Own time is that of a step without waiting for other ranks, by the micro-batch: some ranks have more of
-    them. On GPUs the host does not see what the device waits for, so that there is no difference to be seen.
+    A rank's own time is the time of a step without waiting for other ranks, per micro-batch, because some
+    ranks have more micro-batches. On GPUs the host does not see what the device waits for, so no difference
+    shows.
     """
 
     def __init__(self, world: World, micro_batches: int) -> None:
@@ -42,26 +43,26 @@ class Stragglers:
         self._waited = self._waits.seconds
 
     def end(self, seconds: float, images: float = 0.0) -> None:
-        """A step of this rank has taken ``seconds``, all waits included, those for ``images`` among them."""
+        """End a step that took ``seconds``, including all waits and ``images`` seconds waiting for images."""
         peers = self._waits.seconds - self._waited
         self._own.append((seconds - peers) / self.micro_batches)
         self._waiting += peers + images
 
     def take_spread(self) -> list[float]:
-        """On rank 0, the milliseconds of each rank's micro-batch as last compared; once, and then nothing."""
+        """Return each rank's milliseconds per micro-batch as last compared, once; rank 0 alone has them."""
         spread, self._spread = self._spread, []
         return spread
 
     def take_use(self) -> dict[str, list[Any]]:
-        """On rank 0, ``memory`` (MiB) and ``busy`` of each rank as last gathered; once, and then nothing."""
+        """Return each rank's ``memory`` (MiB) and ``busy`` as last gathered, once; rank 0 alone has them."""
         taken, self._use = self._use, {}
         return taken
 
     def gather_use(self) -> None:
         """Gather each rank's peak memory and occupancy on rank 0; every rank must call this.
 
-        A GPU is busy while its host waits neither for images nor for other ranks. A CPU is as busy as the
-        process's time on its cores says, beside the threads that it computes with.
+        A GPU counts as busy while its host waits neither for images nor for other ranks. On a CPU, occupancy
+        is the process's CPU time divided by the elapsed time and the number of its threads.
         """
         device = self.world.device
         if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The ranks' exchange in a step: flags before it, sums after it."""
+"""The values that ranks exchange in a step: flags before it, sums after it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Flags:
     """A rank's requests to all others in a step.
 
     Attributes:
-        stop: it got a signal: stop after this step.
-        save: it is time for a checkpoint after this step; rank 0 alone looks at its clock.
+        stop: stop after this step, because the rank got a signal.
+        save: save a checkpoint after this step, because it is due; only rank 0 checks its clock.
     """
 
     stop: bool = False
@@ -28,14 +28,15 @@ class Flags:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over all micro-batches of a step, the same on every rank; still on the device.
+    """Sums over all micro-batches of a step, the same on every rank, still on the device.
 
     Attributes:
-        scalars: (5 + P,) float64: loss, count, stop, save, replaced, and the parts.
-        names: the P parts' names.
+        scalars: (5 + P,) float64: loss, count, stop, save, replaced, and the P parts.
+        names: names of the P parts.
         statistics: (S,) sum of the micro-batches' batch-norm statistics.
-        unreadable: images that this rank could not read; only this is not a sum.
-        unused: per micro-batch of this rank, the parameters (numbers) that its loss did not depend on.
+        unreadable: images that this rank could not read; not a sum.
+        unused: for each micro-batch of this rank, the numbers of the parameters its loss did not depend on;
+            not a sum.
     """
 
     scalars: Tensor
@@ -46,11 +47,11 @@ class Totals:
 
     @property
     def count(self) -> Tensor:
-        """The divisor of the summed gradients, a scalar."""
+        """Divisor of the summed gradients, a scalar."""
         return self.scalars[1]
 
     def read(self, norm: Tensor) -> Numbers:
-        """Wait for the device, once, for everything that the host wants to know of the step."""
+        """Return the step's numbers, waiting for the device once."""
         read = torch.cat([self.scalars, norm.to(self.scalars).view(1)]).tolist()
         loss, count, stop, save, replaced, *values, length = read
         parts = dict(zip(self.names, values, strict=True))
@@ -62,13 +63,13 @@ class Numbers:
     """The results of a step, read from the device; equal on every rank.
 
     Attributes:
-        loss, count: the summed loss and what to divide it by.
-        stop: how many ranks were asked to stop.
-        save: whether rank 0 saves after this step because it is time to.
-        replaced: how many images could not be read, counted each time.
-        parts: named sums.
-        gradient_norm: of the mean gradient, before it was clipped.
-        skipped: whether the weights were left as they were (fp16 overflow).
+        loss, count: the summed loss and its divisor.
+        stop: number of ranks that were asked to stop.
+        save: whether a checkpoint is due after this step.
+        replaced: number of images that could not be read, repeats included.
+        parts: the named parts of the loss, summed.
+        gradient_norm: the norm of the mean gradient before clipping.
+        skipped: whether the weights were not updated (fp16 overflow).
     """
 
     loss: float
@@ -82,11 +83,11 @@ class Numbers:
 
     @property
     def mean_loss(self) -> float:
-        """The loss divided by its count; a count of zero counts as one."""
+        """Loss divided by its count; a count of zero counts as one."""
         return self.loss / (self.count or 1.0)
 
     def entry(self) -> dict[str, Any]:
-        """The part of the journal's line that comes from the step's sums."""
+        """Return the part of the journal's entry that comes from the step's sums."""
         entry: dict[str, Any] = {
             "loss": self.mean_loss,
             "parts": {name: value / (self.count or 1.0) for name, value in self.parts.items()},

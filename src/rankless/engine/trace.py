@@ -1,4 +1,4 @@
-"""Digests of every tensor after every step: what shows where two runs part."""
+"""Digests of every tensor after every step, which show where two runs begin to differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankless.structures import Scores
 
 
 class Trace:
-    """An observer that writes one line a step: ``{"step": …, "tensors": {name: digest}}``."""
+    """An observer that writes one line per step: ``{"step": …, "tensors": {name: digest}, "scores": …}``."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("w", encoding="utf-8")

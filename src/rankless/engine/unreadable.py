@@ -1,6 +1,7 @@
 """The images that a run could not read: each is reported once, and too many end the run.
 
-Whichever rank met them, all have the same list, so they decide alike; it is saved with the state.
+All ranks have the same list, whichever rank met an image, so they make the same decision. The list is saved
+with the state.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ class UnreadableImages:
     """Distinct unreadable images, by their number.
 
     Args:
-        images: how many there are to train on.
-        max_bad: ``data.max_bad``, the largest fraction of them that may be unreadable.
+        images: number of training images.
+        max_bad: ``data.max_bad``, the largest fraction of training images that may be unreadable.
 
     Attributes:
-        trained: those that were to be trained on.
-        scored: those that were to be scored.
+        trained: unreadable training images.
+        scored: unreadable evaluation images.
     """
 
     def __init__(self, images: int, max_bad: float) -> None:
@@ -34,7 +35,7 @@ class UnreadableImages:
         """Exchange the images that ranks could not read in a step; every rank must call this.
 
         Returns:
-            The new ones, by number; the same on every rank.
+            The new ones, in order of their number; the same on every rank.
         """
         gathered = world.gather(list(mine))
         images = world.broadcast(sorted({one for rank in gathered for one in rank}) if gathered else None)
@@ -45,7 +46,7 @@ class UnreadableImages:
         return _added(self.scored, images)
 
     def too_many(self) -> list[str]:
-        """The errors that end the run; none as long as there are few enough."""
+        """Return the errors that end the run; empty while few enough images are unreadable."""
         count = len(self.trained)
         if count <= self.max_bad * self.images:
             return []
@@ -57,11 +58,11 @@ class UnreadableImages:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the images for a checkpoint."""
         return {"trained": list(self.trained.values()), "scored": list(self.scored.values())}
 
     def restore(self, value: Mapping[str, Any]) -> None:
-        """The reverse of :meth:`as_json`; where there are too many, the check starts over."""
+        """Restore the images from :meth:`as_json`; if there are too many, forget those of training."""
         self.trained = {one[0]: Unreadable(*one) for one in value.get("trained", ())}
         self.scored = {one[0]: Unreadable(*one) for one in value.get("scored", ())}
         if self.too_many():

@@ -1,7 +1,7 @@
-"""The loss on the evaluation data, beside the scores: the same number on any number of ranks.
+"""The loss on the evaluation data, in addition to the scores: the same number on any number of ranks.
 
-A task that has it says so by its attribute ``validation_loss``. Sums and counts of the batches, which are the
-same on any number of ranks, are added exactly, so that no order of theirs matters.
+A task that has one sets its attribute ``validation_loss``. The batches' sums and counts are the same on any
+number of ranks, and they are added exactly, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from rankless.tasks.protocol import Task
 
 
 def has_loss(task: Task) -> bool:
-    """Whether the task's ``loss`` may be called in an evaluation."""
+    """Check whether the task's ``loss`` can be called in an evaluation."""
     return getattr(task, "validation_loss", False) is True
 
 
 class FirstOutput:
-    """Stands in for a model and computes each input once: ``predict`` and ``loss`` share a forward pass."""
+    """A model that keeps its first output, so that ``predict`` and ``loss`` share a forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._seen: tuple[Tensor, Any] | None = None
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Return the model's output, the one of its first call where the input is equal."""
+        """Return the model's output; if the input equals that of the first call, the kept output."""
         if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
             return self._model(*inputs, **options)
         images = inputs[0]
@@ -50,15 +50,16 @@ class FirstOutput:
 def batch_loss(
     task: Task, model: Any, batch: Any, seed: int, first: int, device: torch.device
 ) -> tuple[float, float]:
-    """Compute sum and count of a batch's loss, without gradients; images that cannot be read take no part.
+    """Compute the sum and count of a batch's loss, without gradients, leaving out unreadable images.
 
     Args:
-        task: has a loss.
-        model: in evaluation mode, or its :class:`FirstOutput`.
-        batch: on the device.
-        seed: the recipe's; with ``first`` it seeds what the loss draws, as the samples of Faster R-CNN.
+        task: a task with a validation loss.
+        model: the model in evaluation mode, or its :class:`FirstOutput`.
+        batch: the batch, on the device.
+        seed: the recipe's seed; together with ``first`` it seeds random draws of the loss, such as the
+            samples of Faster R-CNN.
         first: index of the batch's first image.
-        device: the model's.
+        device: the model's device.
     """
     if unreadable_in(batch):
         readable = getattr(batch, "readable", None)
@@ -76,7 +77,7 @@ def batch_loss(
 
 
 def mean(losses: Iterable[tuple[float, float]]) -> float | None:
-    """The mean loss of all batches' sums and counts; None where it is not finite, or nothing counts."""
+    """Return the mean loss of all batches; None if it is not finite or all counts are zero."""
     sums, counts = zip(*losses, strict=True)
     if not all(map(math.isfinite, (*sums, *counts))) or not (count := math.fsum(counts)):
         return None

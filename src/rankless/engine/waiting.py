@@ -9,13 +9,13 @@ from rankless.errors import counted
 from rankless.runs.pace import Pace, speed_text
 
 STEPS = 100
-"""Advice needs at least this many steps: the first ones wait for the loader processes to start."""
+"""Smallest number of steps for advice: the first ones wait for the loader processes to start."""
 MUCH = 0.2
-"""Advice is given above this fraction of the time."""
+"""Fraction of the time above which advice is given."""
 
 
 class Waiting:
-    """The time of this rank since the start, step by step."""
+    """The time that this rank's steps took since the start, and the time they waited for images."""
 
     def __init__(self, images: int) -> None:
         self.images, self.steps, self.seconds = images, 0, 0.0
@@ -24,7 +24,7 @@ class Waiting:
         self.advised = False
 
     def step(self, timing: Mapping[str, float]) -> str:
-        """Count one step by its timing in the journal; the advice to give now, once in a run at most."""
+        """Count one step by its timing in the journal; return advice, at most once in a run, else empty."""
         seconds, waited = timing["seconds"], timing["waited"]
         self.steps += 1
         self.seconds += seconds
@@ -42,7 +42,7 @@ class Waiting:
         )
 
     def summary(self) -> str:
-        """A sentence for the end."""
+        """Return a sentence about the speed for the end of the run."""
         said = f"{counted(self.steps, 'step', 'steps')} in {self.seconds:.1f} s, evaluations not counted"
         speed = self.pace.images_per_second(self.images)
         if speed is None:

@@ -1,8 +1,8 @@
 """Detection of late ranks: every rank watches its own steps, and rank 0 names the one all others wait for.
 
-A rank that takes much longer than usual writes the stacks of all its threads to its log, and what it is at
-to the ranks' store, which rank 0 reads only when it is late itself. Its launcher learns every second whether
-it gets on, and how long it may take. Only durations are compared, never two clocks.
+A rank that takes much longer than usual writes the stacks of all its threads to its log and its current phase
+to the ranks' store. Rank 0 reads the store only when it is late itself. Every second, the launcher learns
+whether the rank makes progress and how long it may take. Only durations are compared, never two clocks.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rankless.world.notes import Notices
 from rankless.world.process_group import TIMEOUT, World
 
 LEAST = 60.0
-"""Seconds that nothing is late before; ``RANKLESS_LATE`` in the environment is another number of them."""
-_TIMES = 20  # the usual duration, as the median of the last ones
-_FIRST_TIMES = 10  # LEAST, where nothing is usual yet: a first evaluation may take minutes
+"""Seconds before which nothing counts as late; the environment variable ``RANKLESS_LATE`` overrides them."""
+_TIMES = 20  # a phase is late after this many times its usual duration, the median of the last ones
+_FIRST_TIMES = 10  # times LEAST, for a phase without a usual duration: a first evaluation may take minutes
 _LOG = 2  # the file descriptor of a rank's log
 WAITING, DRAWING, SAVING = "waiting for other ranks", "waiting for images", "saving"
 _REGULAR = ("computing", "predicting", SAVING)  # phases that take about as long every time
-_SLOWEST_TIMES = 5  # the slowest one so far, which a regular phase may take, and at least LEAST
-_ELSE = TIMEOUT.total_seconds()  # that everything else may take, and a first step: others wait no longer
+_SLOWEST_TIMES = 5  # times its slowest duration so far is allowed for a regular phase, and at least LEAST
+_ELSE = TIMEOUT.total_seconds()  # allowed for a first step and for all else: others wait no longer
 
 Pulse = Callable[[int, float | None, str], None]
-"""Takes how often a rank has begun something, the seconds that what it is at may take (None: no end, as it
-waits for other ranks), and what that is."""
+"""Function of the number of phases a rank has begun, the seconds its current phase may take (None: no limit,
+as it waits for other ranks), and the name of that phase."""
 
 
 class Watchdog:
@@ -44,8 +44,8 @@ class Watchdog:
     Args:
         world: the ranks; each must make one, because they exchange the names of their hosts.
         report: called on rank 0, from the thread, with a step and a sentence about a rank that is late.
-        drawing: whether this rank waits for its loader now.
-        pulse: tells the launcher that the rank gets on; None where none listens.
+        drawing: returns whether this rank waits for its loader now.
+        pulse: tells the launcher about the rank's progress; None if there is no launcher.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        self._thread.join(5)  # it may ask a store that is gone
+        self._thread.join(5)  # it may be querying a store that is gone
         self.begin("ending", self._now[1])
         self._beat()
 
     def begin(self, phase: str, step: int, slowest: float = 0.0) -> None:
-        """Begin something in ``step`` that takes about as long every time.
+        """Begin a phase of ``step``.
 
         Args:
-            phase: what.
-            step: when.
-            slowest: seconds that it took so far, of saves, which go on beside the steps.
+            phase: name of the phase.
+            step: number of the step.
+            slowest: for saves, which continue beside the steps, the seconds of the slowest one so far.
         """
         now = time.monotonic()
         before, _, since = self._now
@@ -102,7 +102,7 @@ class Watchdog:
         return DRAWING if self.drawing() else self._now[0]
 
     def _beat(self) -> None:
-        """Tell the launcher how far this rank is."""
+        """Tell the launcher this rank's progress."""
         if self.pulse is None:
             return
         begun, at, step = self._begun, self._at(), self._now[1]
@@ -114,7 +114,7 @@ class Watchdog:
         while not self._end.wait(min(self.least / 4, 1)):
             self._beat()
             if self.world.device.type == "cuda":
-                watch_connections(all_are_read=False)  # NCCL's, which it opens when it is first used
+                watch_connections(all_are_read=False)  # NCCL opens its connections when it is first used
             phase, step, since = now = self._now
             known = self._usual.get(phase)
             limit = max(self.least, _TIMES * statistics.median(known)) if known else _FIRST_TIMES * self.least
@@ -129,17 +129,17 @@ class Watchdog:
                     self._name_the_late(step, seconds, is_long=seconds > 1.5 * limit)
 
     def _dump(self, phase: str, step: int, seconds: float) -> None:
-        """Write the stacks to the log, and what this rank is at to the store."""
+        """Write the stacks to the log and this rank's current phase to the store."""
         at = self._at()
         line = f"late: rank {self.world.rank}, step {step}, {at}, for {seconds:.0f} s; all threads:\n"
         with suppress(OSError), tempfile.TemporaryFile() as stacks:
             faulthandler.dump_traceback(stacks, all_threads=True)  # letter by letter
             stacks.seek(0)
-            os.write(_LOG, line.encode() + stacks.read())  # at once, lest ranks that share a log mix theirs
+            os.write(_LOG, line.encode() + stacks.read())  # in one write: ranks may share a log
         self.notices.post(self.world.rank, json.dumps([step, at, round(seconds)]))
 
     def _name_the_late(self, step: int, seconds: float, *, is_long: bool) -> None:
-        """Report the ranks that do not wait for others; those that are silent when it has taken long."""
+        """Report late ranks that do not wait for others; with ``is_long``, also ranks without a notice."""
         for rank, host in enumerate(self.hosts):
             notice = self.notices.read(rank)
             found: list[Any] = json.loads(notice) if notice else [-1, "", 0]

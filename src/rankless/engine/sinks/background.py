@@ -1,4 +1,4 @@
-"""A sink in a thread of its own: the training does not wait for a server, whether it is slow or gone."""
+"""A sink in a separate thread, so that training does not wait for a slow or unreachable server."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.structures import Scores
 
 CLOSING = 30.0
-"""Seconds that the end of a run waits for what is still to be sent."""
-_MOST = 100_000  # calls that wait
+"""Seconds that the end of a run waits for unsent calls."""
+_MOST = 100_000  # calls in the queue
 
 
 class BackgroundSink(Sink):
-    """Hands everything to another sink, in order; what that raises is raised by the next call.
+    """Passes all calls to another sink, in order; the next call raises an error of that sink.
 
     Args:
-        sink: made in the thread of the training, so that it imports its library there: other processes are
-            forked from here, and an import that is under way elsewhere would stay so in them.
+        sink: the other sink, made in the training's thread, so that it imports its library there. Other
+            processes are forked from that thread, and an import in progress in another thread would never
+            finish in them.
         closing: seconds that :meth:`close` waits.
     """
 
@@ -64,7 +65,7 @@ class BackgroundSink(Sink):
         self._put(lambda: self._sink.event(name, step, text))
 
     def close(self) -> None:
-        """Wait until everything is sent, but not for long."""
+        """Wait until everything is sent, for a limited time."""
         self._put(self._sink.close)
         self._put(None)
         self._thread.join(self._closing)

@@ -1,4 +1,4 @@
-"""The sinks that come with Rankless, by the names under which ``--sink`` turns them on."""
+"""The sinks that come with Rankless, by their names for ``--sink``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Known(NamedTuple):
-    """The definition of a sink, the extra of the same name that it needs, and whether it has a server."""
+    """A sink's module and class, the library and extra it needs, and whether it uses a server."""
 
     page: str
     name: str
@@ -31,7 +31,7 @@ BUILT_IN = {
 
 
 def built_in(name: str) -> Callable[[], Sink]:
-    """Make a sink of :data:`BUILT_IN`."""
+    """Return the maker of a sink of :data:`BUILT_IN`."""
     known = BUILT_IN[name]
     if known.library and importlib.util.find_spec(known.library) is None:
         needed(known.library, known.library, f"--sink {name}")

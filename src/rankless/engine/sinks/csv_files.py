@@ -1,4 +1,4 @@
-"""A run as two tables, ``steps.csv`` and ``scores.csv`` in the run directory: for spreadsheets and pandas."""
+"""A run as two tables for spreadsheets and pandas: ``steps.csv`` and ``scores.csv`` in the run directory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rankless.structures import Scores
 
 
 class CsvSink(Sink):
-    """Writes a row a step and a row an evaluation; the columns are those of the first row."""
+    """Writes a row per step and per evaluation; the first row sets the columns."""
 
     def start(self, run: RunStart) -> None:
-        """Go on after the rows of the steps that are done; later ones are about to come again."""
+        """Keep the rows of the steps already done and remove later ones, which will be written again."""
         self._steps = _Table(run.run / "steps.csv", run.first)
         self._scores = _Table(run.run / "scores.csv", run.first - run.unscored)
 
@@ -36,7 +36,7 @@ def _plain(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 class _Table:
-    """A file with a header; its rows after ``step`` are removed."""
+    """A file with a header; opening it removes its rows after ``step``."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.columns: list[str] = []

@@ -20,12 +20,12 @@ from rankless.structures import Scores
 class EpochTable(Sink):
     """Rewrites the table when an epoch is complete.
 
-    It is computed from the journal's entries, those of earlier starts included, so a run that is resumed
-    on another machine has all rows.
+    The table is computed from the journal's entries, including those of earlier starts, so a run resumed on
+    another machine has all rows.
     """
 
     def start(self, run: RunStart) -> None:
-        """Compute the rows of the steps that are done."""
+        """Compute the rows of the steps already done."""
         self._path = run.run / "epochs.csv"
         self._name: str = run.recipe.get("checkpoint", {}).get("name", "")
         self._rows: dict[int, dict[str, Any]] = {}
@@ -36,14 +36,14 @@ class EpochTable(Sink):
                 self._take(entry)
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Count a step; the first one of an epoch completes the row of the epoch before."""
+        """Count a step; the first step of an epoch completes the previous epoch's row."""
         is_first = self._epoch(entry) not in self._rows
         if is_first and self._rows:
             self._write()
         self._take(entry)
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Enter the scores into the row of their epoch."""
+        """Add the scores to the row of their epoch."""
         self._take({"evaluation": step, "scores": scores})
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class EpochTable(Sink):
             self._link()
 
     def _link(self) -> None:
-        """Link the weights of each checkpoint that ended an epoch; remove the links of those that went."""
+        """Link the weights of each checkpoint that ended an epoch; unlink those of removed checkpoints."""
         run = RunDirectory(self._path.parent)
         names: dict[str, int] = {}
         for row in self._rows.values():

@@ -1,4 +1,4 @@
-"""The journal as a sink: every step, evaluation and event becomes a line of ``journal.jsonl``."""
+"""The journal as a sink, which writes every step, evaluation and event as a line of ``journal.jsonl``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rankless.structures import Scores
 
 
 class JournalCopy(Sink):
-    """A copy of the journal, to which lines come from rank 0 at every save; it takes nothing from its own.
+    """A copy of the journal, which gets its lines from rank 0 at every save and none from its own rank.
 
     Args:
-        journal: open, cut to the step from which the run goes on; None where it cannot be written.
+        journal: the open journal, cut to the step from which the run continues; None if it cannot be written.
 
     Attributes:
-        problem: why the newest lines could not be written, None if they were.
+        problem: why the newest lines could not be written; None if they were written.
     """
 
     def __init__(self, journal: Journal | None) -> None:
@@ -27,7 +27,7 @@ class JournalCopy(Sink):
         self.problem: str | None = None
 
     def append(self, lines: bytes) -> None:
-        """Write lines; lines that a full disk refuses are retried with the next ones."""
+        """Write lines; lines that a full disk refuses are written again with the next ones."""
         if self.journal is None:  # reported at the start
             return
         try:
@@ -38,7 +38,7 @@ class JournalCopy(Sink):
             self.problem = None
 
     def take(self) -> bytes:
-        """The lines since the last call, for the copies."""
+        """Return the lines since the last call, for the copies."""
         return b""
 
     def close(self) -> None:
@@ -48,12 +48,12 @@ class JournalCopy(Sink):
 
 
 class JournalSink(JournalCopy):
-    """Writes the journal.
+    """Writes the journal of rank 0.
 
     Args:
-        journal: as for a copy; None only where there are copies.
-        run: whose journal it is.
-        copies: whether other machines keep copies. Then a full disk does not end the run.
+        journal: as for a copy; None is allowed only if there are copies.
+        run: the run directory.
+        copies: whether other machines keep copies, in which case a full disk does not end the run.
     """
 
     def __init__(self, journal: Journal | None, run: RunDirectory, *, copies: bool = False) -> None:

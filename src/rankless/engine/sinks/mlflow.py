@@ -1,4 +1,4 @@
-"""A run in MLflow: on the server that ``MLFLOW_TRACKING_URI`` names, else in ``mlruns`` beside the run."""
+"""A run in MLflow, on the server at ``MLFLOW_TRACKING_URI``, or else in ``mlruns`` beside the run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.structures import Scores
 
 _RECORD = "mlflow-run"
-"""In the run directory: the id of MLflow's run, which a resumed training goes on with."""
+"""File in the run directory with the id of MLflow's run, which a resumed training continues."""
 _EVERY = 5.0  # seconds between two batches of numbers
-_MOST_NUMBERS, _MOST_KEYS = 1000, 100  # of a batch; what a server takes
+_MOST_NUMBERS, _MOST_KEYS = 1000, 100  # per batch, the limits of servers
 _DEFAULTS = {
     "GIT_PYTHON_REFRESH": "quiet",
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # A server that is gone is noticed sooner than the end of the training stops to wait for it.
+    # A lost server is noticed before the end of the training stops waiting for it.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
 
 
 class MlflowSink(Sink):
-    """Logs the recipe as parameters and all numbers as metrics; those of steps every few seconds."""
+    """Logs the recipe as parameters and all numbers as metrics; the metrics of steps every few seconds."""
 
     def __init__(self) -> None:
         self._finished = False
@@ -39,7 +39,7 @@ class MlflowSink(Sink):
         self._metric, self._param, self._make_client = Metric, Param, MlflowClient
 
     def start(self, run: RunStart) -> None:
-        """Begin or continue MLflow's run; values of later steps are written again, unchanged."""
+        """Begin or continue MLflow's run; repeated steps are logged again with the same values."""
         where = os.environ.get("MLFLOW_TRACKING_URI") or (run.run.resolve().parent / "mlruns").as_uri()
         self._client = self._make_client(where)
         self._waiting: list[Any] = []
@@ -72,12 +72,12 @@ class MlflowSink(Sink):
         self._send()
 
     def event(self, name: str, step: int, text: str) -> None:
-        """Note whether the run came to its end."""
+        """Record that the run has finished."""
         if name == "end":
             self._finished = True
 
     def close(self) -> None:
-        """Log the rest, and how the run ended."""
+        """Log the remaining numbers and how the run ended."""
         self._send()
         self._client.set_terminated(self._run, "FINISHED" if self._finished else "KILLED")
 

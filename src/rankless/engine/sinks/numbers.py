@@ -1,15 +1,15 @@
-"""The numbers of a run under the names that dashboards get: ``train/loss``, ``val/AP``, ``time/seconds``."""
+"""The numbers of a run under their names for dashboards: ``train/loss``, ``val/AP``, ``time/seconds``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_KNOWN = ("step", "time")  # a dashboard notes both by itself
+_KNOWN = ("step", "time")  # dashboards record both themselves
 
 
 def of_step(entry: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a step, given the journal's entry."""
+    """Return the numbers in the journal's entry of a step."""
     found = {}
     for room, values in (("train", entry), ("train", entry["parts"]), ("time", entry["timing"])):
         found.update({f"{room}/{name}": value for name, value in _numbers(values) if name not in _KNOWN})
@@ -17,7 +17,7 @@ def of_step(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_scores(scores: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an evaluation, those of each class as ``val/NAME/AP``; not those that do not exist."""
+    """Return the numbers of an evaluation, per class as ``val/NAME/AP``; missing scores are left out."""
     found = {f"val/{name}": value for name, value in _numbers(scores)}
     for rows in scores.values():
         if isinstance(rows, Mapping):
@@ -28,7 +28,7 @@ def of_scores(scores: Mapping[str, Any]) -> dict[str, float]:
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The keys of a recipe as they are written on the command line, with their values as text."""
+    """Yield the keys of a recipe as written on the command line, with their values as text."""
     for name, value in recipe.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}.")

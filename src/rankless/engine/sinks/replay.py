@@ -1,4 +1,4 @@
-"""Shows a run from the lines of its journal, as the terminal in which it trains does."""
+"""Replay of a run from the lines of its journal, as shown in the terminal in which it trains."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _STARTS = ("start", "resume")
 
 
 class Replay:
-    """Takes the lines of a journal, those of past steps as well, and shows them; a context manager.
+    """Shows the lines of a journal, including those of past steps; a context manager.
 
     Args:
-        run: what the run is called.
-        recipe: of the run, as plain values.
+        run: the name of the run to show.
+        recipe: the run's recipe, as plain values.
         device: the type of the ranks' devices, ``cpu`` or ``cuda``.
         in_threads: whether the ranks are threads of one process.
 
     Attributes:
-        last: the last event that began or ended the run; None before.
-        step: steps done.
+        last: the last event that began or ended the run; None before the first one.
+        step: number of steps done.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Replay:
         self.last: str | None = None
         self.step = 0
         self._terminal: Terminal | None = None
-        self._start: dict[str, Any] | None = None  # of which the number of steps is not known yet
+        self._start: dict[str, Any] | None = None  # a start before its number of steps is known
         self._best: float | None = None
 
     def __enter__(self) -> Replay:
@@ -48,8 +48,8 @@ class Replay:
             self._terminal.close()
 
     def take(self, line: str) -> None:
-        """Show one line; a line without a value to show is ignored."""
-        # A journal may be damaged, or of an earlier version, which wrote less.
+        """Show one line; damaged lines are ignored."""
+        # A journal may be damaged, or lack values because an earlier version wrote it.
         with suppress(ValueError, LookupError, TypeError, AttributeError):
             self._take(json.loads(line))
 
@@ -78,7 +78,7 @@ class Replay:
             self.last = name
 
     def _begin(self, steps: int | None) -> None:
-        """Begin to show a start, once the length of the run is known."""
+        """Show the start of the run, now that its number of steps is known."""
         if self._start is None:
             return
         entry, self._start = self._start, None

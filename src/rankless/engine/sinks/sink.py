@@ -15,7 +15,7 @@ from rankless.engine.sinks.built_in import BUILT_IN, built_in
 from rankless.errors import UserError, nearest, one_of, printable
 from rankless.files.reading import reason
 
-if TYPE_CHECKING:  # a run is followed without PyTorch
+if TYPE_CHECKING:  # following a run needs no PyTorch
     from rankless.structures import Scores
 
 _METHODS = ("start", "step", "scores", "event", "close")
@@ -27,12 +27,12 @@ class RunStart:
 
     Attributes:
         run: the run directory.
-        recipe: the whole recipe as plain values, keys as in a recipe file.
-        first: steps done already; 0 where the run starts, more where it resumes.
-        steps: of the whole run.
+        recipe: the complete recipe as plain values, with the keys of a recipe file.
+        first: number of steps already done; 0 for a new run, more for a resumed one.
+        steps: number of steps in the run.
         world_size: number of ranks.
-        reason: why the run ended before, where it is started again.
-        unscored: the evaluation after ``first`` steps is about to be made, perhaps once more.
+        reason: why the run ended before; None for a new run.
+        unscored: whether the evaluation after ``first`` steps is made now, possibly again.
     """
 
     run: Path
@@ -47,31 +47,32 @@ class RunStart:
 class Sink(Protocol):
     """Observes a run; inherit from it and override what you need.
 
-    A sink lives in the process of rank 0 and is made without arguments at every start, restarts after a dead
-    rank included. It gets copies. It may take as long as it likes, which the training waits for.
+    A sink runs in the process of rank 0. It is made without arguments at every start, including a restart
+    after a rank died. Its arguments are copies, which it may change. Training waits while a sink works.
     """
 
     def start(self, run: RunStart) -> None:
-        """Begin; called once, before the first step."""
+        """Prepare for the run; called once, before the first step."""
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Take the journal's entry of a step: ``step``, ``epoch``, ``lr``, ``loss``, ``parts`` …"""
+        """Receive the journal's entry of a step: ``step``, ``epoch``, ``lr``, ``loss``, ``parts`` …"""
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Take the scores of the weights after ``step`` steps."""
+        """Receive the scores of the weights after ``step`` steps."""
 
     def event(self, name: str, step: int, text: str) -> None:
-        """Take something that happened after ``step`` steps, such as a warning."""
+        """Receive an event after ``step`` steps, such as a warning."""
 
     def close(self) -> None:
-        """End; called once, however the run ends, unless its process is killed."""
+        """Finish; called once at the end of the run, however it ends, unless the process is killed."""
 
 
 def sink_class(name: str) -> Callable[[], Sink]:
-    """The sink that a name of :data:`BUILT_IN`, ``package.module:Class`` or ``file.py:Class`` stands for.
+    """Return the maker of a sink: a name of :data:`BUILT_IN`, ``package.module:Class`` or ``file.py:Class``.
 
     Raises:
-        UserError: no such name, file, module or class, one that is not a sink, or a library is missing.
+        UserError: the name, file, module or class does not exist, the class is not a sink, or a library is
+            missing.
     """
     if name in BUILT_IN:
         return built_in(name)
@@ -96,10 +97,10 @@ class Sinks:
     """All sinks of a run, in order; ranks other than the first have none.
 
     Args:
-        built_in: their errors end the run.
-        users: makers by name. The first error of a user's sink is reported, and the sink is dropped: nothing
-            that it does changes the training.
-        progress: shows how far a part of the run is that is no step: its title, how much is done, of what.
+        built_in: sinks of the run; their errors end it.
+        users: makers of the user's sinks by name. The first error of such a sink is reported and the sink is
+            dropped, so it cannot change the training.
+        progress: shows the progress of a part of the run other than its steps: title, amount done, total.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Sinks:
         self._deferred: list[tuple[str, int, str]] = []
 
     def start(self, run: RunStart) -> None:
-        """See :class:`Sink`; the users' sinks are made now."""
+        """Make the users' sinks and start all sinks; see :class:`Sink`."""
         self._step = run.first
         for sink in self._built_in:
             sink.start(run)
@@ -127,7 +128,7 @@ class Sinks:
     def _begin(self, name: str, run: RunStart) -> None:
         sink = self._makers[name]()
         sink.start(copy.deepcopy(run))
-        self._users[name] = sink  # before this it takes nothing
+        self._users[name] = sink  # it receives nothing before this
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """See :class:`Sink`."""
@@ -143,9 +144,9 @@ class Sinks:
         self._each(lambda sink: sink.event(name, step, text))
 
     def urgent_event(self, name: str, step: int, text: str) -> None:
-        """Record an event from another thread, while the training's own may be stuck.
+        """Record an event from another thread, because the training's own thread may be stuck.
 
-        A user's sink, which knows nothing of threads, gets it with the next call.
+        Users' sinks need not be thread-safe, so they receive it with the next call.
         """
         with self._lock:
             for sink in self._built_in:
@@ -171,14 +172,14 @@ class Sinks:
 
     def _each_of_users(self, call: Callable[[Sink], object]) -> None:
         for name, sink in list(self._users.items()):
-            if name in self._users:  # not dropped by what another one's error led to
+            if name in self._users:  # not dropped meanwhile, for the event of another sink's error
                 self._guard(name, lambda sink=sink: call(sink))  # type: ignore[misc]
 
     def _guard(self, name: str, call: Callable[[], object]) -> None:
         try:
             call()
         except (Exception, SystemExit) as error:
-            with suppress(OSError):  # into the log of the rank, which a full disk does not take
+            with suppress(OSError):  # into the rank's log, whose disk may be full
                 traceback.print_exc()
             self._users.pop(name, None)
             if isinstance(error, OSError):

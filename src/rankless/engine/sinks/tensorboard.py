@@ -1,4 +1,4 @@
-"""A run in TensorBoard: event files in the run directory's ``tensorboard``."""
+"""A run in TensorBoard: event files in the folder ``tensorboard`` of the run directory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rankless.structures import Scores
 
 
 class TensorBoardSink(Sink):
-    """Writes scalars, the recipe, the network's graph and what happened."""
+    """Writes scalars, the recipe, the network's graph and the run's events."""
 
     def start(self, run: RunStart) -> None:
-        """Open a file; TensorBoard drops the steps of earlier ones that are about to come again."""
+        """Open a new file; TensorBoard drops steps of earlier files that will be repeated."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(run.run / "tensorboard", purge_step=run.first + 1 if run.first else None)
@@ -36,7 +36,7 @@ class TensorBoardSink(Sink):
         self._writer.flush()
 
     def event(self, name: str, step: int, text: str) -> None:
-        """Write a text."""
+        """Write the event as text."""
         self._add_text(f"events/{name}", text, step)
 
     def close(self) -> None:
@@ -44,14 +44,14 @@ class TensorBoardSink(Sink):
         self._writer.close()
 
     def _add_graph(self, recipe: Mapping[str, Any]) -> None:
-        """Draw the network as it is built for the recipe, traced with one black image; or say why not."""
+        """Draw the network that the recipe builds, traced with one black image; or write why that failed."""
         import torch
 
         from rankless.recipe.load import from_json
         from rankless.tasks import open_task
 
         with GENERATORS, torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # about what depends on the image's size
+            warnings.simplefilter("ignore")  # about traced code that depends on the image's size
             try:
                 task: Any = open_task(from_json(json.dumps(recipe)))
                 image = torch.zeros(1, 3, *task.size)

@@ -1,7 +1,7 @@
 """The terminal's view of a training: a table with a row per epoch and evaluation, and a live bar below it.
 
-A file, a pipe or a notebook gets a line now and then in place of the bar. Nothing here imports PyTorch, so
-that a process that computes nothing can follow a run.
+A file, a pipe or a notebook gets an occasional line instead of the bar. Nothing here imports PyTorch, so a
+process that only follows a run does not need it.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from rankless.structures import Scores
 
 _HEADER_EVERY = 40
-"""Rows between two headers: on a long run the first one has left the screen."""
+"""Number of rows between two headers, as the first one leaves the screen in a long run."""
 _SCORES = 3
-"""So many scores have a column at most; the journal, the report and the end of the run have all of them."""
+"""Largest number of scores with a column; the journal, the report and the end of the run show all of them."""
 _GAP = "  "
 _VALIDATION = "val loss"
 
 
 class Rows:
-    """Collects steps until an epoch or an evaluation ends, and formats what came of them.
+    """Collects steps until an epoch or an evaluation ends, and formats their results as a row.
 
     Args:
-        epochs: of the whole run.
-        steps: of the whole run.
-        images: of a step.
+        epochs: number of epochs in the run.
+        steps: number of steps in the run.
+        images: number of images per step.
         best: the score by which the best weights are chosen, as in ``evaluate.best``.
         width: columns of the terminal; a row is narrower.
-        scores: the names of those that are to come, which have a column from the start.
+        scores: the names of the expected scores, which have a column from the start.
 
     Attributes:
-        pace: of the steps of the row under way.
+        pace: the pace of the steps in the current row.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class Rows:
         self._whole: int | None = None  # the epoch that the last step finished
 
     def step(self, entry: Mapping[str, Any]) -> list[str]:
-        """Take the journal's entry of a step; the lines of an epoch that has ended without an evaluation."""
+        """Add the journal's entry of a step; return the lines of an epoch that ended without evaluation."""
         lines = self.end()
         before, self._epoch = self._epoch, float(entry["epoch"])
-        # The first step after a resume is compared with nothing: it may be in the midst of an epoch.
+        # The first step after a resume has no previous one: it may be in the middle of an epoch.
         if math.floor(self._epoch) > math.floor(before) and (before or self._is_first_epoch(entry)):
             self._whole = math.floor(self._epoch)
         self._steps += 1
         self._loss += float(entry["loss"])
         for name, value in entry["parts"].items():
             if name.partition("/")[2] in entry["parts"]:
-                continue  # of one head: only in the journal
+                continue  # a part of one head: only in the journal
             self._parts[name] = self._parts.get(name, 0.0) + float(value)
         self.pace.add(entry["timing"]["seconds"], entry["timing"]["waited"])
         self._lr = float(entry["lr"])
@@ -92,12 +92,12 @@ class Rows:
 
     @property
     def loss(self) -> float:
-        """The mean of the steps of the row under way, of which there is one at least."""
+        """Mean loss of the steps in the current row, which must have at least one."""
         return self._loss / self._steps
 
     @property
     def parts(self) -> dict[str, float]:
-        """The means of the loss's parts."""
+        """Mean of each part of the loss over the steps in the current row."""
         return {name: total / self._steps for name, total in self._parts.items()}
 
     def _is_first_epoch(self, entry: Mapping[str, Any]) -> bool:
@@ -105,7 +105,7 @@ class Rows:
         return int(entry["step"]) == 1
 
     def scores(self, step: int, scores: Mapping[str, Any], is_best: bool) -> list[str]:
-        """The lines of an evaluation after ``step`` steps."""
+        """Return the lines of an evaluation after ``step`` steps."""
         plain: dict[str, Any] = {
             name: value
             for name, value in scores.items()
@@ -115,18 +115,18 @@ class Rows:
             name: _loss(plain["loss"]) if name == _VALIDATION else _score(plain[name])
             for name in self._columns(plain)
         }
-        if not self._steps:  # made up for after a resume
+        if not self._steps:  # repeated after a resume
             self._epoch = step / self.steps * self.epochs
         return self._row(shown, is_best)
 
     def _columns(self, scores: Collection[str]) -> list[str]:
-        """The columns of scores with these names."""
+        """Return the columns for scores with these names."""
         plain = [name for name in scores if name != "loss"]
         first = sorted(plain, key=lambda name: name != self.best)[:_SCORES]  # stable: the task's order
         return [*([_VALIDATION] if "loss" in scores else []), *(name for name in plain if name in first)]
 
     def end(self) -> list[str]:
-        """The lines of an epoch that has ended, if there is one without an evaluation."""
+        """Return the lines of an epoch that has ended without an evaluation, if there is one."""
         return self._row({}, False) if self._whole is not None else []
 
     def _row(self, scores: dict[str, str], is_best: bool) -> list[str]:
@@ -149,7 +149,7 @@ class Rows:
         return [*lines, self._line(cells, values)]
 
     def _label(self) -> str:
-        """The epoch: ``3/10``, or ``2.57`` in the midst of one."""
+        """Return the epoch as ``3/10``, or as ``2.57`` in the middle of one."""
         epoch = min(self._whole if self._whole is not None else self._epoch, self.epochs)
         whole = abs(epoch - round(epoch)) < 1e-6
         return f"{round(epoch)}/{self.epochs}" if whole else f"{epoch:.2f}"
@@ -164,7 +164,7 @@ class Rows:
 
 
 def _loss(value: float) -> str:
-    """At most eight characters."""
+    """Format a loss in at most eight characters."""
     return f"{value:.4g}" if 1e-3 <= abs(value) < 1e4 else f"{value:.2e}"
 
 
@@ -175,8 +175,8 @@ def _score(value: float | None) -> str:
 
 
 _SMOOTHING = 0.9  # per step
-_PATIENCE = 3.0  # seconds without a bar and a first step, before it is said what takes so long
-_MOST_NOTES = 6  # lines about the data; the journal has them all
+_PATIENCE = 3.0  # seconds without a bar before a first step, after which the delay is explained
+_MOST_NOTES = 6  # lines about the data; the journal has all of them
 _AS_IT_IS = ("pretrained",)
 _WARNINGS = ("warning", "not saved", "sink", "late", "slow")
 _WAITING = "waiting for the first step"
@@ -187,11 +187,11 @@ class Terminal(Sink):
     """Shows a run on the standard output.
 
     Args:
-        images: of one step.
+        images: number of images per step.
         device: the type of the ranks' devices, ``cpu`` or ``cuda``.
-        workers: loader processes of each rank; None where nobody knows.
+        workers: number of loader processes per rank; None if unknown.
         in_threads: whether the ranks are threads of this process.
-        scores: the names of those that evaluations will have, as far as they are known.
+        scores: the names of the scores that evaluations will have, as far as known.
     """
 
     def __init__(
@@ -209,8 +209,8 @@ class Terminal(Sink):
         self.bar: ProgressBar | None = None
         self.rows = Rows(1, 1, images)
         self.steps = self.epochs = 0
-        self.seconds: float | None = None  # of a step, smoothed: for the time that is left
-        self._busy: list[float] = []  # shares of the time that the ranks compute, as last gathered
+        self.seconds: float | None = None  # per step, smoothed, to estimate the remaining time
+        self._busy: list[float] = []  # the ranks' fractions of time spent computing, as last gathered
         self._patience = threading.Timer(_PATIENCE, self._explain)
 
     def start(self, run: RunStart) -> None:
@@ -222,7 +222,7 @@ class Terminal(Sink):
         if self.in_threads:
             one, many = ("thread", "threads") if self.device == "cpu" else ("GPU", "GPUs, a thread each")
         on = counted(run.world_size, one, many)
-        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # not again when a rank has died
+        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # not again after a rank has died
             workers = " (auto)" if run.recipe.get("workers") == "auto" else ""
             workers = "" if self.workers is None else f", workers: {self.workers}{workers}"
             self._print(f"training in {run.run} on {on}, {run.recipe['precision']}{workers}")
@@ -235,7 +235,7 @@ class Terminal(Sink):
             self._patience.start()
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Show the means of the row under way, and the row of an epoch that ended with the step before."""
+        """Show the means of the current row, and the row of an epoch that ended with the previous step."""
         self._patience.cancel()
         self._print_all(self.rows.step(entry))
         done, took = int(entry["step"]), entry["timing"]["seconds"]
@@ -256,7 +256,7 @@ class Terminal(Sink):
             usual.append("busy " + "–".join(dict.fromkeys(f"{one:.0%}" for one in (min(busy), max(busy)))))
         self.bar.update(
             done,
-            # The last step may go on into an epoch that is not asked for.
+            # The last step may reach into an epoch beyond the last one.
             f"epoch {min(entry['epoch'], self.epochs):.2f}/{self.epochs}  step {done:,}/{self.steps:,}",
             (self.steps - done) * self.seconds,
             filled([*loss, *parts, *usual], self.console.width)
@@ -284,26 +284,26 @@ class Terminal(Sink):
             self._print(f"{_TITLED.get(name, f'step {step}')}: {text}")
 
     def progress(self, title: str, done: int, total: int) -> None:
-        """Show how far a part of the run is that is no step, such as an evaluation."""
+        """Show the progress of a part of the run other than its steps, such as an evaluation."""
         if self.bar:
             self.bar.within(title, done, total)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """End the bar in its current state."""
         self._patience.cancel()
         if self.bar:
             self.bar.__exit__()
 
     def _explain(self) -> None:
-        """Say what takes so long, where there is no bar to show that something happens."""
+        """Explain the delay before the first step if there is no bar to show activity."""
         self._print(f"{_WAITING}: the images are being loaded and PyTorch prepares its kernels")
 
     def _print_all(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._print(line)  # of a table: none is as wide as the terminal
+            self._print(line)  # lines of a table, which are narrower than the terminal
 
     def _print(self, sentence: str) -> None:
-        """Print a line above the bar; a terminal gets it wrapped between words, with long paths whole."""
+        """Print a line above the bar, on a terminal wrapped between words, without breaking long paths."""
         text = escaped(sentence)
         if self.console.is_terminal:
             indent = " " * (len(text) - len(text.lstrip()) + 2)
@@ -321,7 +321,7 @@ class _Output(io.TextIOBase):
     """The standard output; if it goes away (a closed terminal, ``| head``), the run continues in silence."""
 
     def __init__(self) -> None:
-        self.out = sys.stdout  # now: the live bar puts itself in its place
+        self.out = sys.stdout  # now, because the live bar replaces it
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -347,7 +347,7 @@ class _Output(io.TextIOBase):
 def _memory_gib() -> float:
     """Return this rank's memory in GiB: allocated on its GPU, or else resident."""
     torch = sys.modules.get("torch")
-    if torch is None:  # this process follows a run and has no part in it
+    if torch is None:  # this process only follows a run
         return 0.0
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return float(torch.cuda.max_memory_allocated() / 2**30)

@@ -1,4 +1,4 @@
-"""A run for Weights & Biases, offline: ``wandb sync RUN/wandb/offline-*`` sends it when it suits."""
+"""A run for Weights & Biases, recorded offline; ``wandb sync RUN/wandb/offline-*`` sends it later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULTS = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 
 
 class WandbSink(Sink):
-    """Writes the recipe and all numbers; ``WANDB_MODE``, ``WANDB_PROJECT`` and the like are heeded."""
+    """Writes the recipe and all numbers; follows ``WANDB_MODE``, ``WANDB_PROJECT`` and similar variables."""
 
     def __init__(self) -> None:
         for name, value in _DEFAULTS.items():
@@ -26,7 +26,7 @@ class WandbSink(Sink):
         self._library = wandb
 
     def start(self, run: RunStart) -> None:
-        """Begin a part of the run; all parts of one run have one id."""
+        """Begin a part of the run; all parts of one run share an id."""
         wandb = self._library
         folder = run.run / "wandb"
         folder.mkdir(exist_ok=True)
@@ -36,7 +36,7 @@ class WandbSink(Sink):
             id=_id(folder / "run-id", is_new=not run.first),
             dir=run.run,
             config=dict(run.recipe),
-            # Nothing of the machine, of the source code or of what is printed.
+            # Send nothing about the machine, the source code or the output.
             settings=wandb.Settings(
                 console="off",
                 silent=True,
