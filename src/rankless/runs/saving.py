@@ -1,4 +1,4 @@
-"""A save in progress, announced in the run directory, so that no launcher ends the process that writes it."""
+"""Announcement of a save in progress in the run directory, so that no launcher ends the saving process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NAME = ".saving"
 
 @contextmanager
 def announced(run: RunDirectory) -> Iterator[None]:
-    """Inside, this process saves into ``run``.
+    """Announce that this process saves into ``run`` while the block runs.
 
-    A disk that does not even take the announcement is left to the save itself to report.
+    If the disk cannot take the announcement, the save itself reports that.
     """
     path = run.path / _NAME
     with suppress(OSError):
-        path.unlink(missing_ok=True)  # a killed process's, or what must not be written through
+        path.unlink(missing_ok=True)  # of a killed process, or a link that must not be followed
         with path.open("x", encoding="ascii") as file:
             file.write(f"{os.getpid()} {os.uname().nodename}")
     try:
@@ -31,9 +31,9 @@ def announced(run: RunDirectory) -> Iterator[None]:
 
 
 def saving_process(run: RunDirectory) -> int | None:
-    """The id of the process of this machine that saves into ``run``, None without one.
+    """Return the id of the process on this machine that saves into ``run``; None if there is none.
 
-    A killed one may still be named. On a directory that machines share, another one's number means nothing.
+    The process may have been killed. Ids from other machines that share the directory are ignored.
     """
     try:
         process, _, machine = read_text(run.path / _NAME, POINTER, errors="replace").partition(" ")

@@ -1,4 +1,4 @@
-"""The score that chooses the best weights, and which of two is better."""
+"""The choice of the score for the best weights, and the comparison of two scores."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 LOWER_IS_BETTER = ("loss", "nll")
-"""Scores of which the lowest is the best."""
+"""Scores for which a lower value is better."""
 _AUTO = ("AP", "top1")
 
 
 def name_of_best(best: str, scores: Mapping[str, Any]) -> str | None:
-    """The entry of ``scores`` that ``evaluate.best`` names; None where there is none.
+    """Return the entry of ``scores`` that ``evaluate.best`` names; None if there is none.
 
-    For ``auto`` a task of one's own names it, which a journal does not say: then it is the first number.
+    A custom task defines its own score for ``auto``, which the journal does not record. Then this is the
+    first number other than the loss.
     """
     numbers = [name for name, value in scores.items() if isinstance(value, float | None)]
     wanted = [*_AUTO, *(name for name in numbers if name != "loss")] if best == "auto" else [best]

@@ -1,4 +1,4 @@
-"""The record of a run's starts, ``environment.json``: hardware and software of each, the newest last."""
+"""The record of a run's starts, ``environment.json``: each start's hardware and software, the newest last."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST = 64 * MIB  # some 20,000 starts
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """Return a record's entries and the problem with the file; both empty if there is none."""
+    """Return a record's entries, and the problem with the file; both are empty if the file is missing."""
     try:
         content = json.loads(read_text(path, _LONGEST, encoding="utf-8"))
     except FileNotFoundError:
@@ -20,8 +20,8 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str]:
     except (OSError, UnicodeDecodeError) as error:
         return [], reason(error)
     except (ValueError, RecursionError):
-        return [], "it is no JSON"
-    entries = [content] if isinstance(content, dict) else content  # of a version with one entry alone
+        return [], "it is not JSON"
+    entries = [content] if isinstance(content, dict) else content  # an old version kept a single entry
     if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
-        return [], "it is no list of starts"
+        return [], "it is not a list of starts"
     return entries, ""

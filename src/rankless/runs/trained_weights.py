@@ -1,4 +1,4 @@
-"""Weights as they were trained: for what an exported file, which predicts as well, cannot be used."""
+"""Trained weights, for commands that cannot use an exported file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXPORTS = {
 
 
 def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
-    """Return what :func:`rankless.runs.directory.weights_of` does, if it is no exported file."""
+    """Return the weights file of a target as :func:`rankless.runs.directory.weights_of`; refuse exports."""
     path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
         raise UserError(
@@ -30,17 +30,17 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
         with opened(path) as file:
             what = not_safetensors(path, file.read(9))
     except OSError:
-        what = ""  # whoever reads it says so
+        what = ""  # the reader of the file reports it
     if what:
         raise UserError(f"{path}: is not a readable weights file: {what}")
     return path
 
 
 def not_safetensors(path: Path, start: bytes) -> str:
-    """Say why a file that begins with these bytes, at least 9 if it has them, holds no safetensors."""
+    """Return why a file is not safetensors, from its first 9 bytes; an empty string if it may be."""
     if not start:
         return "it is empty"
-    if start[8:9] == b"{":  # behind the header's length, whose first byte may be a pickle's
+    if start[8:9] == b"{":  # after the header's length, which may begin like a pickle
         return ""
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         return (

@@ -1,4 +1,4 @@
-"""The digest of a weights file, from its bytes: a list of runs needs no PyTorch, which takes seconds."""
+"""The digest of a weights file from its bytes, so that a list of runs need not import PyTorch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 
 
 def of_weights(path: Path) -> str | None:
-    """Return what ``rankless digest`` prints of a file; None where it cannot be read or is damaged."""
+    """Return the digest that ``rankless digest`` prints; None if the file is unreadable or damaged."""
     try:
         listed = (checksums.read(path.parent) or {}).get(path.name)
         if listed not in (None, checksums.of_file(path)):
@@ -40,7 +40,7 @@ def of_weights(path: Path) -> str | None:
 
 
 def of_run(run: Path) -> str | None:
-    """Return the digest of a run's best weights, or of its last; None without any."""
+    """Return the digest of a run's best weights, or else of its last ones; None if none are saved."""
     try:
         return of_weights(weights_of(run, warn=lambda _: None))
     except UserError:  # nothing was saved yet
