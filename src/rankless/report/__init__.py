@@ -1,1 +1,1 @@
-"""The report of runs: numbers, curves and images, made from run directories alone."""
+"""The report of runs: numbers, curves and images, computed only from their run directories."""

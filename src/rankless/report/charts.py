@@ -1,4 +1,4 @@
-"""Charts as inline SVG, colored by the page's variables, with their points as JSON for the pointer."""
+"""Charts as inline SVG with colors from the page's CSS variables and points as JSON for the pointer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rankless.report.markup import card, embedded, text
 WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 34
 COLORS = 8
-"""Colors of lines, the page's variables ``--c0`` to ``--c7``; further ones begin again."""
+"""Number of line colors, the page's variables ``--c0`` to ``--c7``; further lines reuse them."""
 Point = tuple[float, float]
-_LARGEST = 1e100  # a diverged loss may be anything
+_LARGEST = 1e100  # a diverged loss may have any value
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: in the legend; none if empty.
-        points: x and y, rising in x.
-        color: number of its color; None is gray.
+        name: the name in the legend; an empty name is not listed.
+        points: pairs of x and y, in increasing order of x.
+        color: number of the line's color; None is gray.
         style: ``faint``, ``dashed``, ``dots``, ``points`` (without a line) or empty.
-        labels: of the points, which the pointer shows in place of x.
+        labels: labels of the points, which the pointer shows in place of x.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something at one place of the horizontal axis; ``kind`` is ``start``, ``bad`` or ``best``."""
+    """A mark at one place on the horizontal axis; ``kind`` is ``start``, ``bad`` or ``best``."""
 
     x: float
     label: str
@@ -49,11 +49,11 @@ class Axes:
     """The axes of a chart.
 
     Attributes:
-        x, y: titles.
-        x_range, y_range: ends; None: those of the lines, in round numbers.
-        log: whether the vertical axis is logarithmic; needs positive values.
-        marks: at places of the horizontal axis.
-        x_ticks: its places and what stands there; none: round numbers.
+        x, y: titles of the axes.
+        x_range, y_range: ends of the axes; None takes the range of the lines, for y in round numbers.
+        log: whether the vertical axis is logarithmic if all values are positive.
+        marks: marks on the horizontal axis.
+        x_ticks: places and labels of its ticks; if empty, round numbers.
     """
 
     x: str = "step"
@@ -66,7 +66,7 @@ class Axes:
 
 
 class _Scale:
-    """From values to pixels."""
+    """The conversion from values to pixels."""
 
     def __init__(self, axes: Axes, points: Sequence[Point]) -> None:
         xs, ys = [x for x, _ in points], [y for _, y in points]
@@ -95,7 +95,10 @@ class _Scale:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from at most ``low`` to at least ``high``, some ``count`` steps apart by 1, 2 or 5."""
+    """Return round numbers from at most ``low`` to at least ``high``.
+
+    There are at most about ``count`` intervals between them, each 1, 2 or 5 times a power of ten.
+    """
     if low == high:
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
     rough = (high - low) / count
@@ -106,7 +109,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def shown(value: float) -> str:
-    """Write the number at a tick in few characters."""
+    """Format the number at a tick in few characters."""
     if abs(value) < 1e-12:
         return "0"
     if abs(value) >= 1e4:
@@ -119,7 +122,7 @@ def shown(value: float) -> str:
 
 
 def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note: str = "") -> str:
-    """A panel with lines; nothing where none has two points, which is no course yet."""
+    """Return a panel with lines; empty if no line has two points."""
     axes, drawn = axes or Axes(), [line for each in lines if (line := _drawable(each)).points]
     points = [point for line in drawn for point in line.points]
     if max((len(line.points) for line in drawn), default=0) < 2:
@@ -131,12 +134,12 @@ def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note
 
 
 def _drawable(line: Line) -> Line:
-    """The line without points that no axis can show."""
+    """Return the line without the points that no axis can show."""
     return replace(line, points=[(x, y) for x, y in line.points if abs(x) + abs(y) < _LARGEST])
 
 
 def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") -> str:
-    """A panel with areas on top of each other, which have the same places on the horizontal axis."""
+    """Return a panel with stacked areas; all lines must have the same places on the horizontal axis."""
     drawn = [line for line in lines if any(y for _, y in line.points)]
     if not drawn:
         return ""
@@ -159,14 +162,14 @@ def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "")
 def column_chart(
     title: str, edges: Sequence[str], series: Sequence[tuple[str, Sequence[float | None]]], y: str, note: str
 ) -> str:
-    """A panel with columns side by side in each range.
+    """Return a panel with columns side by side in each range.
 
     Args:
-        title: of the panel.
-        edges: where each range begins; the last one has no end.
-        series: a name, and a value for each range; None has no column.
-        y: what the values are.
-        note: HTML below.
+        title: title of the panel.
+        edges: beginnings of the ranges; the last range has no end.
+        series: names, each with a value for every range; a value of None has no column.
+        y: title of the vertical axis; ``recall`` has a range of 0 to 1.
+        note: HTML below the columns.
     """
     values = [value for _, row in series for value in row if value is not None]
     if not values:
@@ -197,14 +200,15 @@ def column_chart(
 
 
 FEW = 50
-"""Of fewer points none is smoothed."""
+"""Smallest number of points for smoothing."""
 
 
 def smoothed(points: Sequence[Point], reach: int | None = None) -> list[Point]:
-    """The mean of each point and of its neighbors within ``reach``, by default a 25th of all.
+    """Return the mean of each point and its neighbors within ``reach``, by default a 25th of all points.
 
-    Near the start it is the line fitted to as many points (Savitzky and Golay's filter), within the values
-    that there are, as much falls there; near the end it stays, so that no odd last step bends the curve.
+    Near the start, where losses fall quickly, it is a line fitted to the first points (a Savitzky-Golay
+    filter) and clipped to the range of all values. Near the end it is constant, so that an unusual last step
+    does not bend the curve.
     """
     if reach is None:
         reach = max(len(points) // 25, 4) if len(points) >= FEW else 0
@@ -220,7 +224,7 @@ def smoothed(points: Sequence[Point], reach: int | None = None) -> list[Point]:
 
 
 def _frame(axes: Axes, scale: _Scale, *, x_ticks: bool = True) -> str:
-    """Grid, ticks and titles of the axes."""
+    """Draw the grid, ticks and titles of the axes."""
     parts = []
     right, low = WIDTH - RIGHT, HEIGHT - BOTTOM
     for value in scale.y_ticks:

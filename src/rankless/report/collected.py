@@ -1,6 +1,6 @@
 """The contents of a run directory, read once and then updated line by line.
 
-Numbers of steps are kept in bounded memory: each bin holds one step, or the mean of a range of steps.
+The numbers of steps take bounded memory: each bin holds one step or the mean of a range of steps.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rankless.runs.pace import Pace
 from rankless.runs.scoring import LOWER_IS_BETTER, is_better, name_of_best
 
 MOST = 1000
-"""Bins; as many as a chart has pixels, so that a run of a million steps is read into a page of its size."""
+"""Largest number of bins, about that of a chart's pixels, so that a page of a million steps stays small."""
 
 _LARGEST = 1e100
 
 
 @dataclass
 class Bin:
-    """Steps ``first`` to ``last``, and the sum and the count of each number in them."""
+    """The steps ``first`` to ``last``, with the sum and the count of each number in them."""
 
     first: int
     last: int
@@ -38,19 +38,19 @@ class Bin:
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, values: Mapping[str, float], counts: Mapping[str, int] | None = None) -> None:
-        """Add numbers, or the sums of as many as ``counts`` says."""
+        """Add numbers; with ``counts``, each value is the sum of that many numbers."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + (counts[name] if counts else 1)
 
     def mean(self, name: str) -> float | None:
-        """The mean of a number; None where it does not occur."""
+        """Return the mean of a number; None if it does not occur."""
         count = self.counts.get(name, 0)
         return self.sums[name] / count if count else None
 
 
 class Binned:
-    """Takes the numbers of step after step; where there are more than :data:`MOST` bins, two become one."""
+    """The numbers of all steps, in at most ``most`` bins; with more, each two bins are merged."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most, self.width = most, 1
@@ -58,11 +58,11 @@ class Binned:
         self.names: dict[str, None] = {}
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the numbers of a step, except those that are not finite or whose sum might not be.
+        """Add the numbers of a step, except those that are not finite or so large that a sum may overflow.
 
         Args:
-            step: from 1; not before the last one.
-            values: by name.
+            step: number of the step, from 1, in increasing order.
+            values: the numbers by name.
         """
         finite = {name: value for name, value in values.items() if abs(value) < _LARGEST}
         self.names |= dict.fromkeys(finite)
@@ -83,14 +83,14 @@ class Binned:
             self.bins[-1].add(one.sums, one.counts)
 
     def points(self, name: str) -> Iterator[tuple[float, float]]:
-        """The step and the mean of each bin in which a number occurs; of a range of steps its middle."""
+        """Yield the step (the middle of a range of steps) and the mean of each bin that has a number."""
         for one in self.bins:
             mean = one.mean(name)
             if mean is not None:
                 yield (one.first + one.last) / 2, mean
 
     def total(self, name: str) -> float:
-        """The sum of a number over all steps."""
+        """Return the sum of a number over all steps."""
         return math.fsum(one.sums.get(name, 0.0) for one in self.bins)
 
 
@@ -101,27 +101,28 @@ _DECISIVE = ("start", "resume", *_STATES)
 
 
 class Collected:
-    """The data of one run, from its files.
+    """The data of one run, read from its files.
 
     Attributes:
         run: the run directory.
-        name: for people.
-        steps: numbers of the steps: ``loss``, ``lr``, ``gradient_norm``, ``epoch``, ``part:NAME``, and in
-            seconds ``seconds``, ``waited`` (for images), ``network`` (for other ranks) and ``elapsed`` (since
-            the first step began).
-        step: the last one.
-        evaluations: step and scores, in their order.
-        events: the journal's, each with the ``step`` after which it happened, and ``when`` in seconds since
-            1970, None where nobody wrote it down.
-        spread: step, and milliseconds that a micro-batch takes each rank.
-        memory: MiB that each rank's device has held at most, as last gathered; empty if unknown.
-        busy: the share of the time that each rank's device computed, as last gathered; empty if unknown.
-        recipe: dotted key and value; empty where it cannot be read.
-        recipe_text: ``recipe.yaml`` as it is.
+        name: the name to display.
+        steps: numbers of the steps: ``loss``, ``lr``, ``gradient_norm``, ``epoch`` and ``part:NAME``. In
+            seconds: ``seconds``, ``waited`` (for images), ``network`` (for other ranks) and ``elapsed``
+            (since the first step began).
+        step: number of the last step.
+        evaluations: step and scores of each evaluation, in order.
+        events: the journal's events, each with the ``step`` after which it happened, and the time ``when`` in
+            seconds since 1970, or None if unknown.
+        spread: steps, each with every rank's milliseconds per micro-batch.
+        memory: peak memory of each rank's device in MiB, as last gathered; empty if unknown.
+        busy: fraction of time that each rank's device computed, as last gathered; empty if unknown.
+        recipe: values by dotted key; empty if the recipe cannot be read.
+        recipe_text: the text of ``recipe.yaml``.
         starts: entries of ``environment.json``.
-        details: of the best evaluation, ``evaluation.json``; empty without.
-        pace: of all steps.
-        times: when the first and the last step ended or began, in seconds since 1970; None if unknown.
+        details: details of the best evaluation (``evaluation.json``); empty if there are none.
+        pace: the pace of all steps.
+        times: the beginning of the first step and the end of the last one, in seconds since 1970; None if
+            unknown.
     """
 
     def __init__(self, path: Path) -> None:
@@ -145,7 +146,7 @@ class Collected:
         self.pace = Pace()
 
     def refresh(self) -> Collected:
-        """Read new entries, and return itself."""
+        """Read new entries; return this object."""
         try:
             if self._journal.was_cut():
                 self._forget()
@@ -171,7 +172,7 @@ class Collected:
             self.events.append({**entry, "step": max(_whole(entry.get("at")), 0), "when": when})
 
     def _take_step(self, step: int, entry: Mapping[str, Any]) -> None:
-        if step <= self.step:  # a journal that was put together by hand
+        if step <= self.step:  # a journal that was edited by hand
             return
         self.step = step
         timing: dict[str, Any] = entry.get("timing", {})
@@ -186,7 +187,7 @@ class Collected:
             self.pace.add(seconds, _number(timing.get("waited")) or 0.0)
         if (now := _number(timing.get("time"))) is not None:
             first, last = self.times or (now - (seconds or 0.0), now)
-            self.times = (first, max(last, now))  # a clock that was set back
+            self.times = (first, max(last, now))  # the clock may have been set back
             values["elapsed"] = self.times[1] - first
         self.steps.add(step, {name: value for name, value in values.items() if value is not None})
         ranks = timing.get("ranks")
@@ -215,19 +216,19 @@ class Collected:
 
     @property
     def score_name(self) -> str | None:
-        """The score by which the best weights are chosen; None without any."""
+        """Name of the score that chooses the best weights; None if there is none."""
         given = str(self.recipe.get("evaluate.best", "auto"))
         return name_of_best(given, self.evaluations[-1][1]) if self.evaluations else None
 
     @property
     def drawn_score(self) -> str | None:
-        """The score in curves beside the losses: ``score_name``, or the task's where that is a loss."""
+        """Name of the score drawn beside the losses: ``score_name``, or the task's if that is a loss."""
         name = self.score_name
         return name_of_best("auto", self.evaluations[-1][1]) if name in LOWER_IS_BETTER else name
 
     @property
     def best(self) -> tuple[int, dict[str, Any]] | None:
-        """Step and scores of the best evaluation, the first of equal ones; None without any."""
+        """Step and scores of the best evaluation, the first if several are equal; None if there is none."""
         name, best = self.score_name, None
         for step, scores in self.evaluations:
             value = _number(scores.get(name)) if name else None
@@ -237,12 +238,12 @@ class Collected:
 
     @property
     def images_per_second(self) -> float | None:
-        """The speed of all ranks together over the whole run."""
+        """Speed of all ranks together over the run; None if unknown."""
         images = _number(self.recipe.get("batch.images"))
         return self.pace.images_per_second(images) if images else None
 
     def elapsed(self, step: float, when: float | None = None) -> float:
-        """Seconds from the beginning of the first step to the end of ``step``, or to the time ``when``."""
+        """Return the seconds from the beginning of the first step to the end of ``step``, or to ``when``."""
         if when is not None and self.times:
             return max(when - self.times[0], 0.0)
         points = [(0.0, 0.0), *self.steps.points("elapsed")]
@@ -254,13 +255,13 @@ class Collected:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks of the last start; 0 if unknown."""
+        """Number of ranks at the last start; 0 if unknown."""
         sizes = [_whole(entry.get("world_size")) for entry in self.events if "world_size" in entry]
         return sizes[-1] if sizes else 0
 
     @property
     def state(self) -> str:
-        """The state of the run in a word or two, as ``rankless runs`` prints it."""
+        """State of the run in a word or two, as ``rankless runs`` prints it."""
         decisive = [entry["event"] for entry in self.events if entry["event"] in _DECISIVE]
         last = decisive[-1] if decisive else None
         if last in ("end", "stop"):

@@ -1,4 +1,4 @@
-"""The panels of the best evaluation: classes, thresholds, confusions, sizes and images."""
+"""Panels of the best evaluation: scores, curves, classes, confusions and sizes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rankless.report.collected import Collected
 from rankless.report.markup import card, number, pairs, table, text
 
 _NAMED = 8
-"""Classes with their own color; the others are gray lines."""
+"""Number of classes with their own color; the others are gray lines."""
 _NUMBERED = 24
-"""More classes have a confusion matrix of colors alone."""
+"""Largest number of classes with numbers in the confusion matrix; with more, it has only colors."""
 _MOST_BARS = 40
 _GRID = [step / 100 for step in range(101)]
 
 
 def class_names(details: Mapping[str, Any]) -> list[str]:
-    """The names of the classes, none of them twice."""
+    """Return the names of the classes, made unique by their label."""
     names: list[str] = []
     for label, name in enumerate(details.get("classes", [])):
         names.append(f"{name} ({label})" if name in names else str(name))
@@ -26,7 +26,7 @@ def class_names(details: Mapping[str, Any]) -> list[str]:
 
 
 def curve_charts(run: Collected) -> str:
-    """Precision, recall and F1 against the threshold, precision–recall, and calibration."""
+    """Return charts of precision, recall and F1 by threshold, of precision–recall, and of calibration."""
     details = run.details
     parts = []
     if thresholds := details.get("thresholds"):
@@ -86,14 +86,14 @@ def _precision_recall(details: Mapping[str, Any]) -> str:
         else "Each class against all others."
     )
     if left_out:
-        note += f" Named are the four best and the four worst; the other {left_out} are gray."
+        note += f" The four best and the four worst are named; the other {left_out} are gray."
     return line_chart(
         "Precision–recall by class", lines, Axes("recall", x_range=(0, 1), y_range=(0, 1)), note
     )
 
 
 def compared(runs: Sequence[Collected]) -> str:
-    """The mean precision–recall curves of several runs, and their F1 against the threshold."""
+    """Return charts of the mean precision–recall curves of several runs, and of their F1 by threshold."""
     means: list[Line] = []
     f1: list[Line] = []
     for color, run in enumerate(runs):
@@ -109,7 +109,7 @@ def compared(runs: Sequence[Collected]) -> str:
 
 
 def class_table(run: Collected) -> str:
-    """The scores of each class, with Pascal VOC's beside COCO's."""
+    """Return a table of each class's scores, with Pascal VOC's AP beside COCO's."""
     if run.best is None or not isinstance(per_class := run.best[1].get("per_class"), dict):
         return ""
     step, details = run.best[0], run.details if run.details.get("step") == run.best[0] else {}
@@ -147,7 +147,7 @@ def class_table(run: Collected) -> str:
 
 
 def score_table(run: Collected) -> str:
-    """The table of all plain scores of the best and the last evaluation, and Pascal VOC's AP."""
+    """Return a table of all scores of the best and the last evaluation, and Pascal VOC's AP."""
     if run.best is None:
         return ""
     (best, first), (last, second) = run.best, run.evaluations[-1]
@@ -167,7 +167,7 @@ def score_table(run: Collected) -> str:
 
 
 def confusion_panel(run: Collected) -> str:
-    """The confusion matrix, or the most frequent confusions if there are many classes."""
+    """Return the confusion matrix, or the most frequent confusions if there are many classes."""
     details, source = run.details, "evaluation"
     names, matrix, step = class_names(details), details.get("confusion"), None
     if not matrix and run.best and isinstance(run.best[1].get("confusion"), list):
@@ -180,7 +180,7 @@ def confusion_panel(run: Collected) -> str:
         labels = [*names, *(("background",) if len(matrix) == len(names) + 1 else ())]
         note = "Rows are true classes, columns are predicted classes; the color is the fraction of the row."
         if len(labels) > len(names):
-            note += " Background: what is not there (row), and what was not found (column)."
+            note += " Background: detections without an object (row) and objects not found (column)."
         if "thresholds" in details and source == "evaluation":
             best = number(details["thresholds"]["best"], "evaluation", "thresholds", "best", digits=3)
             note += f" Detections that score at least {best}."
@@ -192,7 +192,7 @@ def confusion_panel(run: Collected) -> str:
             (text(labels[truth]), text(labels[found]), number(count, "evaluation", "confused", at, 2))
             for at, (truth, found, count) in enumerate(confused[:20])
         ]
-        return card("What is confused most often", table(("truth", "taken for", "times"), rows))
+        return card("Most frequent confusions", table(("truth", "predicted", "times"), rows))
     return ""
 
 
@@ -217,7 +217,7 @@ def _matrix(
 
 
 def size_charts(run: Collected) -> str:
-    """The recall by size of the objects, and the distribution of sizes."""
+    """Return charts of the recall by object size and of the distribution of sizes."""
     sizes = run.details.get("sizes")
     if not sizes:
         return ""
@@ -247,7 +247,7 @@ def size_charts(run: Collected) -> str:
 
 
 def class_bars(run: Collected) -> str:
-    """The number of objects of each class for training and for evaluation."""
+    """Return bars of the number of objects or images of each class, for training and evaluation."""
     details, names = run.details, class_names(run.details)
     truths, training = details.get("truths"), details.get("training", {}).get("truths")
     if not truths:

@@ -1,4 +1,4 @@
-"""The best and worst images of an evaluation: the truth on the left, predictions on the right."""
+"""The best and worst images of an evaluation, with the truth on the left and predictions on the right."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rankless.report.markup import number, text
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _LABELS = 12
-"""Boxes of an image with a label; more would hide it, and with twice as many none has one."""
+"""Largest number of labels per image, because they hide it; with over twice as many boxes there are none."""
 _SCORED = 5
-"""Boxes of an image that have their score on the label."""
+"""Largest number of boxes in an image with scores on their labels."""
 
 _TRUTHS = ("missed", "found", "ignored")
 _FOUND = ("wrong", "right", "ignored")
 
 
 def galleries(run: Collected) -> str:
-    """The images, the worst first."""
+    """Return the section of example images, the worst first."""
     examples = run.details.get("examples", [])
     names = class_names(run.details)
     parts = []
@@ -38,7 +38,7 @@ def galleries(run: Collected) -> str:
             '<ul class="legend boxes"><li class="found">found</li><li class="missed">missed</li>'
             '<li class="right">right</li><li class="wrong">wrong</li>'
             '<li class="ignored">not counted</li></ul>'
-            '<p class="note">Left the truth, right the predictions at the threshold with the best F1.</p>'
+            '<p class="note">Left: the truth. Right: predictions at the threshold with the best F1.</p>'
         )
     return f'<section class="examples"><h2>Images</h2>{key}{"".join(parts)}</section>\n'
 
@@ -71,7 +71,7 @@ def _example(at: int, one: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _judged(is_right: bool, place: int) -> str:
-    """Return the style of a class: the true one, a wrong first answer, or neither."""
+    """Return the style of a predicted class: right, wrong if it is the likeliest, or none."""
     return "right" if is_right else "wrong" if not place else ""
 
 

@@ -1,4 +1,4 @@
-"""The report of a run in a browser while it trains: on this machine alone, made again at every request."""
+"""A server of a run's report during training, for browsers on this machine; each request renders it anew."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from rankless.runs.weights_digest import of_run
 
 HOST = "127.0.0.1"
 PORT = 8765
-_TRIED = 20  # ports, where none is given
+_TRIED = 20  # ports, if none is given
 _AGAIN = 5  # seconds
 
 
 @contextmanager
 def served(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
-    """Make a server of the report of ``run``; it answers once its ``serve_forever`` is called.
+    """Make a server for the report of ``run``; it answers once its ``serve_forever`` is called.
 
     Args:
         run: the run directory.
-        port: of the loopback address; None takes the first free one from :data:`PORT` on.
+        port: port on the loopback address; None takes the first free one from :data:`PORT`.
     """
     collected = Collected(run).refresh()
     lock, newest = threading.Lock(), lru_cache(maxsize=1)(lambda best, last: of_run(run))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # Another name for this address in the request is a page elsewhere that reads what is not for it.
+            # A request with another host name may come from a foreign page (DNS rebinding).
             if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
                 self.send_error(HTTPStatus.FORBIDDEN)
                 return

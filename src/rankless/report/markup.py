@@ -1,4 +1,4 @@
-"""Pieces of HTML: everything from files is escaped here, and every number says which one it is."""
+"""Pieces of HTML: text from files is escaped here, and numbers carry their origin."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rankless.errors import escaped
 from rankless.printing import finite
 
 _CARD = re.compile(r'<section class="card (two|all|)"')
-"""How a panel begins; text from files is escaped and has no such beginning."""
+"""Beginning of a panel; text from files is escaped, so it cannot contain it."""
 _WIDTHS = {"": 1, "two": 2, "all": 3}  # in columns
 
 
 def text(value: object) -> str:
-    """Make text of whatever a file holds fit for HTML, attributes included."""
+    """Convert a value from a file to text that is safe in HTML, including attributes."""
     return escape(escaped(str(value)))
 
 
 def number(value: Any, *where: str | int, digits: int = 4, step: int | None = None) -> str:
-    """Show a number, or – where there is none, with its exact value and origin in attributes.
+    """Format a number with its exact value and origin in attributes; – if it is not a finite number.
 
     Args:
         value: the number.
         where: the file's name and the keys that lead to it, as in ``("scores", "per_class", "cat", "AP")``.
-        digits: after the decimal point; whole numbers have none.
-        step: of the evaluation that it comes from.
+        digits: digits after the decimal point; integers have none.
+        step: step of the evaluation that the number comes from.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return '<span class="none">–</span>'
@@ -40,18 +40,18 @@ def number(value: Any, *where: str | int, digits: int = 4, step: int | None = No
 
 
 def card(title: str, body: str, note: str = "", *, width: str = "") -> str:
-    """A panel with a title; its ``width`` is one panel, ``two``, or ``all`` of the page."""
+    """Return a panel with a title; ``width`` is empty for one column, ``two``, or ``all``."""
     below = f'<p class="note">{note}</p>' if note else ""
     return f'<section class="card {width}"><h3>{text(title)}</h3>{body}{below}</section>\n'
 
 
 def tile(name: str, value: str, kind: str = "") -> str:
-    """A number to be seen at once, of which ``value`` is the HTML; the ``main`` one stands out."""
+    """Return a tile with a key number, given as HTML; a tile of kind ``main`` is highlighted."""
     return f'<div class="tile {kind}"><b>{value}</b><span>{text(name)}</span></div>'
 
 
 def laid_out(cards: str) -> str:
-    """Panels that fill their rows, on pages of three columns and of two: none stands alone beside a gap."""
+    """Set the panels' widths so that they fill their rows, on pages with three and with two columns."""
     widths = [_WIDTHS[found[1]] for found in _CARD.finditer(cards)]
     spans = iter(zip(_spans(widths, 3), _spans(widths, 2), strict=True))
 
@@ -63,7 +63,7 @@ def laid_out(cards: str) -> str:
 
 
 def _spans(widths: Sequence[int], columns: int) -> list[int]:
-    """The sixths of a row that each panel is wide."""
+    """Return the width of each panel in sixths of a row."""
     rows: list[list[int]] = []
     for width in (min(width, columns) for width in widths):
         if rows and sum(rows[-1]) + width <= columns:
@@ -76,7 +76,7 @@ def _spans(widths: Sequence[int], columns: int) -> list[int]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:
-    """A table that scrolls in its panel; ``head`` is text, cells are HTML, and the first titles its row."""
+    """Return a scrolling table; ``head`` is text, cells are HTML, and the first cell is its row's title."""
     titles = "".join(f'<th scope="col">{text(title)}</th>' for title in head)
     lines = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
@@ -87,13 +87,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "")
 
 
 def pairs(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
-    """Names and values, both HTML, in as many columns as there is room for; ``short`` ones need less."""
+    """Return names and values, both HTML, in as many columns as fit; kind ``short`` has narrower columns."""
     lines = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows)
     return f'<dl class="pairs {kind}">{lines}</dl>'
 
 
 def duration(seconds: float) -> str:
-    """Write a time as a person would: ``3 min 30 s``, ``2 h 5 min``."""
+    """Format a duration for people, as in ``3 min 30 s`` and ``2 h 5 min``."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -102,6 +102,6 @@ def duration(seconds: float) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON inside a script element, which nothing in it can end."""
+    """Return a script element with a value as JSON; no text in the value can end the element."""
     content = json.dumps(finite(value), ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json">{content}</script>'

@@ -12,12 +12,12 @@ from rankless.report.markup import card, duration, number, pairs, table, text, t
 from rankless.runs.pace import speed_text
 
 Digests = Mapping[str, str]
-"""The SHA-256 of a run's weights by its path; of a run that still trains there is none."""
+"""SHA-256 of each run's weights by the run's path; runs that still train have none."""
 _HEADLINE = ("AP", "AP50", "AP75", "top1", "top5", "f1")
 
 
 def claim(run: Collected, digest: str | None) -> str:
-    """The result of a run at a glance."""
+    """Return the summary of a run: its result, cost, digest and recipe."""
     tiles = []
     if run.best is not None:
         step, scores = run.best
@@ -67,12 +67,12 @@ def _what(run: Collected) -> str:
 
 
 def _spent(run: Collected) -> str:
-    """The time of all steps that count, as ``rankless runs`` has it."""
+    """Return the duration of all steps, as ``rankless runs`` prints it."""
     return duration(run.steps.total("seconds"))
 
 
 def comparison(runs: Sequence[Collected], digests: Digests) -> str:
-    """Several runs side by side: their results, and the differences of their recipes."""
+    """Return tables of several runs' results and of the differences between their recipes."""
     rows: list[list[str]] = [["state", *(text(run.state) for run in runs)]]
     names = [name for name in _HEADLINE if any(run.best and name in run.best[1] for run in runs)]
     for name in names:
@@ -107,7 +107,7 @@ def _equal(runs: Sequence[Collected], digests: Sequence[str | None]) -> list[tup
 
 
 def _differences(runs: Sequence[Collected]) -> str:
-    """Return the recipe keys with different values."""
+    """Return a table of the recipe keys with different values."""
     keys = dict.fromkeys(key for run in runs for key in run.recipe)
     rows = []
     for key in keys:
@@ -116,7 +116,7 @@ def _differences(runs: Sequence[Collected]) -> str:
             rows.append([f"<code>{text(key)}</code>", *(text(_value(value)) for value in values)])
     if not rows:
         return card("Recipes", "<p>The recipes are the same.</p>", width="all")
-    return card("What differs in the recipes", table(["key", *(run.name for run in runs)], rows), width="all")
+    return card("Differences of the recipes", table(["key", *(run.name for run in runs)], rows), width="all")
 
 
 def _value(value: Any) -> str:
@@ -125,7 +125,7 @@ def _value(value: Any) -> str:
 
 
 def environment(run: Collected) -> str:
-    """The hardware and software of the run, and its starts."""
+    """Return panels of the run's hardware and software, and of its starts."""
     parts = []
     if run.starts:
         last = run.starts[-1]
@@ -139,7 +139,7 @@ def environment(run: Collected) -> str:
             values = last.get(section)
             if isinstance(values, dict):
                 rows += [(text(name), text(value)) for name, value in values.items()]
-        note = f"Of the last of {len(run.starts)} starts." if len(run.starts) > 1 else ""
+        note = f"The last of {len(run.starts)} starts." if len(run.starts) > 1 else ""
         parts.append(card("Environment", pairs(rows), note, width="all"))
         if len(run.starts) > 1:
             cells = ("started", "after_step", "world_size", "host")

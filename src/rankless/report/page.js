@@ -1,5 +1,5 @@
 "use strict";
-// The values under the pointer, of every chart that brings its points.
+// Show the values under the pointer in every chart with embedded points.
 for (const plot of document.querySelectorAll(".plot")) {
   const source = plot.querySelector("script"), svg = plot.querySelector("svg");
   if (!source) continue;
@@ -42,7 +42,7 @@ for (const plot of document.querySelectorAll(".plot")) {
     cursor.setAttribute("visibility", "hidden");
   });
 }
-// A click on a column's title sorts by it.
+// Sort a table by a column when its title is clicked.
 for (const table of document.querySelectorAll(".sortable")) {
   const body = table.tBodies[0];
   table.tHead.addEventListener("click", ({target: {cellIndex: at}}) => {

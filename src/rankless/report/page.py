@@ -1,6 +1,6 @@
-"""The page: one file of HTML that needs nothing else, on a phone and on a screen, light and dark.
+"""The report's page: one self-contained HTML file for small and large screens, in light and dark.
 
-Nothing is loaded from anywhere, and the page forbids it to itself.
+It loads nothing from elsewhere, and its content security policy forbids it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *
     """Make the page of one run, or of several side by side.
 
     Args:
-        runs: refreshed, at least one.
-        digests: of the weights, by the run directory's path as given.
-        refresh: the browser loads the page again after so many seconds; 0: never.
+        runs: at least one run, already refreshed.
+        digests: digests of the weights, by the run directory's path as given.
+        refresh: seconds after which the browser reloads the page; 0 for never.
     """
     known = digests or {}
     if len(runs) == 1:
@@ -46,7 +46,7 @@ def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *
 
 
 def document(title: str, body: str, *, refresh: int = 0) -> str:
-    """Make a page of a title and the HTML below it."""
+    """Make a page from a title and the HTML below it."""
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
     return (
@@ -84,7 +84,7 @@ def _sections(run: Collected) -> str:
 
 
 def _title_of_details(run: Collected) -> str:
-    """Name the evaluation; its details may be of another step where a copy of the run lacks the newest."""
+    """Return the title of the best evaluation; in a copy of a run, its details may be of an older step."""
     step = run.details.get("step")
     if run.best is None or step is None or step == run.best[0]:
         return "Best evaluation"
@@ -102,7 +102,7 @@ def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected])
 
 
 def section(title: str, cards: str) -> str:
-    """Panels below a title, which fill their rows; nothing where there are none."""
+    """Return a title and panels that fill their rows; empty if there are no panels."""
     return f'<h2>{title}</h2><div class="grid">{laid_out(cards)}</div>\n' if cards else ""
 
 

@@ -1,4 +1,4 @@
-"""The curves of runs as an image for papers and slides."""
+"""Curves of runs as an image for papers and slides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GRAY = "#8a8a8a"
 
 
 def plot(runs: Sequence[Collected], out: Path, outputs: Outputs) -> None:
-    """Write the image."""
+    """Write an image with the runs' losses, scores, learning rates and step times."""
     if not any(run.step or run.evaluations for run in runs):
         raise UserError(f"{runs[0].run.journal}: has no step and no evaluation; train for longer first")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -44,12 +44,12 @@ def plot(runs: Sequence[Collected], out: Path, outputs: Outputs) -> None:
     _finish(rate, "Learning rate", legend=len(runs) > 1)
     _finish(time, "Milliseconds of a step", legend=len(runs) > 1)
     with outputs.writing(out) as file, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)  # of a run's name
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)  # in a run's name
         figure.savefig(file, format=out.suffix[1:].lower())
 
 
 def _draw(run: Collected, color: str, panels: tuple[Any, ...], *, alone: bool) -> None:
-    """Draw a run's lines of loss, scores, learning rate and time; one that is alone has more of them."""
+    """Draw a run's lines of loss, scores, learning rate and time; a single run has more lines."""
     (loss, scores, rate, time), name = panels, run.name.replace("$", r"\$")
     points = list(run.steps.points("loss"))
     if alone:

@@ -1,4 +1,4 @@
-"""The run's time line: where its time went, with pauses, restarts and errors at their places."""
+"""The timeline of a run: the parts of its time, with pauses, restarts and errors marked."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rankless.report.training import marked, steps_axes
 
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 _PAUSE = 0.02
-"""Of the whole time: what takes longer between two steps is shown as a gap."""
+"""Fraction of the total time; a longer time between two steps is shown as a gap."""
 _MOST_RANKS = 16
-_LONGEST = 1e10  # seconds; a clock that is further off is wrong
+_LONGEST = 1e10  # seconds; longer times come from a wrong clock
 
 
 @dataclass(frozen=True)
 class _Clock:
-    """The horizontal axis: the time since the first step began, or steps where a journal has no times."""
+    """The horizontal axis: the time since the first step began, or steps if the journal has no times."""
 
     run: Collected
     whole: float
@@ -45,7 +45,7 @@ class _Clock:
 
 
 def time_charts(run: Collected) -> str:
-    """Charts of the parts of a step's time, and of the ranks' times."""
+    """Return charts of the parts of a step's time and of the ranks' times."""
     whole = run.times[1] - run.times[0] if run.times else 0.0
     clock = _Clock(run, whole if whole < _LONGEST else 0.0)
     rows, pauses = _parts(run, clock)
@@ -53,7 +53,7 @@ def time_charts(run: Collected) -> str:
         Line(name, _with_pauses(smoothed(line), pauses), color)
         for color, (name, line) in enumerate(rows.items())
     ]
-    note = "Of rank 0, smoothed. On GPUs the host does not see what the device waits for."
+    note = "Rank 0, smoothed. On GPUs the host does not see what the device waits for."
     if clock.whole:
         steps = run.steps.total("seconds")
         note += f" The steps took {duration(steps)}"
@@ -65,7 +65,7 @@ def time_charts(run: Collected) -> str:
 
 
 def _parts(run: Collected, clock: _Clock) -> tuple[dict[str, list[Point]], list[tuple[float, float]]]:
-    """Return the milliseconds of a step by part, and the beginnings and ends of pauses."""
+    """Return the milliseconds of each step by part, and the beginnings and ends of pauses."""
     rows: dict[str, list[Point]] = {"computing": [], "waiting for images": [], "network and other ranks": []}
     pauses: list[tuple[float, float]] = []
     before = 0.0
@@ -87,7 +87,7 @@ def _parts(run: Collected, clock: _Clock) -> tuple[dict[str, list[Point]], list[
 
 
 def _with_pauses(points: list[Point], pauses: list[tuple[float, float]]) -> list[Point]:
-    """The points, down to zero while no step was done."""
+    """Return the points, with zeros at the ends of each pause."""
     return sorted([*points, *((x, 0.0) for pause in pauses for x in pause)], key=lambda point: point[0])
 
 
@@ -106,5 +106,5 @@ def _spread(run: Collected, clock: _Clock) -> str:
         "Own time of each rank in ms",
         lines,
         clock.axes(),
-        "Of a micro-batch, without waiting for others; the median since the evaluation before.",
+        "Per micro-batch, without waiting for others; the median since the previous evaluation.",
     )

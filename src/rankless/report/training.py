@@ -1,4 +1,4 @@
-"""The panels about a run's course: losses, rates, scores, and what happened."""
+"""Panels about a run's training: losses, rates, scores and events."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LOSSES = ("loss", "nll")
 _UNSHOWN = ("ARs", "ARm", "ARl", "unreadable")
 _MOST_MARKS = 40
 _SEEN = 0.25
-"""Of a panel's height: what covers less of it lies flat."""
+"""Fraction of a panel's height; a line that covers less looks flat."""
 _SERIOUS = ("death", "error", "not saved", "late", "slow", "full disk")
 
 
 def marked(run: Collected) -> list[tuple[dict[str, Any], str, str]]:
-    """The events that are restarts, or that went wrong, each with its label and kind of mark."""
+    """Return the restarts and failures among the events, each with its label and kind of mark."""
     found = []
     for entry in run.events:
         kind = entry["event"]
@@ -36,13 +36,13 @@ def marked(run: Collected) -> list[tuple[dict[str, Any], str, str]]:
 
 
 def steps_axes(run: Collected, *, log: bool = False) -> Axes:
-    """From the first step to the last, with what happened."""
+    """Return the axes of a chart from the first step to the last, with marks of events."""
     marks = [Mark(entry["step"], label, kind) for entry, label, kind in marked(run)]
     return Axes(x_range=(0, max(run.step, 1)), log=log, marks=marks)
 
 
 def score_points(run: Collected, name: str) -> list[Point]:
-    """A score at each evaluation that has it."""
+    """Return a score at each evaluation that has it."""
     return [
         (float(step), float(scores[name]))
         for step, scores in run.evaluations
@@ -51,13 +51,13 @@ def score_points(run: Collected, name: str) -> list[Point]:
 
 
 def loss_charts(run: Collected) -> str:
-    """Losses, parts, learning rate and gradient norm."""
+    """Return charts of losses, their parts, learning rate and gradient norm."""
     steps = run.steps
     loss, norm = list(steps.points("loss")), list(steps.points("gradient_norm"))
     validation = score_points(run, "loss")
     parts = [name for name in steps.names if name.startswith("part:")]
-    parts = [name for name in parts if f"part:{name.partition('/')[2]}" not in parts]  # of single heads
-    # Of few steps the smoothed line is the line of the steps, which it would hide.
+    parts = [name for name in parts if f"part:{name.partition('/')[2]}" not in parts]  # no single heads
+    # With few steps the smoothed line would equal the line of the steps and hide it.
     few, smooth = len(loss) < FEW, "" if len(loss) < FEW else ", smoothed"
     gray = "Gray: each step." if steps.width == 1 else f"Gray: the mean of {steps.width:,} steps each."
     gray = "Each step, not smoothed." if few else gray
@@ -83,18 +83,20 @@ def loss_charts(run: Collected) -> str:
     lines = [] if few else [Line("each step", norm, None, "faint")]
     lines.append(Line("each step" if few else "smoothed", smoothed(norm), 2))
     axes = steps_axes(run, log=spans_decades(norm))
-    charts.append(line_chart("Gradient norm", lines, axes, f"Of the mean gradient, before clipping. {gray}"))
+    charts.append(
+        line_chart("Gradient norm", lines, axes, f"The norm of the mean gradient before clipping. {gray}")
+    )
     return "".join(charts)
 
 
 def by_scale(lines: Sequence[Line]) -> list[list[Line]]:
-    """The lines in panels: what would lie flat beside the others goes to the next one with its like."""
+    """Group lines into panels by scale; lines that look flat beside the others go into the next panel."""
     groups, rest = [], [line for line in lines if line.points]
     while rest:
         spans = [(min(y for _, y in line.points), max(y for _, y in line.points)) for line in rest]
         whole = max(high for _, high in spans) - min(low for low, _ in spans)
         seen = [high - low >= _SEEN * whole for low, high in spans]
-        seen[0] |= not any(seen)  # lines far apart, each of which is flat
+        seen[0] |= not any(seen)  # all lines are flat and far apart
         groups.append([line for line, fits in zip(rest, seen, strict=True) if fits])
         rest = [line for line, fits in zip(rest, seen, strict=True) if not fits]
     return groups
@@ -107,7 +109,7 @@ def spans_decades(points: Sequence[Point]) -> bool:
 
 
 def score_charts(run: Collected) -> str:
-    """Every score against the step, those that belong together in one panel; none of one evaluation."""
+    """Return charts of the scores by step, with related scores in one panel; one evaluation has no chart."""
     names = {
         name: None
         for _, scores in run.evaluations
@@ -128,7 +130,7 @@ def score_charts(run: Collected) -> str:
 
 
 def events_panel(run: Collected) -> str:
-    """The events of the run, in their order."""
+    """Return a table of the run's last events, in order."""
     rows = [
         (
             number(entry["step"], "event", "at"),
@@ -139,7 +141,7 @@ def events_panel(run: Collected) -> str:
     ]
     if not rows:
         return ""
-    return card("What happened", table(("after step", "what", ""), rows, kind="events"))
+    return card("Events", table(("after step", "event", ""), rows, kind="events"))
 
 
 def _said(entry: Mapping[str, Any]) -> str:
@@ -151,7 +153,7 @@ def _said(entry: Mapping[str, Any]) -> str:
 
 
 def by_task(runs: Sequence[Collected]) -> dict[str, list[int]]:
-    """Positions of the runs of each task: losses of different ones have nothing in common."""
+    """Return the positions of each task's runs, as losses of different tasks cannot be compared."""
     groups: dict[str, list[int]] = {}
     for at, run in enumerate(runs):
         groups.setdefault(str(run.recipe.get("task", "")), []).append(at)
@@ -159,7 +161,7 @@ def by_task(runs: Sequence[Collected]) -> dict[str, list[int]]:
 
 
 def compared(runs: Sequence[Collected]) -> str:
-    """Several runs in the same panels."""
+    """Return charts with the lines of several runs."""
 
     def chart(title: str, values: Mapping[int, Sequence[Point]], style: str = "") -> str:
         lines = [Line(runs[at].name, points, at, style) for at, points in values.items() if points]
