@@ -106,7 +106,7 @@ def test_predictions_that_cannot_be_sent(prediction: Any, said: str) -> None:
         ({}, "returned nothing, but score_name is 'top1'"),
         ({"top1": torch.ones(())}, "'top1' is a tensor of shape .*; expected a float"),
         ({"top1": 1}, "'top1' is 1; expected a float"),
-        ({"top1": 0.5, "more": torch.ones(1)}, "returned something that JSON cannot represent .*Tensor"),
+        ({"top1": 0.5, "more": torch.ones(1)}, "that JSON cannot represent .*Tensor"),
     ],
 )
 def test_scores(scores: Any, said: str) -> None:

@@ -155,5 +155,5 @@ def test_the_name_of_a_class(tmp_path: Path, forked: Any) -> None:
     assert forked(str(script), cwd=beside.parent).stdout.splitlines()[1] == "beside:Mine"
     assert forked("-m", "script", cwd=script.parent).stdout.splitlines()[0] == "script:Here"
     # Typed, not written into a file: as in a notebook.
-    assert "stands in no file" in names(tmp_path, "-", text=script.read_text())[0]
+    assert "cannot import it" in names(tmp_path, "-", text=script.read_text())[0]
     assert name_of(Recipe) == "rankless.recipe.schema:Recipe"

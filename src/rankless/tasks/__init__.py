@@ -16,10 +16,10 @@ def open_task(recipe: Recipe, class_names: Sequence[str] | None = None, *, expor
     """Open the task of a recipe: ``detect``, ``classify``, or a custom one (:mod:`rankless.tasks.custom`).
 
     Args:
-        recipe: the whole recipe.
-        class_names: of a trained model; without them the training data is opened for its names. A custom
-            task has its own.
-        exported: for a model in an exported file, which normalizes images itself and has no loss.
+        recipe: the complete recipe.
+        class_names: the class names of a trained model; None opens the training data for its names. A custom
+            task defines its own.
+        exported: whether the model is in an exported file, which normalizes images itself and has no loss.
     """
     if recipe.task == "detect":
         from rankless.tasks.detect import Detect
@@ -33,7 +33,7 @@ def open_task(recipe: Recipe, class_names: Sequence[str] | None = None, *, expor
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
-    """Resolve what depends on files of this machine or on the data, so that the recipe is self-contained."""
+    """Return a self-contained recipe, with values resolved that depend on local files or the data."""
     if recipe.task in BUILT_IN_TASKS:
         recipe = replace(recipe, data=_resolved_data(recipe.data))
     if recipe.task == "detect":
@@ -54,7 +54,7 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 
 def _resolved_data(data: Data) -> Data:
-    """Replace a data set's name by its folder, a file of class names by the names, a part by the whole."""
+    """Replace a data set's name by its folder, a file of class names by the names, and resolve the split."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.class_choice import class_list
     from rankless.data.datasets.open_split import split_to_train_on
@@ -67,7 +67,7 @@ def _resolved_data(data: Data) -> Data:
 
 
 def data_digest(recipe: Recipe) -> str | None:
-    """Return the digest of the training data for checkpoints; None if it has none."""
+    """Return the digest of the training data for checkpoints; None if the data has none."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.open_split import open_annotations
 
@@ -81,7 +81,7 @@ def data_digest(recipe: Recipe) -> str | None:
 
 
 def _read_data(recipe: Recipe) -> None:
-    """Read new data here, where its progress is visible and can be interrupted; the ranks use the cache."""
+    """Read new data in this process, so that progress shows and can be interrupted; ranks use the cache."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.open_split import open_annotations, without_boxes
 
@@ -95,7 +95,7 @@ def _read_data(recipe: Recipe) -> None:
                 data.root, split, data.format, classes=data.classes, max_bad=data.max_bad
             )
         except UserError as error:
-            # What both say, such as what to do, comes last and once.
+            # Sentences of both splits, such as advice, come last and only once.
             problems = [one for one in problems if one not in error.problems] + [*error.problems]
             continue
         if recipe.task == "detect" and (problem := without_boxes(data.root, split, annotations)):

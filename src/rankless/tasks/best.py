@@ -1,4 +1,4 @@
-"""The score by which the best weights are chosen: ``evaluate.best``."""
+"""The score that chooses the best weights: ``evaluate.best``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankless.recipe.schema import Recipe
 
 
 def unknown_best(recipe: Recipe, names: Sequence[str]) -> Iterator[str]:
-    """Find that ``evaluate.best`` is none of the scores that there are, the loss included."""
+    """Yield an error if ``evaluate.best`` is not one of the scores or the loss."""
     best, known = recipe.evaluate.best, ["auto", *names, "loss"]
     if best not in known:
         hint = nearest(best, known)
@@ -19,6 +19,6 @@ def unknown_best(recipe: Recipe, names: Sequence[str]) -> Iterator[str]:
 
 
 def best_score(recipe: Recipe) -> str:
-    """Return the name of the score that chooses the best weights; ``score`` for a custom task's own."""
+    """Return the name of the score that chooses the best weights; ``score`` stands for a custom task's."""
     usual = {"detect": "AP", "classify": "top1"}.get(recipe.task, "score")
     return usual if recipe.evaluate.best == "auto" else recipe.evaluate.best

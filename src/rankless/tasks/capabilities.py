@@ -25,12 +25,12 @@ def capabilities(examples: object) -> Capabilities:
     methods = {
         name: method
         for name in ("facts", "evaluation_order")
-        if callable(method := getattr(examples, name, None))  # it may be an attribute of that name
+        if callable(method := getattr(examples, name, None))  # an attribute may have that name
     }
     return Capabilities(tuple(notes), digest, **methods)
 
 
 def unreadable_in(batch: object) -> Sequence[Unreadable]:
-    """Return the images that could not be read for a batch, if it records them."""
+    """Return the images of a batch that could not be read, if the batch records them."""
     unreadable: Sequence[Unreadable] = getattr(batch, "unreadable", ())
     return unreadable

@@ -1,4 +1,4 @@
-"""Checks that a task conforms to :class:`rankless.tasks.protocol.Task`, with messages if it does not."""
+"""Checks that a task conforms to :class:`rankless.tasks.protocol.Task`, with errors that name the problem."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rankless.world.objects import SENDABLE, UnsendableError, check
 
 _METHODS = {
     "model": "model(self) returns a torch.nn.Module",
-    "training_data": "training_data(self) returns what to train on, with __len__ and item(index, epoch)",
-    "evaluation_data": "evaluation_data(self) returns what to score on, with __len__ and item(index, epoch)",
+    "training_data": "training_data(self) returns the images to train on, with __len__ and item(index, epoch)",
+    "evaluation_data": "evaluation_data(self) returns the images to score, with __len__ and item(index, epoch)",
     "collate": "collate(self, items) makes a batch from a list of items",
     "loss": "loss(self, model, batch) returns a rankless.LossSum",
     "predict": "predict(self, model, batch) returns a list with a prediction for each image",
@@ -31,7 +31,7 @@ _ATTRIBUTES = {
 
 
 def check_members(task: Any, name: str) -> None:
-    """Check that a task has every method."""
+    """Check that a task class has all required methods."""
     if not callable(task):
         raise UserError(f"task is '{name}': expected a class, found {type(task).__name__}")
     missing = [text for key, text in _METHODS.items() if not callable(getattr(task, key, None))]
@@ -40,7 +40,7 @@ def check_members(task: Any, name: str) -> None:
 
 
 def check_attributes(task: Any) -> None:
-    """Check that a task object has class names and the name of its score."""
+    """Check that a task has class names and the name of its score."""
     problems = []
     names = getattr(task, "class_names", None)
     if (
@@ -80,7 +80,7 @@ def check_order(task: Any, order: Any, images: int) -> None:
 
 
 def check_model(task: Any, model: Any) -> None:
-    """Check that the model is a module with something to train."""
+    """Check that the model is a module with trainable parameters."""
     if not isinstance(model, nn.Module):
         raise UserError(
             f"model() of {_named(task)} returned {type(model).__name__}; expected: {_METHODS['model']}"
@@ -101,7 +101,7 @@ def check_batch(task: Any, batch: Any) -> None:
 
 
 def check_loss(task: Any, loss: Any) -> None:
-    """Check that the loss of one micro-batch is a sum and a count, without waiting for the device."""
+    """Check that a micro-batch's loss is a sum and a count, without waiting for the device."""
     who = f"loss() of {_named(task)}"
     if not isinstance(loss, LossSum):
         shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -170,7 +170,7 @@ def check_scores(task: Any, scores: Any) -> Scores:
         json.dumps(scores)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{who} returned something that JSON cannot represent ({error}); expected float(…) and the like"
+            f"{who} returned a value that JSON cannot represent ({error}); expected numbers such as float(…)"
         ) from None
     checked: Scores = finite(scores)
     return checked

@@ -1,4 +1,4 @@
-"""Classification: a network, its loss, its predictions and their scores."""
+"""The task of classification: a network, its loss, its predictions and their scores."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Classify:
     """The task ``classify``; see :class:`rankless.tasks.protocol.Task`.
 
     Args:
-        recipe: the whole recipe.
-        class_names: of a trained model; without them the training data is opened for its names.
-        exported: for a model in an exported file, which normalizes images itself and has no loss.
+        recipe: the complete recipe.
+        class_names: the class names of a trained model; None opens the training data for its names.
+        exported: whether the model is in an exported file, which normalizes images itself and has no loss.
     """
 
     score_name = "top1"
@@ -59,7 +59,7 @@ class Classify:
         return build_classifier(self.recipe.model, len(self.class_names))
 
     def training_data(self) -> ClassificationExamples:
-        """Return the training images, augmented by the recipe."""
+        """Return the training images, augmented as the recipe says."""
         return self._training
 
     def evaluation_data(self) -> ClassificationExamples:
@@ -80,17 +80,17 @@ class Classify:
         images = self.network_input(batch.images)
         transforms = TTA[self.recipe.evaluate.tta]
         every = [model(transformed(images, one)).float().log_softmax(1) for one in transforms]
-        # The mean of the probabilities; without TTA the probabilities, bit for bit.
+        # The mean of the probabilities; without TTA exactly the model's probabilities.
         logs = (every[0] if len(every) == 1 else mean_of_logs(every)).cpu()  # (B, C)
         missing = {one.index for one in batch.unreadable}
-        # Copies: a view would send the whole batch to another rank.
+        # Copies, because a view would send the complete batch to another rank.
         return [
             Classification(index, row.clone(), index in missing)
             for index, row in zip(batch.indices, logs, strict=True)
         ]
 
     def score(self, predictions: Sequence[Classification]) -> Scores:
-        """Score the predictions of the whole evaluation data, in the order of its images.
+        """Score the predictions of all evaluation images, in the order of the images.
 
         Unreadable images are left out.
         """
@@ -99,7 +99,7 @@ class Classify:
         return topk_scores(logs[readable], self.evaluation_data().labels()[readable], self.class_names)
 
     def report_details(self, predictions: Sequence[Classification]) -> dict[str, Any]:
-        """Return the report's details of the predictions that the scores were computed from."""
+        """Return details for the report of the predictions that were scored."""
         details = of_classifications(self.evaluation_data(), predictions, self.class_names)
         return details | {"training": self._training_images}
 
@@ -108,7 +108,7 @@ class Classify:
         return images_of_training(self._training, len(self.class_names))
 
     def item(self, image: Tensor, index: int = 0) -> ClassificationItem:
-        """Prepare an image to predict, uint8 (3, h, w), as in evaluation; its target is empty."""
+        """Prepare an image, uint8 (3, h, w), for prediction as in evaluation; its target is all zeros."""
         placed = place(image, self.size, cropped=self.recipe.data.augment.crop < 1)
         return ClassificationItem(placed, torch.zeros(len(self.class_names)), index)
 
@@ -130,14 +130,14 @@ class Classify:
         options = cast(
             loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss, self.recipe.loss
         )  # as for every classifier
-        if options.class_weights != "balanced":  # the training data need not be there
+        if options.class_weights != "balanced":  # the training data may be missing
             return from_recipe(options, [1] * len(self.class_names))
         counts = self._training.labels().bincount(minlength=len(self.class_names))
         return from_recipe(options, counts.tolist())
 
     @cached_property
     def validation_loss(self) -> bool:
-        """True if the loss can be computed on single images."""
+        """Whether evaluations can compute the loss; False if the loss cannot be built."""
         if self._exported:
             return False
         try:
@@ -148,7 +148,7 @@ class Classify:
 
     def _examples(self, split: str, *, augmented: bool) -> ClassificationExamples:
         data = located(self.recipe.data)
-        # The labels refer to the model's outputs, which the training data defines.
+        # Labels are indices of the model's outputs, which the training data defines.
         with between_splits(data.root, data.train, split) if self._learns else nullcontext():
             samples = open_images(
                 data.root,
@@ -175,6 +175,6 @@ class Classify:
 
 @lru_cache(maxsize=8)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    """Return one number per channel, (C, 1, 1), copied to the device once: each transfer stalls the host."""
+    """Return one number per channel, (C, 1, 1), copied to the device once, as a transfer stalls the host."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device).view(-1, 1, 1)

@@ -1,7 +1,7 @@
 """Custom tasks: ``package.module:Class`` or ``path/to/file.py:Class`` in a recipe.
 
-A file that is not a module of a package, such as a script, is imported under a private name that encodes its
-path, so that every process that needs one of its classes (such as a loader) can import it.
+A file outside of a package, such as a script, is imported under a private name that encodes its path. Every
+process that needs one of its classes, such as a loader, can then import it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankless.user_code import is_users
 BUILT_IN = ("detect", "classify")
 _opening = False
 
-# This makes the import system treat this page as a package, with files by path as its modules.
+# Makes the import system treat this module as a package, with files by path as its modules.
 __path__: list[str] = []
 _PREFIX = f"{__name__}.file_"
 
@@ -59,11 +59,11 @@ def open_custom(recipe: Recipe) -> Task:
 
 
 def refuse_unasked(task: str, source: Path) -> None:
-    """Refuse to run code that a file names, and not the user.
+    """Refuse to run a custom task's code if a file names it rather than the user.
 
     Args:
-        task: what the recipe inside ``source`` names.
-        source: a weights file, whoever made it.
+        task: the task of the recipe in ``source``.
+        source: a weights file of unknown origin.
     """
     if task not in BUILT_IN:
         raise UserError(
@@ -79,11 +79,11 @@ def absolute(task: str) -> str:
 
 
 def name_of(task: type | str, kind: str = "task") -> str:
-    """Return the name by which other processes find a class.
+    """Return the name by which other processes can import a class.
 
     Args:
         task: the class, or its name, which is returned unchanged.
-        kind: what it is, for messages: a ``task`` or a ``sink``.
+        kind: ``task`` or ``sink``, for messages.
     """
     if isinstance(task, str):
         return task
@@ -101,7 +101,7 @@ def name_of(task: type | str, kind: str = "task") -> str:
     file = getattr(module, "__file__", None)
     if file is None or not Path(file).is_file():
         raise UserError(
-            f"{kind} is {task.__qualname__} of '{task.__module__}', which stands in no file: the ranks are "
+            f"{kind} is {task.__qualname__} of '{task.__module__}', which is not in a file: the ranks are "
             f"other processes and cannot import it; put the class into a module, such as my_{kind}.py"
         )
     spec = getattr(module, "__spec__", None)
@@ -135,7 +135,7 @@ def load_class(task: str, kind: str) -> Any:
 
     Args:
         task: the name.
-        kind: what it names, for messages: a ``task`` or a ``sink``.
+        kind: ``task`` or ``sink``, for messages.
     """
     origin, _, name = task.rpartition(":")
     if not origin:
@@ -162,7 +162,7 @@ def _is_file(origin: str) -> bool:
 
 
 def _module(name: str, task: str) -> ModuleType:
-    # As with `python -m`: a user's module stands where the command is given.
+    # As with `python -m`, a user's module is in the working directory.
     _look_in(Path.cwd())
     try:
         return importlib.import_module(name)
@@ -193,7 +193,7 @@ def _file(path: Path, task: str) -> ModuleType:
 
 def _syntax(task: str, error: SyntaxError) -> str:
     line = f"\n    {error.text.strip()}" if error.text else ""
-    return f"{task}: {error.filename}:{error.lineno} is no Python ({error.msg}){line}"
+    return f"{task}: {error.filename}:{error.lineno} is not valid Python ({error.msg}){line}"
 
 
 def _look_in(folder: Path) -> None:

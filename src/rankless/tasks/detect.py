@@ -1,4 +1,4 @@
-"""Detection: a detector, its loss, its detections and their COCO scores."""
+"""The task of detection: a detector, its loss, its detections and their COCO scores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rankless.tasks.best import unknown_best
 from rankless.tasks.report_details import as_truth, boxes_of_training, of_detections
 from rankless.tasks.tta import TTA, restored, transformed
 
-# The built-in scenes do not depend on the size of the network's input, so that models can be compared.
+# Built-in scenes do not depend on the network's input size, so that models can be compared.
 SCENE_SIZE = (256, 256)
 _NO_MARGIN = (
     "evaluate.rectangular is true, but data.fit is 'stretch', which leaves no margin to remove; leave one of "
@@ -44,9 +44,9 @@ class Detect:
     """The task ``detect``; see :class:`rankless.tasks.protocol.Task`.
 
     Args:
-        recipe: the whole recipe.
-        class_names: of a trained model; without them the training data is opened for its names.
-        exported: for a model in an exported file, which has no loss.
+        recipe: the complete recipe.
+        class_names: the class names of a trained model; None opens the training data for its names.
+        exported: whether the model is in an exported file, which has no loss.
     """
 
     score_name, score_names = "AP", coco.NAMES
@@ -60,7 +60,7 @@ class Detect:
         self.size: tuple[int, int] = (side, side) if isinstance(side, int) else side
         data = recipe.data
         self.placing = Placing(data.resample != "darknet", data.pad)
-        # An image that is decoded at a reduced size is already an average of its pixels.
+        # Decoding an image at a reduced size already averages its pixels.
         self.detail = data.detail if self.placing.antialias else 0.0
         problems = [*_without_effect(recipe, self.size), *unknown_best(recipe, coco.NAMES)]
         if not class_names and problems:
@@ -76,7 +76,7 @@ class Detect:
         return zoo.build(self.recipe.model, len(self.class_names), self.recipe.loss)
 
     def training_data(self) -> DetectionExamples:
-        """Return the training images, augmented by the recipe."""
+        """Return the training images, augmented as the recipe says."""
         return self._training
 
     def evaluation_data(self) -> DetectionExamples:
@@ -84,21 +84,21 @@ class Detect:
         return self._evaluation
 
     def collate(self, items: Sequence[DetectionItem]) -> DetectionBatch:
-        """Collate items into a batch, with the targets padded to the longest list."""
+        """Collate items into a batch, with targets padded to the length of the longest."""
         return collate(items)
 
     def loss(self, model: nn.Module, batch: DetectionBatch) -> LossSum:
-        """Compute the loss of one micro-batch as the sum and the count that the detector defines."""
+        """Compute the loss of one micro-batch as the sum and the count defined by the detector."""
         detector = cast(Detector, model)
         return detector.loss(detector(batch.network_input), batch)
 
     @torch.no_grad()
     def predict(self, model: nn.Module, batch: DetectionBatch) -> list[Detections]:
-        """Detect objects in each image of the batch, in pixels of the sources.
+        """Detect objects in each image of the batch, in pixels of the source images.
 
-        By default a box may have several classes, as is usual on COCO, and NMS works class by class. Equal
-        scores stay in the order of the model's outputs. With ``evaluate.tta`` the boxes of all transforms
-        are candidates of one NMS.
+        By default a box may have several classes, as is usual on COCO, and NMS is applied per class. Equal
+        scores keep the order of the model's outputs. With ``evaluate.tta``, one NMS is applied to the boxes
+        of all transforms.
         """
         detector, images = cast(Detector, model), batch.network_input
         boxes, scores = [], []
@@ -115,7 +115,7 @@ class Detect:
         return [replace(one, unreadable=True) if one.index in missing else one for one in detections]
 
     def score(self, predictions: Sequence[Detections]) -> Scores:
-        """Compute COCO's AP of the predictions of the whole evaluation data, in the order of its images.
+        """Compute COCO's AP of the predictions of all evaluation images, in the order of the images.
 
         Unreadable images are left out.
         """
@@ -128,7 +128,7 @@ class Detect:
         return coco_scores(predictions, [as_truth(each) for each in truths], self.class_names)
 
     def report_details(self, predictions: Sequence[Detections]) -> dict[str, Any]:
-        """Return the report's details of the predictions that the scores were computed from."""
+        """Return details for the report of the predictions that were scored."""
         details = of_detections(self.evaluation_data(), predictions, self.class_names)
         return details | ({"training": self._training_boxes} if self._training_boxes else {})
 
@@ -158,7 +158,7 @@ class Detect:
     @cached_property
     def _evaluation(self) -> DetectionExamples:
         data = self.recipe.data
-        # Always seed 0: runs with different seeds are evaluated on the same scenes.
+        # Always seed 0, so that runs with different seeds are evaluated on the same scenes.
         if self.recipe.evaluate.rectangular and data.fit == "stretch":
             raise UserError(_NO_MARGIN)
         samples = self._with_classes_of_model(self._open(data.val, data.val_images, 0))
@@ -188,7 +188,7 @@ class Detect:
         )
 
     def _with_classes_of_model(self, images: DetectionImages) -> DetectionImages:
-        """Return the images with the model's labels, whatever order and spelling their classes have."""
+        """Return the images with their classes matched to the model's by name or ``evaluate.classes_map``."""
         given = self.recipe.evaluate.classes_map
         if images.class_names == self.class_names and not given:
             return images
@@ -199,7 +199,7 @@ class Detect:
         return MatchedImages(images, match, self.class_names)
 
     def _best(self, index: int, letterbox: Letterbox, boxes: Tensor, scores: Tensor) -> Detections:
-        """Select one image's detections from boxes (P, 4) xyxy in pixels of the input and scores (P, C)."""
+        """Select one image's detections from boxes (P, 4), xyxy in pixels of the input, and scores (P, C)."""
         settings = self.recipe.evaluate
         classes = scores.shape[1]
         if not settings.multi_label:
@@ -212,7 +212,7 @@ class Detect:
         finite = boxes.isfinite().all(1)
         boxes, candidates = to_source(boxes[finite], letterbox), candidates[finite]
         confidence, labels = flat[candidates], candidates % classes
-        # A box is removed by better ones alone: if the best leave enough, the others need not be compared.
+        # Only better boxes remove a box: if enough of the best remain, the others need not be compared.
         first = 4 * settings.detections
         while True:
             selected = nms(
@@ -223,9 +223,9 @@ class Detect:
                 threshold=settings.iou,
                 class_agnostic=settings.class_agnostic,
             )
-            # Only now, as in Darknet: clipped boxes overlap more, and would remove others that Darknet keeps.
+            # After NMS, as in Darknet: clipped boxes overlap more and would remove boxes that Darknet keeps.
             inside = clipped(boxes[selected], letterbox)
-            visible = (inside[:, 2:] > inside[:, :2]).all(1)  # not in the gray margin alone
+            visible = (inside[:, 2:] > inside[:, :2]).all(1)  # not only in the gray margin
             inside, selected = inside[visible], selected[visible]
             if len(selected) >= settings.detections or first >= len(boxes):
                 break
@@ -235,7 +235,7 @@ class Detect:
 
 
 def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
-    """Find options that have no effect, given the input's size and the other options."""
+    """Yield errors about options without an effect, given the input's size and the other options."""
     spread = recipe.data.multi_scale
     if spread and len(StepSizes(size, spread, 1, 0).choices()) == 1:
         height, width = size
@@ -248,7 +248,7 @@ def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
 
 
 def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
-    """Warn about anchors in an order that gives the finest head the largest boxes."""
+    """Yield a warning if the order of the anchors gives the finest head the largest boxes."""
     anchors = model.anchors if isinstance(model, model_kinds.YoloModel) else ()
     if not isinstance(anchors, str) and anchors and math.prod(anchors[0]) > math.prod(anchors[-1]):
         ascending = ", ".join(f"[{width:g}, {height:g}]" for width, height in sorted(anchors, key=math.prod))
@@ -259,7 +259,7 @@ def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
 
 
 def resolve_detection(recipe: Recipe) -> Recipe:
-    """Replace the path of a cfg file by its text, and ``kmeans`` by the fitted anchors."""
+    """Replace a cfg file's path by its text, and anchors ``kmeans`` by the fitted ones."""
     model = cast(model_kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
     if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
         task = Detect(replace(recipe, model=model))

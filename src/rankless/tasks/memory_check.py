@@ -1,4 +1,4 @@
-"""Checks before a run starts that a step fits into memory."""
+"""Checks that a step or an image fits into memory, before it is computed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rankless.recipe.schema import Recipe
 
 
 def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[int] = ()) -> None:
-    """Check a lower bound of the memory that one micro-batch needs.
+    """Refuse a recipe if even a lower bound of one micro-batch's memory does not fit.
 
     Args:
-        recipe: of the run.
+        recipe: the run's recipe.
         size: (height, width) of the input in pixels.
-        outputs: number of output values of each layer for one image that the gradient needs, as far as known.
+        outputs: number of output values of each layer for one image that the gradient needs, if known.
     """
     micro, (height, width) = recipe.batch.micro, size
     number = 4 if recipe.precision == "fp32" else 2  # bytes
     saved = 0 if recipe.model.freeze else sum(outputs)  # a frozen backbone saves nothing
     remedy = "give a smaller batch.micro or model.image_size"
-    if recipe.model.checkpointing:  # how much blocks keep is up to them
+    if recipe.model.checkpointing:  # blocks keep different amounts
         saved = max(outputs, default=0)
     else:
         remedy += ", or model.checkpointing=true"
@@ -37,12 +37,12 @@ def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[i
 
 
 def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int] = ()) -> None:
-    """Check a lower bound of the memory that the prediction of one image needs.
+    """Refuse a model if even a lower bound of the memory for predicting one image does not fit.
 
     Args:
         size: (height, width) of the input in pixels.
         source: the weights file with the recipe.
-        outputs: number of output values of each layer for one image, as far as known.
+        outputs: number of output values of each layer for one image, if known.
     """
     height, width = size
     memory.ensure(
@@ -54,7 +54,7 @@ def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int
 
 
 def _on_a_card() -> int | None:
-    """Return the bytes of the first GPU; None on the CPU."""
+    """Return the bytes of the first GPU's memory; None on the CPU."""
     if os.environ.get("RANKLESS_CPU") or not torch.cuda.is_available():
         return None
     return int(torch.cuda.get_device_properties(0).total_memory)

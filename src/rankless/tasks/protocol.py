@@ -1,7 +1,7 @@
-"""The interface of a task: all that the engine needs, and all that a user writes to train something new.
+"""The interface of a task: everything the engine needs, and everything a user writes for a new task.
 
-The engine never sees a box. It draws items, collates them, computes a loss as a sum and a count, and passes
-predictions to be scored.
+The engine never handles boxes. It draws items, collates them, computes a loss as a sum and a count, and
+passes predictions on to be scored.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rankless.structures import LossSum, Scores
 
 
 class Examples(Protocol):
-    """A data set as the engine sees it. Must pickle: loader processes receive a copy.
+    """A data set for the engine. It must be picklable, because loader processes receive a copy.
 
-    It may also have:
+    Optional members:
 
-    - ``notes``: sentences about what was clipped or left out; they are printed when a run starts.
-    - ``items(line, step)``: the items of a whole micro-batch of a step, a list as long as ``line`` of (epoch,
-      index), for data whose items depend on the step or on each other; it is called instead of
-      ``item``. In an evaluation the step is 0.
-    - ``evaluation_order()``: the order in which images are batched for prediction, int64 (N,), or None;
-      they are scored in the order of their indices.
-    - ``digest``: a text that changes with the data; a run that is resumed with other data reports it.
-    - ``facts(step)``: additional entries for the journal's line of a step, JSON-ready; a function of the
-      step.
+    - ``notes``: sentences about clipped or omitted data, printed when a run starts.
+    - ``items(line, step)``: returns all items of a micro-batch of a step, for data with items that depend on
+      the step or on each other; it is called instead of ``item``. ``line`` is a list of (epoch, index), and
+      the result is a list of the same length. In an evaluation the step is 0.
+    - ``evaluation_order()``: returns the order in which images are batched for prediction, int64 (N,), or
+      None. The images are scored in the order of their indices.
+    - ``digest``: a string that changes with the data; a run resumed with other data reports the change.
+    - ``facts(step)``: returns additional entries for the journal's line of a step, JSON-ready. They must
+      depend only on the step.
     """
 
     def __len__(self) -> int:
@@ -37,17 +37,19 @@ class Examples(Protocol):
         ...
 
     def item(self, index: int, epoch: int) -> Any:
-        """Return image ``index`` in ``epoch``, which depends only on these two and the seed."""
+        """Return image ``index`` in ``epoch``; it must depend only on these two and the seed."""
         ...
 
 
 class Batch(Protocol):
     """The result of ``collate``.
 
-    It may have ``unreadable``, a list of :class:`rankless.structures.Unreadable`: images that are
-    replaced in training, or that cannot be scored. The engine counts them and ends a run with too many.
-    And ``readable()``, the batch without them, or None where none is left: the validation loss is computed of
-    that.
+    Optional members:
+
+    - ``unreadable``: a list of :class:`rankless.structures.Unreadable`, the images that are replaced in
+      training or cannot be scored. The engine counts them and ends a run that has too many.
+    - ``readable()``: returns the batch without these images, or None if no image is left. The validation loss
+      is computed on it.
     """
 
     def to(self, device: torch.device) -> Batch:
@@ -59,18 +61,19 @@ class Task(Protocol):
     """A model, a loss, predictions and their scores.
 
     Attributes:
-        class_names: written into every weights file; may be empty.
-        score_name: the entry of ``score`` by which the best checkpoint is chosen unless the recipe names
-            another (``evaluate.best``); more is better.
+        class_names: the class names, written into every weights file; may be empty.
+        score_name: the entry of ``score`` that chooses the best checkpoint, unless the recipe names another
+            (``evaluate.best``); a higher score is better.
 
-    It may also have ``validation_loss = True``: then every evaluation computes ``loss`` of the evaluation
-    data too, with the model in evaluation mode and without gradients, and its mean is the score ``loss``.
-    Where ``predict`` and ``loss`` call the model with the same tensor it computes it once, so neither may
-    change its output in place.
+    Optional members:
 
-    And ``report_details(predictions)``, given the same as ``score`` when its scores are the best so far: what
-    the report shows beyond them, JSON-ready, with some of the keys in docs/report.md. Its errors end no
-    training.
+    - ``validation_loss``: if True, every evaluation also computes ``loss`` on the evaluation data, with the
+      model in evaluation mode and without gradients; its mean is the score ``loss``. If ``predict`` and
+      ``loss`` call the model with the same tensor, the model computes it only once, so neither may change its
+      output in place.
+    - ``report_details(predictions)``: returns additional details for the report, JSON-ready, with some of the
+      keys in docs/report.md. It is called with the same predictions as ``score`` if the scores are the best
+      so far. Its errors do not end the training.
     """
 
     class_names: tuple[str, ...]
@@ -97,5 +100,5 @@ class Task(Protocol):
         ...
 
     def score(self, predictions: Sequence[Any]) -> Scores:
-        """Score the predictions of the whole evaluation data, in the order of its images."""
+        """Score the predictions of all evaluation images, in the order of the images."""
         ...

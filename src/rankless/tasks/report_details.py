@@ -1,4 +1,4 @@
-"""The details of a run's best evaluation for the report: curves, counts, best and worst images."""
+"""Details of a run's best evaluation for the report: curves, counts, best and worst images."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rankless.metrics.coco_matching import IGNORED, RIGHT
 from rankless.metrics.detection_details import SIDES, detection_details
 from rankless.structures import Classification, Detections, Sample
 
-if TYPE_CHECKING:  # it brings torchvision, which detectors do without
+if TYPE_CHECKING:  # it imports torchvision, which detectors do not need
     from rankless.data.datasets.classification import ClassificationExamples
 
 EXAMPLES = 6
-"""Best images, and as many worst ones, that are stored."""
+"""Number of best images to store, and of worst images."""
 _SIDE = 384  # pixels of the longer side of a stored image
 _QUALITY = 80
-_MOST_BOXES = 100  # of a stored image
-_LIKELIEST = 3  # classes of a stored image
+_MOST_BOXES = 100  # per stored image
+_LIKELIEST = 3  # classes per stored image
 
 
 def of_detections(
@@ -41,7 +41,7 @@ def of_detections(
     predictions: Sequence[Detections],
     class_names: Sequence[str],
 ) -> dict[str, Any]:
-    """Collect the details of the detections of the whole evaluation data, JSON-ready."""
+    """Return details of the detections of all evaluation images, JSON-ready."""
     readable = [one for one in predictions if not one.unreadable]
     truths = [data.ground_truth(one.index) for one in readable]
     images = [image_boxes(as_truth(truth), one) for truth, one in zip(truths, readable, strict=True)]
@@ -59,14 +59,17 @@ def of_detections(
 
 
 def as_truth(truth: GroundTruth) -> Truth:
-    """Return the objects of an image as the metrics take them."""
+    """Convert the objects of an image to the metrics' type."""
     return Truth(truth.boxes, truth.labels, truth.crowd, truth.areas, ignored=truth.difficult)
 
 
 def _by_image(
     matches: Matches, images: int, threshold: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """F1, errors and right detections of each image at the threshold, (images,); F1 is NaN without boxes."""
+    """Return each image's F1, errors and right detections at the threshold, (images,).
+
+    F1 is NaN if an image has no boxes.
+    """
     confident = matches.score >= threshold
     right, wrong = (
         np.bincount(matches.image[confident & (matches.coco == what)], minlength=images)
@@ -81,7 +84,7 @@ def _by_image(
 def _chosen(
     scores: NDArray[np.float64], errors: NDArray[np.int64], hits: NDArray[np.int64]
 ) -> list[tuple[str, int]]:
-    """Choose the images to keep: the worst have the lowest F1 and then most errors, the best most hits."""
+    """Choose the images to store: the worst by lowest F1, then errors; the best by highest F1, then hits."""
     order = np.lexsort((np.arange(len(scores)), -errors, np.nan_to_num(scores, nan=2.0)))
     worst = [at for at in order.tolist() if errors[at] > 0][:EXAMPLES]
     order = np.lexsort((np.arange(len(scores)), -hits, -np.nan_to_num(scores, nan=-1.0)))
@@ -90,7 +93,7 @@ def _chosen(
 
 
 def _shown(images: ImageSource[Any], index: int) -> dict[str, Any] | None:
-    """A small JPEG of an image, as base64, with its name and size; None if it cannot be read again."""
+    """Return a small JPEG of an image as base64, its name and its size; None if it cannot be read again."""
     try:
         value: Sample | Tensor = images.read(index)
     except (UnreadableImage, UserError, OSError):
@@ -105,10 +108,10 @@ def _shown(images: ImageSource[Any], index: int) -> dict[str, Any] | None:
 
 
 def _boxes(image: ImageBoxes, truth: GroundTruth, threshold: float) -> dict[str, Any]:
-    """Return the boxes as rows of x1, y1, x2, y2 as fractions of the image's size, class, and more.
+    """Return an image's boxes as rows of x1, y1, x2, y2 (fractions of the image's size), class and state.
 
-    An object has 1 where it was found, 0 where it was missed and 2 where it does not count; a detection has
-    its score, and 1 where it is right, 0 where it is wrong and 2 where it does not count.
+    The state of an object is 1 if it was found, 0 if it was missed and 2 if it does not count. A detection
+    has its score and its state: 1 if it is right, 0 if it is wrong and 2 if it does not count.
     """
     size, matches = np.array([truth.width, truth.height] * 2, np.float64), match([image])
     states = np.full(len(image.labels), IGNORED)
@@ -129,7 +132,7 @@ def _rows(
 
 
 def boxes_of_training(training: DetectionExamples, classes: int) -> dict[str, Any] | None:
-    """Count the boxes of the training data by class and size; None if not known without reading."""
+    """Count the boxes of the training data by class and size; None if that needs reading the images."""
     if not isinstance(training.images, BoxedImages):
         return None
     known = training.images.annotations
@@ -154,7 +157,7 @@ def of_classifications(
     predictions: Sequence[Classification],
     class_names: Sequence[str],
 ) -> dict[str, Any]:
-    """Collect the details of the predictions of the whole evaluation data; see :func:`of_detections`."""
+    """Return details of the predictions of all evaluation images; see :func:`of_detections`."""
     readable = [one for one in predictions if not one.unreadable]
     logs = torch.stack([one.log_probabilities for one in readable]).double()
     indices = [one.index for one in readable]

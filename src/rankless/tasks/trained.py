@@ -1,4 +1,4 @@
-"""Trained models for their tasks, from weights files and from exported files alike."""
+"""Trained models for their tasks, from weights files or exported files."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def model(task: Any, loaded: Weights, source: str) -> nn.Module:
     """Return the task's model with the loaded weights, on the CPU.
 
     Args:
-        task: of the recipe of ``loaded``, opened for an exported file where it is one.
-        loaded: of :func:`load`.
-        source: its file, for messages.
+        task: the task of the recipe of ``loaded``, opened with ``exported`` if the file is exported.
+        loaded: the result of :func:`load`.
+        source: the file's name, for messages.
     """
     if not isinstance(loaded, Exported):
         made: nn.Module = task.model()
@@ -42,22 +42,22 @@ def model(task: Any, loaded: Weights, source: str) -> nn.Module:
 
 
 def is_exported(loaded: Weights) -> bool:
-    """Check whether this was read from an exported file, which normalizes images itself and has no loss."""
+    """Check whether weights come from an exported file, which normalizes images itself and has no loss."""
     return isinstance(loaded, Exported)
 
 
 def warnings(loaded: Weights, source: str) -> list[str]:
-    """Sentences on properties of the loaded weights that lower the scores."""
+    """Return warnings about properties of the loaded weights that lower the scores."""
     if not isinstance(loaded, Exported) or not loaded.nms:
         return []
     return [
-        f"{source} has NMS inside, which leaves out what scores no more than {loaded.nms:g}: its AP is lower "
+        f"{source} contains NMS, which drops detections that score at most {loaded.nms:g}: its AP is lower "
         "than that of the weights; score an export without --nms"
     ]
 
 
 def hints(scores: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Give advice if a detector found none of the objects and its uncertain detections were dropped."""
+    """Return advice if a detector found no objects and its uncertain detections were dropped."""
     usual, confidence = Evaluate.confidence, recipe.evaluate.confidence
     if recipe.task != "detect" or scores.get("AR100") != 0 or confidence <= usual:
         return []

@@ -1,6 +1,6 @@
 """Test-time augmentation: transforms of the inputs, and their inverses on boxes.
 
-Every transform depends only on the input, so the result of an image is the same in any batch and on any rank.
+Every transform depends only on its input, so an image's result is the same in any batch and on any rank.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def transformed(images: Tensor, transform: Transform, placing: Placing = USUAL) 
 
     Args:
         images: float 0..1, (B, 3, H, W).
-        transform: mirrors first; a smaller image is in the upper left, padded with gray to multiples of 32.
-        placing: the resize and the gray.
+        transform: the transform, which mirrors first. A smaller image is placed at the upper left and padded
+            with gray to multiples of 32.
+        placing: the kind of resizing and the gray value.
 
     Returns:
-        (B, 3, h, w), channels_last; for the identity ``images`` themselves.
+        The transformed images, (B, 3, h, w), channels_last; for the identity, ``images`` themselves.
     """
     if transform.mirrored:
         images = images.flip(-1)
@@ -64,8 +65,8 @@ def restored(boxes: Tensor, transform: Transform, size: Sequence[int]) -> Tensor
 
     Args:
         boxes: xyxy in pixels of the transformed input, (..., 4).
-        transform: the transform.
-        size: the input's (H, W) in pixels.
+        transform: the transform of the input.
+        size: (H, W) of the input in pixels.
     """
     if transform.scale != 1:
         rows, columns = _smaller(size, transform)
@@ -78,7 +79,7 @@ def restored(boxes: Tensor, transform: Transform, size: Sequence[int]) -> Tensor
 
 
 def mean_of_logs(logs: Sequence[Tensor]) -> Tensor:
-    """Compute the logarithm of the mean of probabilities, given their logarithms, each (B, C): (B, C)."""
+    """Return the logarithm of the mean of probabilities, (B, C), given their logarithms, each (B, C)."""
     stacked = torch.stack(list(logs))
     count = torch.tensor(float(len(logs)), dtype=stacked.dtype)
     return stacked.logsumexp(0) - count.log().item()
