@@ -59,7 +59,7 @@ def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, 
     elif bad:
         what = f"the loss is {numbers.mean_loss:g}, but the gradient is not finite in {_several(bad)}"
     else:
-        what = f"the loss is {numbers.mean_loss:g}, but the gradient is too long to be measured"
+        what = f"the loss is {numbers.mean_loss:g}, but the gradient's norm is too large to compute"
     if recipe.precision == "fp16":
         what += f" (loss scale {scale:g})"
     return f"{what} in step {step}, which was not applied: {_advice(recipe)}"

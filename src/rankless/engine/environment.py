@@ -164,8 +164,8 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
     }
     if problem:
         warnings.append(
-            f"{path} cannot be read ({problem}), so the environment of the run so far is unknown; the file "
-            f"as it was is now {keep_beside(path)}"
+            f"{path} cannot be read ({problem}), so the environment of the run so far is unknown; the "
+            f"original file is now {keep_beside(path)}"
         )
     if before and step:
         warnings += _differences(before[-1], now)
@@ -226,8 +226,8 @@ def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
     if not differing:
         return []
     return [
-        f"the ranks round differently: {'; '.join(differing)}; the weights depend on who computes what: "
-        "use machines of one kind, or where CPUs differ cpu_isa=avx2"
+        f"the ranks round differently: {'; '.join(differing)}; the weights depend on the division of work: "
+        "use machines of one kind, or, if CPUs differ, cpu_isa=avx2"
     ]
 
 

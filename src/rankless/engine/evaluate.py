@@ -229,7 +229,7 @@ _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageE
 
 
 class Failures:
-    """Collects errors of the ranks and raises one on all ranks, so that no rank waits for another."""
+    """The ranks' errors, one of which is raised on all ranks, so that no rank waits for another."""
 
     def __init__(self, world: World) -> None:
         self.world = world

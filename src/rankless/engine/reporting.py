@@ -27,7 +27,7 @@ _FIRST_COST = 0.1  # seconds; assumed before a page has been written
 
 
 class Reporting:
-    """Keeps ``evaluation.json`` and ``report.html`` up to date.
+    """The writer of ``evaluation.json`` and ``report.html`` during a run.
 
     Args:
         task: the run's task; its method ``report_details`` is optional.

@@ -151,7 +151,7 @@ def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
 
 
 class _Copies:
-    """Writes the checkpoints that a machine lacks.
+    """The writer of checkpoints that a machine lacks.
 
     Args:
         mirrors, run, class_names: as for :func:`restore`.
@@ -233,6 +233,6 @@ def _left_out(journal: Journal) -> list[str]:
     if not journal.left_out:
         return []
     return [
-        f"{journal.path}: {journal.left_out} damaged lines were left out; the file as it was is now "
+        f"{journal.path}: {journal.left_out} damaged lines were left out; the original file is now "
         f"{journal.original}"
     ]

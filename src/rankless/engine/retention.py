@@ -24,7 +24,7 @@ _NUMBERS = {1: "the next checkpoint", 2: "two checkpoints", 3: "three checkpoint
 
 
 class Retention:
-    """Saves the state and removes the checkpoints that are no longer needed.
+    """The checkpoints of a run directory: saves new ones and removes those no longer needed.
 
     Attributes:
         saved_best: the best score with weights in this directory, and its step; None if there is none.
@@ -131,8 +131,8 @@ def check_disk_space(
             )
         elif free < (most - there) * size:
             warning = (
-                f"{in_gb(free)} are free for checkpoints of {in_gb(size)} each: where they do not suffice, "
-                "fewer than checkpoint.keep stay"
+                f"{in_gb(free)} are free for checkpoints of {in_gb(size)} each: if that is not enough, "
+                "fewer than checkpoint.keep are kept"
             )
     found = mirrors.world.all_gather([error, warning])
     errors = {rank: found[rank][0] for rank in mirrors.writers if found[rank][0]}

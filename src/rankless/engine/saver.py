@@ -60,7 +60,7 @@ class Outcome:
 
 
 class Saver:
-    """Saves checkpoints and keeps track of the best one.
+    """The writer of checkpoints, which keeps track of the best one.
 
     Args:
         recipe: says when to save and how many checkpoints to keep.

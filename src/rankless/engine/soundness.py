@@ -47,7 +47,7 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
     if not same_layout:
         raise UserError(
             f"model() of the task made another model on rank {rank} than on rank 0 (first in '{name}'); "
-            "expected the same layers everywhere; let it depend on nothing but the recipe"
+            "expected the same layers on every rank; let model() depend only on the recipe"
         )
     for tensor in tensors.values():
         values = tensor.detach().contiguous().clone()

@@ -208,7 +208,7 @@ class TrainingState:
         if others := self.world.broadcast(others):
             raise UserError(
                 f"model.pretrained is '{pretrained}', which is another file on rank "
-                f"{', '.join(map(str, others))} than on rank 0: copy the same one to every machine"
+                f"{', '.join(map(str, others))} than on rank 0: copy the same file to every machine"
             )
         return messages
 

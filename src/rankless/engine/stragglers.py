@@ -21,7 +21,7 @@ _LEAST = 0.005  # seconds of a micro-batch; smaller differences do not matter
 
 
 class Stragglers:
-    """Compares the ranks' own times when they exchange data anyway.
+    """A comparison of the ranks' own times, made when they exchange data in any case.
 
     A rank's own time is the time of a step without waiting for other ranks, per micro-batch, because some
     ranks have more micro-batches. On GPUs the host does not see what the device waits for, so no difference

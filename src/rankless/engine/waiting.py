@@ -37,8 +37,8 @@ class Waiting:
             return ""
         self.advised = True
         return (
-            f"{fraction:.0%} of the last {STEPS} steps' time went by waiting for images: more `workers`, or "
-            "data.cache (ram or disk), may help; neither changes the weights, so --resume takes them too"
+            f"{fraction:.0%} of the last {STEPS} steps' time was spent waiting for images: more `workers` "
+            "or data.cache (ram or disk) may help; neither changes the weights, so --resume also accepts them"
         )
 
     def summary(self) -> str:

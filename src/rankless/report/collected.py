@@ -155,7 +155,7 @@ class Collected:
         except OSError as error:
             raise UserError(
                 f"{self.run.path}: not a run directory with a journal ({error.strerror or error}); expected "
-                "a folder of rankless train, which makes it some seconds after its start"
+                "a folder of rankless train, which creates it a few seconds after its start"
             ) from None
         self._read_beside()
         return self

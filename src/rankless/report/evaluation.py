@@ -81,7 +81,7 @@ def _precision_recall(details: Mapping[str, Any]) -> str:
     lines.append(Line("mean", list(zip(_GRID, mean, strict=True)), None, "strong"))
     left_out = len(known) - len(named)
     note = (
-        "At an IoU of 0.5; beside each class its AP50."
+        "At an IoU of 0.5, with the AP50 of each class."
         if "iou" in details
         else "Each class against all others."
     )

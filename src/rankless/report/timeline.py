@@ -58,9 +58,9 @@ def time_charts(run: Collected) -> str:
         steps = run.steps.total("seconds")
         note += f" The steps took {duration(steps)}"
         if (rest := clock.whole - steps) >= 1:
-            note += f"; in {duration(rest)} more no step was done: evaluations, checkpoints, pauses"
+            note += f"; another {duration(rest)} went to evaluations, checkpoints and pauses"
         note += "."
-    note += " Images/s and waiting above are those of all steps but the first of each start."
+    note += " Images/s and waiting above leave out the first step of each start."
     return stacked_chart("Time of a step in ms", smooth, clock.axes(), note) + _spread(run, clock)
 
 

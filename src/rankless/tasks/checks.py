@@ -17,8 +17,8 @@ from rankless.world.objects import SENDABLE, UnsendableError, check
 
 _METHODS = {
     "model": "model(self) returns a torch.nn.Module",
-    "training_data": "training_data(self) returns the images to train on, with __len__ and item(index, epoch)",
-    "evaluation_data": "evaluation_data(self) returns the images to score, with __len__ and item(index, epoch)",
+    "training_data": "training_data(self) returns training data, with __len__ and item(index, epoch)",
+    "evaluation_data": "evaluation_data(self) returns evaluation data, with __len__ and item(index, epoch)",
     "collate": "collate(self, items) makes a batch from a list of items",
     "loss": "loss(self, model, batch) returns a rankless.LossSum",
     "predict": "predict(self, model, batch) returns a list with a prediction for each image",

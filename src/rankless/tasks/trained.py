@@ -62,6 +62,6 @@ def hints(scores: Mapping[str, Any], recipe: Recipe) -> list[str]:
     if recipe.task != "detect" or scores.get("AR100") != 0 or confidence <= usual:
         return []
     return [
-        f"none of the objects was found with evaluate.confidence={confidence:g}; try a lower one, such "
+        f"no objects were found with evaluate.confidence={confidence:g}; try a lower value, such "
         f"as evaluate.confidence={usual:g}"
     ]

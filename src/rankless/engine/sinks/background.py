@@ -16,7 +16,7 @@ _MOST = 100_000  # calls in the queue
 
 
 class BackgroundSink(Sink):
-    """Passes all calls to another sink, in order; the next call raises an error of that sink.
+    """A sink that passes all calls to another one, in order; the next call raises an error of that sink.
 
     Args:
         sink: the other sink, made in the training's thread, so that it imports its library there. Other
@@ -46,7 +46,7 @@ class BackgroundSink(Sink):
         try:
             self._calls.put_nowait(call)
         except queue.Full:
-            raise TimeoutError("it takes numbers more slowly than they come") from None
+            raise TimeoutError("it receives numbers more slowly than the run produces them") from None
 
     def start(self, run: RunStart) -> None:
         """See :class:`Sink`."""

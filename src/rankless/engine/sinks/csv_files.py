@@ -15,7 +15,7 @@ from rankless.structures import Scores
 
 
 class CsvSink(Sink):
-    """Writes a row per step and per evaluation; the first row sets the columns."""
+    """A sink that writes a row per step and per evaluation; the first row sets the columns."""
 
     def start(self, run: RunStart) -> None:
         """Keep the rows of the steps already done and remove later ones, which will be written again."""

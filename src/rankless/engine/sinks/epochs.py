@@ -18,7 +18,7 @@ from rankless.structures import Scores
 
 
 class EpochTable(Sink):
-    """Rewrites the table when an epoch is complete.
+    """A sink that rewrites the table when an epoch is complete.
 
     The table is computed from the journal's entries, including those of earlier starts, so a run resumed on
     another machine has all rows.

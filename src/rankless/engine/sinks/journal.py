@@ -48,7 +48,7 @@ class JournalCopy(Sink):
 
 
 class JournalSink(JournalCopy):
-    """Writes the journal of rank 0.
+    """The journal of rank 0.
 
     Args:
         journal: as for a copy; None is allowed only if there are copies.

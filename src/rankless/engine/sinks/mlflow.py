@@ -27,7 +27,7 @@ _DEFAULTS = {
 
 
 class MlflowSink(Sink):
-    """Logs the recipe as parameters and all numbers as metrics; the metrics of steps every few seconds."""
+    """A sink that logs the recipe as parameters and all numbers as metrics, those of steps in batches."""
 
     def __init__(self) -> None:
         self._finished = False

@@ -17,7 +17,7 @@ _STARTS = ("start", "resume")
 
 
 class Replay:
-    """Shows the lines of a journal, including those of past steps; a context manager.
+    """A context manager that shows the lines of a journal, including those of past steps.
 
     Args:
         run: the name of the run to show.

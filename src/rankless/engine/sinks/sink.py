@@ -45,7 +45,7 @@ class RunStart:
 
 
 class Sink(Protocol):
-    """Observes a run; inherit from it and override what you need.
+    """An observer of a run; inherit from it and override the methods you need.
 
     A sink runs in the process of rank 0. It is made without arguments at every start, including a restart
     after a rank died. Its arguments are copies, which it may change. Training waits while a sink works.

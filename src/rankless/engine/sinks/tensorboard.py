@@ -14,7 +14,7 @@ from rankless.structures import Scores
 
 
 class TensorBoardSink(Sink):
-    """Writes scalars, the recipe, the network's graph and the run's events."""
+    """A sink that writes scalars, the recipe, the network's graph and the run's events."""
 
     def start(self, run: RunStart) -> None:
         """Open a new file; TensorBoard drops steps of earlier files that will be repeated."""

@@ -33,7 +33,7 @@ _VALIDATION = "val loss"
 
 
 class Rows:
-    """Collects steps until an epoch or an evaluation ends, and formats their results as a row.
+    """The rows of the table: steps are collected until an epoch or an evaluation ends and fills a row.
 
     Args:
         epochs: number of epochs in the run.
@@ -184,7 +184,7 @@ _TITLED = {"note": "note", "copy": "note", **dict.fromkeys(_WARNINGS, "warning")
 
 
 class Terminal(Sink):
-    """Shows a run on the standard output.
+    """A sink that shows a run on the standard output.
 
     Args:
         images: number of images per step.

@@ -16,7 +16,7 @@ _DEFAULTS = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 
 
 class WandbSink(Sink):
-    """Writes the recipe and all numbers; follows ``WANDB_MODE``, ``WANDB_PROJECT`` and similar variables."""
+    """A sink that writes the recipe and all numbers; it respects ``WANDB_MODE``, ``WANDB_PROJECT`` etc."""
 
     def __init__(self) -> None:
         for name, value in _DEFAULTS.items():
