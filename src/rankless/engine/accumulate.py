@@ -1,4 +1,4 @@
-"""Forward, backward and reduce of one step, which give every rank the summed gradients and counts."""
+"""Forward, backward and reduction of one step, which give every rank the summed gradients and counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LossModule(nn.Module):
 
 
 class Accumulator:
-    """Forward, backward and reduce with batch statistics per micro-batch (``micro``) or none (``frozen``).
+    """The gradient computation of a step, with batch statistics per micro-batch or frozen ones.
 
     Args:
         task: computes the loss.
@@ -70,7 +70,7 @@ class Accumulator:
     def run(
         self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], flags: Flags
     ) -> Totals:
-        """Draw, forward and backward each micro-batch of this rank, and reduce over all ranks.
+        """Run the forward and backward pass of this rank's micro-batches, and reduce over all ranks.
 
         Args:
             step: number of the step, from 0; seeds the dropout.
@@ -149,7 +149,10 @@ class Accumulator:
 
 
 class SyncAccumulator(Accumulator):
-    """Forward, backward and reduce with batch norms over the global batch; micro-batches run in lockstep."""
+    """The gradient computation of a step, with batch norms over the global batch.
+
+    All micro-batches run in lockstep.
+    """
 
     def _wrap(self, module: LossModule) -> None:
         self.autocast = autocast_for(shared=True)

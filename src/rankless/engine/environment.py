@@ -77,7 +77,7 @@ def source() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, the packages and the native libraries that compute."""
+    """Return the versions of Python, of packages and of native libraries."""
     built = torch.__config__.show()
     matches = {name: re.search(pattern, built) for name, pattern in _LIBRARIES.items()}
     cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None

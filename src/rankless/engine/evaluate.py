@@ -222,7 +222,7 @@ def listed(images: Iterable[Unreadable]) -> list[str]:
 
 
 class Stopped(Exception):  # noqa: N818  # nothing went wrong
-    """The evaluation was left early because a rank was asked to stop; raised on every rank."""
+    """The evaluation was stopped early because a rank was asked to stop; raised on every rank."""
 
 
 _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageError, TaskError)}

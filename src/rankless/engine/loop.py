@@ -38,7 +38,7 @@ Observer = Callable[[int, TrainingState, Scores | None], None]
 
 
 class StopRequest:
-    """A request to stop this process; the step under way is finished and saved first.
+    """A request to stop this process; the current step is finished and saved first.
 
     Attributes:
         signal: number of the first signal received; 0 if none.

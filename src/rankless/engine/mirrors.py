@@ -1,4 +1,4 @@
-"""Copies of the run directory: one rank on each machine that does not share a disk keeps one.
+"""Copies of the run directory on machines that do not share a disk, each kept by one rank.
 
 On one machine, and on several that share a file system, only rank 0 keeps one. Otherwise the run survives the
 loss of any machine: each of the others has the checkpoints, the best one, the journal and the record of the
@@ -61,7 +61,7 @@ class Mirrors:
         return _name(self.hosts, rank)
 
     def recipe(self, own: Recipe) -> Recipe:
-        """Return the recipe to write into the weights, the same in all copies: that of rank 0, not ``own``.
+        """Return the recipe to write into the weights: rank 0's, so that all copies have the same bytes.
 
         Every rank must call it.
         """

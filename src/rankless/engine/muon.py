@@ -1,4 +1,4 @@
-"""Muon: it updates a weight matrix by its orthogonalized momentum; AdamW updates all other parameters.
+"""Muon, an optimizer that orthogonalizes the updates of weight matrices; AdamW updates the other parameters.
 
 Sources: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); J. Liu et al.,
 "Muon is scalable for LLM training" (2025) for the scale, which allows AdamW's learning rate and weight decay.

@@ -54,7 +54,7 @@ class Steps:
     """The steps of a custom training loop.
 
     Args:
-        ranks: from :func:`rankless.join`.
+        ranks: the ranks, from :func:`rankless.join`.
         model: the model, on the CPU. It moves to the rank's device, and every rank gets the weights of rank
             0.
         loss: returns a :class:`rankless.LossSum` of a micro-batch: the summed loss and its share of the

@@ -128,7 +128,7 @@ class Saver:
             with self.run.writing(self.run.recipe):
                 try:
                     load(self.run.recipe)
-                except UserError:  # it may be an edited one
+                except UserError:  # the user may have edited it
                     if os.path.lexists(self.run.recipe):
                         keep_beside(self.run.recipe)
                 write_atomically(self.run.recipe, dump(self.recipe))
@@ -168,7 +168,7 @@ class Saver:
         """Begin to write this rank's copy; with ``wait``, it is complete on return."""
         lines = self.mirrors.journal.problem if self.mirrors.journal else None
         with ExitStack() as stack:
-            stack.enter_context(announced(self.run))  # before anything takes time
+            stack.enter_context(announced(self.run))  # before any slow operation
             snapshot = self.state.snapshot(step)
             try:
                 snapshot = snapshot if wait else self._copies.copy(snapshot)
@@ -199,7 +199,7 @@ class Saver:
         return Outcome(problem, advice, lines, self.retention.removed, has_best, self.retention.saved_best)
 
     def settle(self, *, required: bool = False) -> None:
-        """Wait for the save in progress, if there is one, and report how it went; every rank must call it."""
+        """Wait for the save in progress, if any, and report its outcome; every rank must call it."""
         begun, self._begun = self._begun, None
         if begun is None:
             return

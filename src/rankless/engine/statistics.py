@@ -24,7 +24,7 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 class RunningStatistics:
-    """The running statistics of the trained batch norms; to be made after the model's move to the device.
+    """The running statistics of the trained batch norms of a model that is already on its device.
 
     Args:
         norms: the batch norms, possibly none. Their buffers become views, and their momentum is used here.

@@ -84,7 +84,7 @@ class Watchdog:
         Args:
             phase: name of the phase.
             step: number of the step.
-            slowest: for saves, which continue beside the steps, the seconds of the slowest one so far.
+            slowest: the seconds of the slowest save so far, for saves, which continue beside the steps.
         """
         now = time.monotonic()
         before, _, since = self._now
@@ -133,7 +133,7 @@ class Watchdog:
         at = self._at()
         line = f"late: rank {self.world.rank}, step {step}, {at}, for {seconds:.0f} s; all threads:\n"
         with suppress(OSError), tempfile.TemporaryFile() as stacks:
-            faulthandler.dump_traceback(stacks, all_threads=True)  # letter by letter
+            faulthandler.dump_traceback(stacks, all_threads=True)  # writes letter by letter
             stacks.seek(0)
             os.write(_LOG, line.encode() + stacks.read())  # in one write: ranks may share a log
         self.notices.post(self.world.rank, json.dumps([step, at, round(seconds)]))

@@ -50,7 +50,7 @@ class Bin:
 
 
 class Binned:
-    """The numbers of all steps, in at most ``most`` bins; with more, each two bins are merged."""
+    """The numbers of all steps, in at most ``most`` bins; with more, pairs of bins are merged."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most, self.width = most, 1

@@ -316,7 +316,7 @@ def _names(run: RunDirectory) -> str:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Check whether ``folder`` holds a model's weights, as any checkpoint does, even a damaged one."""
+    """Check whether ``folder`` holds a model's weights."""
     return (folder / "model.safetensors").is_file()
 
 

@@ -1,4 +1,4 @@
-"""Following of a run's journal while it is written; this source is also sent to the machine of a remote run.
+"""A reader that follows a run's journal while it is written; its source is sent to remote runs' machines.
 
 It needs only Python 3.8 or newer. As a program it reads a request, a line of JSON, from the standard input.
 It prints the result of :func:`described` and then the lines of the journal, until the run has ended.

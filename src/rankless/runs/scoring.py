@@ -1,4 +1,4 @@
-"""The choice of the score for the best weights, and the comparison of two scores."""
+"""The score that chooses the best weights, and the comparison of two scores."""
 
 from __future__ import annotations
 

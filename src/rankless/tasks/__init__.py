@@ -54,7 +54,7 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 
 def _resolved_data(data: Data) -> Data:
-    """Replace a data set's name by its folder, a file of class names by the names, and resolve the split."""
+    """Resolve a data set's name to its folder, a file of class names to the names, and the training split."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.class_choice import class_list
     from rankless.data.datasets.open_split import split_to_train_on
