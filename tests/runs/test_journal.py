@@ -117,7 +117,7 @@ def test_a_line_may_have_any_length(classes: int, tmp_path: Path) -> None:
     assert path.stat().st_size > 40 * classes
     assert journal.last_step(path) == 3
     assert any("step" in entry for entry in journal.tail(path)), "from which the steps of the run are known"
-    assert journal.ending(path) == "it ended without a word: its launcher was killed, or the machine stopped"
+    assert "its launcher was killed, or the machine stopped" in (journal.ending(path) or "")
     with path.open("a") as file:
         file.write('{"evaluation":6,"scores":{"' + "x" * 40 * classes)  # killed in the middle of it
     journal.append(path, event="death", at=5, rank=0, text="rank 0 was killed by SIGKILL")
