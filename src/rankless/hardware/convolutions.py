@@ -1,9 +1,10 @@
-"""Convolutions that oneDNN would compute from memory that nobody wrote, computed in float32 instead.
+"""Float32 replacements for convolutions in which oneDNN reads uninitialized memory.
 
-On x86 CPUs with bf16 (seen with PyTorch 2.14), two kinds are unsound: the gradient of the weight where the
-stride is larger than the map is wide, as in the last levels of detectors on small images, and the output
-where groups of one channel make several and the width is strided. Their numbers change from call to call, now
-and then to NaN. In three dimensions small maps are wrong with any stride, and memory of others is written.
+On x86 CPUs with bf16 (seen with PyTorch 2.14), two kinds are wrong: the gradient of the weight if the stride
+exceeds the width of the map, as in the last levels of detectors on small images, and the output if a group
+has one input channel, several output channels, and a horizontal stride above 1. Their values change from call
+to call and are sometimes NaN. In three dimensions, small maps are wrong with any stride, and memory outside
+the result is overwritten.
 ``benchmarks/onednn_unwritten_memory.py`` shows which.
 """
 
@@ -19,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class SoundConvolutions(TorchFunctionMode):
-    """Inside autocast on a CPU: this thread's unsound convolutions are computed in float32.
+    """A context that computes this thread's unsound convolutions in float32, inside autocast on a CPU.
 
-    Their results are rounded to the type that they would have, and so are the gradients.
+    The results and the gradients are rounded to the dtype that they would have without this context.
     """
 
     def __torch_function__(
@@ -73,7 +74,7 @@ def _transposed_unsoundly(
 
 
 def _last(sides: int | str | tuple[int, ...]) -> int:
-    """That of the width; a padding in words goes with a stride of 1."""
+    """Return the value for the width; 0 for a padding given as a word, which requires a stride of 1."""
     if isinstance(sides, str):
         return 0
     return int(sides) if isinstance(sides, int) else int(sides[-1])

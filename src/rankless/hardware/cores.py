@@ -1,4 +1,4 @@
-"""The number of cores this process may use, by its affinity and its control group (a container's)."""
+"""Number of cores that this process may use, limited by CPU affinity and control groups (containers)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that are this process's to use, at least one.
+    """Return the number of cores that this process may use, at least one.
 
     Args:
-        root: where ``proc`` and ``sys`` lie.
+        root: the folder that contains ``proc`` and ``sys``.
     """
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min([own, *(int(quota) for quota in _quotas(root))]), 1)
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """The cores' worth of time that each group around this process may use, where it is limited."""
+    """Yield the CPU limits, in cores, of this process's control groups and their ancestors."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -35,14 +35,14 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _around(mount: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above it; in a container the upper ones may be all that there is."""
+    """Yield a group's folder and its ancestors; in a container, only the ancestors may exist."""
     names = [name for name in path.split("/") if name not in ("", ".", "..")]
     for count in range(len(names), -1, -1):
         yield mount.joinpath(*names[:count])
 
 
 def _quota(*files: Path) -> Iterator[float]:
-    """Microseconds of each period that may be used, over the period: none where it says ``max`` or -1."""
+    """Yield the quota divided by the period, both in microseconds; nothing if it is ``max`` or -1."""
     try:
         values = [value for file in files for value in file.read_text(encoding="ascii").split()]
         quota, period = map(int, values)

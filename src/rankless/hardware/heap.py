@@ -1,4 +1,4 @@
-"""The C library's heap: how it treats the tens of MB that every step takes and gives back."""
+"""Settings of the C library's heap, for the tens of MB that every step allocates and frees."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _PERTURB, _ARENA_MAX = -1, -3, -6, -8  # <malloc.h>
-# What people set themselves stays.
+# If the user sets one of these, nothing is changed.
 _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
 
 
 def hold_freed_memory() -> None:
     """Make glibc keep freed memory for later allocations (Linux; elsewhere this does nothing).
 
-    By default it returns large blocks to the kernel, which clears every page of them when the next batch
-    takes them again. One arena for all threads holds less than one for each. Only for processes that are
-    Rankless's own: it cannot be undone. Best called before threads start.
+    By default, glibc returns large blocks to the kernel, which clears every page again when the next batch
+    allocates them. All threads share one arena, which holds less memory than one arena per thread. The change
+    cannot be undone, so make it only in Rankless's own processes, preferably before threads start.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _OF_THE_USER):
         return
@@ -28,9 +28,9 @@ def hold_freed_memory() -> None:
 
 
 def fill_with_nan() -> None:
-    """Have glibc fill every block that it hands out with ones, which are NaN in every floating type.
+    """Make glibc fill every block it allocates with one bits, which are NaN in every floating-point type.
 
-    A result that depends on memory that nobody wrote then shows, instead of being now this and now that.
+    A result that depends on uninitialized memory then becomes NaN instead of changing from run to run.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

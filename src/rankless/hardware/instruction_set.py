@@ -1,9 +1,9 @@
 """The CPU's instruction set: detection, the libraries' choice, and how a recipe fixes it.
 
 The libraries choose their kernels by the processor, and kernels for different instruction sets add in
-different orders: the same recipe gives other bits on another CPU. Environment variables limit them to one
-instruction set. Some libraries read these when they are loaded, so they must be set before PyTorch and NumPy
-are imported.
+different orders, so the same recipe would give other bits on another CPU. Environment variables limit them to
+one instruction set. Some libraries read these when they are loaded, so they must be set before PyTorch and
+NumPy are imported.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def model() -> str:
 def of_onednn(
     features: frozenset[str] | None = None, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Return what oneDNN computes with: the best that the processor has and the environment allows.
+    """Return the best instruction set that the processor has and the environment allows oneDNN to use.
 
     Args:
-        features: of the processor; None: of this one.
+        features: the processor's features; None for this processor's.
         environment: ``ONEDNN_MAX_CPU_ISA`` or ``DNNL_MAX_CPU_ISA`` may set a limit.
 
     Returns:
-        oneDNN's name for it, such as ``AVX512_CORE_BF16``; None on a processor that is not x86.
+        oneDNN's name of the instruction set, such as ``AVX512_CORE_BF16``; None if the processor is not x86.
     """
     features = flags() if features is None else features
     limit = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", "")).upper()
@@ -106,7 +106,7 @@ def fix(cpu_isa: str) -> None:
     """Limit this process and its children to ``cpu_isa``; call it before PyTorch is imported.
 
     Raises:
-        UserError: the processor lacks it.
+        UserError: the processor lacks the instruction set.
         RuntimeError: a library has already chosen its kernels.
     """
     if cpu_isa == "native":
@@ -114,12 +114,12 @@ def fix(cpu_isa: str) -> None:
     refuse_unable(cpu_isa)
     if late := [name for name in ("torch", "numpy") if name in sys.modules]:
         raise RuntimeError(f"{' and '.join(late)} was imported before the instruction set was fixed")
-    os.environ.pop("NPY_ENABLE_CPU_FEATURES", None)  # NumPy takes one of the two
+    os.environ.pop("NPY_ENABLE_CPU_FEATURES", None)  # NumPy accepts only one of the two
     os.environ.update(variables(cpu_isa))
 
 
 def _more_than_avx2_in_numpy() -> str:
-    """Return the features beyond AVX2; every release of NumPy warns of names that it does not know."""
+    """Return the features beyond AVX2 that this NumPy knows; it warns about names that it does not know."""
     major, minor = map(int, metadata.version("numpy").split(".")[:2])
     if (major, minor) >= (2, 4):
         return "X86_V4 AVX512_ICL AVX512_SPR"
@@ -130,7 +130,7 @@ def _more_than_avx2_in_numpy() -> str:
 
 @cache
 def _cpuinfo() -> dict[str, str]:
-    """Return the entries of the first processor."""
+    """Return the entries of the first processor in ``/proc/cpuinfo``."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

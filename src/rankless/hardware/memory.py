@@ -1,4 +1,4 @@
-"""The memory that this process may still take, checked before a large allocation."""
+"""Memory available to this process, checked before a large allocation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int:
-    """Return bytes: the least of the machine's free memory, its container's limit and the process's own."""
+    """Return the bytes that this process may still allocate, by the machine, the container and its limits."""
     return max(0, min(_limits(), default=sys.maxsize))
 
 
 def peak(pid: int | None = None) -> int:
-    """Return the peak resident bytes of a process; 0 if the system does not say (macOS) or it is gone."""
+    """Return a process's peak resident bytes; 0 if they are unknown (macOS) or the process has ended."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path(f"/proc/{pid or 'self'}/status").read_text("ascii", errors="replace").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
@@ -28,13 +28,13 @@ def peak(pid: int | None = None) -> int:
 
 
 def ensure(needed: int, what: str, remedy: str, free: int | None = None) -> None:
-    """Raise if there is not enough memory.
+    """Raise a :class:`UserError` if there is not enough memory.
 
     Args:
-        needed: bytes that it takes at least.
-        what: what takes them, as the beginning of a sentence.
-        remedy: what to do about it, as its end.
-        free: bytes that there are; if not given, what :func:`available` returns.
+        needed: lower bound of the memory needed, in bytes.
+        what: the object that needs the memory; the message begins with it.
+        remedy: advice; the message ends with it.
+        free: free memory in bytes; by default the result of :func:`available`.
     """
     free = available() if free is None else free
     if needed > free:
@@ -60,7 +60,7 @@ def _limits() -> Iterator[int]:
 
 
 def _container() -> Iterator[int]:
-    """Return the rest of this process's control-group limits, from its own to the outermost."""
+    """Yield the bytes left in each of this process's control groups, from its own to the outermost."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -75,7 +75,7 @@ def _left(root: Path, path: str, most: str, used: str) -> Iterator[int]:
     for group in (folder, *folder.parents):
         with suppress(OSError, ValueError):  # "max" is not a number: there is no limit
             limit = int((group / most).read_text("ascii"))
-            # Pages of files count as used, and go when memory is wanted.
+            # Cached file pages count as used, but are reclaimed when memory is needed.
             yield limit - int((group / used).read_text("ascii")) + _file_pages(group)
         if group == root:
             return

@@ -1,4 +1,4 @@
-"""This machine's network interfaces and addresses, and which of them leads to another machine."""
+"""This machine's network interfaces and addresses, and the routes to other machines."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rankless.errors import UserError, listed
 _SIOCGIFCONF, _SIOCGIFMTU = 0x8912, 0x8921  # <linux/sockios.h>
 _IFREQ = 40  # bytes of struct ifreq on 64-bit Linux: 16 of the name, then the address
 _IF_INET6 = Path("/proc/net/if_inet6")
-_ELSEWHERE = ("203.0.113.1", "2001:db8::1")  # addresses for documentation: nobody has them (RFC 5737, 3849)
+_ELSEWHERE = ("203.0.113.1", "2001:db8::1")  # documentation addresses, which no host has (RFC 5737, 3849)
 
 
 def interfaces() -> dict[str, list[str]]:
-    """The addresses of every interface that is up, IPv4 before IPv6; empty where that is unknown."""
+    """Return the addresses of every interface that is up, IPv4 before IPv6; empty if unknown."""
     if sys.platform != "linux":
         return {}
     found: dict[str, list[str]] = {}
@@ -29,12 +29,12 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address leads back to this machine, such as 127.0.0.1, 127.0.1.1 or ::1."""
+    """Check whether an address is a loopback address, such as 127.0.0.1, 127.0.1.1 or ::1."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def addresses_of(host: str) -> list[str]:
-    """The addresses of a name or an address, IPv4 first; empty where it cannot be resolved."""
+    """Return the addresses of a host name or address, IPv4 first; empty if it cannot be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -44,9 +44,9 @@ def addresses_of(host: str) -> list[str]:
 
 
 def address_towards(address: str) -> str | None:
-    """The address of this machine from which packets to ``address`` are sent; None without a route.
+    """Return this machine's source address for packets to ``address``; None if there is no route.
 
-    Nothing is sent: the kernel is only asked for its route.
+    The kernel is asked for its route; nothing is sent.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as asking:
@@ -58,7 +58,7 @@ def address_towards(address: str) -> str | None:
 
 
 def public_address() -> str | None:
-    """This machine's address for others: by the default route, else the only one; None if that is unclear."""
+    """Return this machine's address on the default route, else its only address; None otherwise."""
     for elsewhere in _ELSEWHERE:
         own = address_towards(elsewhere)
         if own and not is_loopback(own):
@@ -68,10 +68,11 @@ def public_address() -> str | None:
 
 
 def own_address(host: str) -> str:
-    """The address of this machine that others mean by ``host``, which is its own name or address.
+    """Return the address at which other machines reach this one, whose name or address is ``host``.
 
-    Debian lets a machine's own name lead to 127.0.1.1, where others cannot reach it; such a name stands for
-    :func:`public_address`. A loopback address that is given as such, or as ``localhost``, stays.
+    Debian resolves a machine's own name to 127.0.1.1, which other machines cannot reach;
+    :func:`public_address` takes the place of such an address. A loopback address that is given as a number or
+    as ``localhost`` is kept.
     """
     found = addresses_of(host)
     known = {address for addresses in interfaces().values() for address in addresses}
@@ -96,7 +97,7 @@ def own_address(host: str) -> str:
 
 
 def is_here_alone(host: str) -> bool:
-    """Whether ``host`` means the own machine everywhere: ``localhost``, or a loopback address."""
+    """Check whether ``host`` is ``localhost`` or a loopback address, the local machine everywhere."""
     if host == "localhost":
         return True
     try:
@@ -106,7 +107,7 @@ def is_here_alone(host: str) -> bool:
 
 
 def interface_towards(host: str) -> str | None:
-    """The interface that leads to ``host``, or has its address; None where that is unknown."""
+    """Return the interface that leads to ``host``, or has its address; None if it is unknown."""
     if is_here_alone(host):
         return interface_of("127.0.0.1")
     found = addresses_of(host)
@@ -116,17 +117,17 @@ def interface_towards(host: str) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has an address; None where none has."""
+    """Return the interface that has an address; None if no interface has it."""
     return next((name for name, addresses in interfaces().items() if address in addresses), None)
 
 
 def mtu_of(interface: str) -> int | None:
-    """The largest packet that an interface sends, in bytes; None where that is unknown."""
+    """Return the largest packet that an interface sends, in bytes; None if it is unknown."""
     if sys.platform != "linux":
         return None
     import fcntl
 
-    # Asked of the kernel: /sys may be that of another network namespace.
+    # Ask the kernel: /sys may belong to another network namespace.
     request = struct.pack("16si", interface.encode()[:15], 0).ljust(_IFREQ, b"\0")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
@@ -137,16 +138,17 @@ def mtu_of(interface: str) -> int | None:
 
 
 def listening_at(address: str, port: int) -> socket.socket:
-    """A socket that takes connections at one address of this machine, and at no other.
+    """Return a socket that accepts connections at one address of this machine only.
 
     Args:
-        address: of this machine.
-        port: 0 for any that is free.
+        address: an address of this machine.
+        port: the port; 0 for any free port.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a start that has just ended
+        # Allows the port of a run that has just ended.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(4096)
     except OSError as error:
@@ -154,7 +156,7 @@ def listening_at(address: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise UserError(
                 f"{address}:{port}: another program listens there, so the ranks cannot meet; end it if it is "
-                "left of an earlier run, or set MASTER_PORT to another port"
+                "left over from an earlier run, or set MASTER_PORT to another port"
             ) from error
         raise UserError(
             f"{address}:{port}: the ranks cannot meet there ({error}); set MASTER_ADDR"
@@ -163,7 +165,7 @@ def listening_at(address: str, port: int) -> socket.socket:
 
 
 def listens(address: str, port: int) -> bool:
-    """Whether a process accepts connections there."""
+    """Check whether a process accepts connections at the address and port."""
     try:
         with socket.create_connection((address, port), timeout=5.0):
             return True
@@ -172,7 +174,7 @@ def listens(address: str, port: int) -> bool:
 
 
 def own_addresses() -> list[str]:
-    """The addresses of this machine that others may reach: neither loopback nor link-local."""
+    """Return this machine's addresses that others may reach: neither loopback nor link-local."""
     every = (address for addresses in interfaces().values() for address in addresses)
     return [one for one in every if not is_loopback(one) and not ipaddress.ip_address(one).is_link_local]
 
@@ -183,7 +185,7 @@ def _addresses_v4() -> list[tuple[str, str]]:
 
     size = 64 * _IFREQ
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        while True:  # the kernel fills what there is room for
+        while True:  # the kernel stops when the buffer is full
             room = array.array("B", bytes(size))
             request = struct.pack("iL", size, room.buffer_info()[0])
             used = int(struct.unpack("iL", fcntl.ioctl(asking.fileno(), _SIOCGIFCONF, request))[0])
@@ -192,7 +194,7 @@ def _addresses_v4() -> list[tuple[str, str]]:
             size *= 4
     raw = room.tobytes()[:used]
     entries = (raw[at : at + _IFREQ] for at in range(0, used, _IFREQ))
-    # An address besides an interface's first has a label, such as eth0:1.
+    # An interface's additional addresses have labels, such as eth0:1.
     return [
         (e[:16].partition(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(e[20:24])) for e in entries
     ]

@@ -1,4 +1,4 @@
-"""The number format of the forward pass."""
+"""Numeric precision of the forward pass."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve(precision: Precision, device: torch.device, cpu_isa: str = "native") -> Precision:
-    """Resolve ``auto`` on ``device``: bf16 where it is computed natively, else fp32 (fp16 on older GPUs).
+    """Resolve ``auto``: bf16 if ``device`` computes it natively, else fp32 (fp16 on older GPUs).
 
     Args:
-        precision: of the recipe.
-        device: of the computation.
-        cpu_isa: of the recipe; ignored on a GPU.
+        precision: the recipe's precision.
+        device: the device that computes.
+        cpu_isa: the recipe's instruction set; ignored on a GPU.
 
     Returns:
         ``fp32``, ``tf32``, ``bf16`` or ``fp16``; anything but ``auto`` is returned unchanged.
@@ -45,15 +45,15 @@ def resolve(precision: Precision, device: torch.device, cpu_isa: str = "native")
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """Return the type of convolutions and matrix products in the forward pass."""
+    """Return the dtype of convolutions and matrix products in the forward pass."""
     return _DTYPES.get(precision, torch.float32)
 
 
 @contextmanager
 def autocast(precision: str, device: torch.device) -> Iterator[None]:
-    """Enter the context of the forward pass; parameters and their gradients stay float32."""
+    """Run the forward pass inside with this precision; parameters and their gradients stay float32."""
     dtype = _DTYPES.get(precision)
-    if dtype is None:  # fp32 and tf32 are settings of the process: engine/settings.py
+    if dtype is None:  # fp32 and tf32 are process-wide settings: engine/settings.py
         yield
     elif device.type == "cpu":
         with torch.autocast("cpu", dtype), SoundConvolutions():

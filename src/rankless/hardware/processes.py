@@ -1,4 +1,4 @@
-"""Processes: forked, named, and bound to the life of the one that started them."""
+"""Functions that fork a process, name it, and end it together with its parent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when its parent dies, however that happens (Linux).
 
     Args:
-        parent: the id of the process that started this one, which may have died before this call; this one
-            then ends at once. If not given, nothing is checked.
+        parent: id of the process that started this one. If that process has already died, this one exits at
+            once. If not given, this is not checked.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -25,13 +25,16 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def fork() -> int:
-    """``os.fork`` without its warning about threads: NumPy's are made for it; rule out others before."""
+    """Call ``os.fork`` without its warning about threads.
+
+    NumPy's threads tolerate a fork; the caller makes sure that there are no others.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def name_process(name: str) -> None:
-    """Give this process the name, of 15 characters at most, that ``top`` and ``ps -o comm`` show (Linux)."""
+    """Set the name, at most 15 characters, that ``top`` and ``ps -o comm`` show for this process (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

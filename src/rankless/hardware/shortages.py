@@ -1,6 +1,6 @@
-"""Errors that mean too little memory, in one sentence each: a restart would only meet them again.
+"""Recognition of errors that mean a shortage of memory, which a restart would not fix.
 
-Libraries report it in many ways, recognized by some of their words.
+Libraries report a shortage in many ways; it is recognized by words in the message.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _ASKED = re.compile(r"(?:[Tt]ried|[Uu]nable) to allocate ([\d.]+) ?([KMGTP]iB|by
 _CARD = re.compile(r"total capacity of ([\d.]+ [KMGT]iB) of which ([\d.]+ [KMGT]iB) is free")
 _GPU = ("CUDA out of memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED", "HIP out of memory")
 _HOST = ("DefaultCPUAllocator", "Cannot allocate memory", "Unable to allocate", "std::bad_alloc")
-# A loader process that finds no room for a batch gets an error, or a SIGBUS where it was promised some.
+# A loader process without space for a batch gets an error, or a SIGBUS if the space had been reserved.
 _SHARED = ("shared memory(shm)", "out of shared memory", "Bus error")
 _SHM = "/dev/shm"
 
 
 def shortage(error: BaseException) -> UserError | None:
-    """The error as a sentence, where it means that memory ran out; None where it does not.
+    """Return a one-sentence error if ``error`` means that memory ran out, else None.
 
     Returns:
-        A :class:`ShortageError` where less would do, of what, the caller adds.
+        A :class:`ShortageError` if using less memory would help; the caller adds how.
     """
     text = str(error)
     if any(sign in text for sign in _SHARED) or _is_semaphore(error):
@@ -41,7 +41,7 @@ def shortage(error: BaseException) -> UserError | None:
 
 
 def shared_memory_shortage() -> UserError:
-    """The error when loader processes cannot hand over their batches."""
+    """Return the error for a full /dev/shm, where loader processes hand over their batches."""
     try:
         disk = os.statvfs(_SHM)
         size = f", {in_gib(disk.f_blocks * disk.f_frsize)} in all"
@@ -54,7 +54,7 @@ def shared_memory_shortage() -> UserError:
 
 
 def _is_semaphore(error: BaseException) -> bool:
-    """Python's semaphores lie in /dev/shm as well, and the error names no file."""
+    """Check for a failed semaphore: Python's are also in /dev/shm, and the error names no file."""
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename:
         return False
     trace = error.__traceback__

@@ -1,4 +1,4 @@
-"""The number of CPU threads per operation; for some operations the order of additions depends on it."""
+"""Number of CPU threads per operation, on which the order of additions depends in some operations."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 
 
 def set_threads(count: int) -> None:
-    """Let the operations of the calling thread compute with ``count`` threads.
+    """Set the number of threads for operations of the calling thread.
 
-    Each thread has its own number, and takes the last one that any thread set when it first asks for it.
+    Each thread has its own number. Its first query sets it to the last number that any thread set, so it is
+    queried before it is set.
     """
     torch.get_num_threads()
     torch.set_num_threads(count)
@@ -19,7 +20,7 @@ def set_threads(count: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, operations of the calling thread compute with one thread, as in a loader process."""
+    """Run the operations of the calling thread inside with one thread, as in a loader process."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield
