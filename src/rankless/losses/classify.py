@@ -1,6 +1,6 @@
-"""The losses of classifiers, summed over the images of a micro-batch: cross-entropy and focal loss.
+"""Classification losses, summed over the images of a micro-batch: cross-entropy and focal loss.
 
-Targets are fractions of the classes, so mixed images need no special case. Everything is computed in float32,
+Targets are class fractions, so mixed images need no special case. Everything is computed in float32,
 whatever the precision of the network.
 """
 
@@ -23,12 +23,12 @@ Options = loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss
 
 @dataclass(frozen=True)
 class ClassificationLoss:
-    """The loss with the recipe's options.
+    """A classification loss with the recipe's options.
 
     Attributes:
-        options: the recipe's; of a mixed image the focal loss's probability is the mean over its classes,
-            weighted by their fractions.
-        class_weights: factor of each class, length C; None is 1 for all.
+        options: the recipe's loss options. For a mixed image, the focal loss takes the mean probability of
+            its classes, weighted by their fractions.
+        class_weights: factor of each class, length C; None means 1 for every class.
     """
 
     options: Options = field(default_factory=loss_kinds.CrossEntropyLoss)
@@ -42,10 +42,10 @@ class ClassificationLoss:
             targets: fraction of each class, each row sums to 1, (B, C).
 
         Returns:
-            The sum over the images and its divisor, both scalars: the number of images, or with class
-            weights the sum of the weights of the targets, so that the mean over a batch is that of torch's
-            ``CrossEntropyLoss``. The part ``top1`` is the fraction of right images times the divisor; of a
-            mixed image the class with the largest fraction is the right one.
+            The sum over the images and its divisor, both scalars. The divisor is the number of images or,
+            with class weights, the sum of the targets' weights, so that the mean over a batch equals that of
+            torch's ``CrossEntropyLoss``. The part ``top1`` is the fraction of correctly classified images
+            times the divisor; the correct class of a mixed image is the one with the largest fraction.
         """
         logits = logits.float()
         weights = None if self.class_weights is None else _on(logits.device, self.class_weights)
@@ -69,7 +69,7 @@ class ClassificationLoss:
 def from_recipe(
     options: loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss, counts: Sequence[int]
 ) -> ClassificationLoss:
-    """Return the recipe's loss."""
+    """Return the recipe's loss for data with ``counts`` training images per class."""
     if problems := _misfits(options.class_weights, counts):
         raise UserError(problems)
     if options.class_weights == "balanced":
@@ -101,6 +101,6 @@ def _misfits(weights: str | Sequence[float], counts: Sequence[int]) -> list[str]
 
 @lru_cache(maxsize=8)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    """Copy the numbers to the device, once: each transfer would make the host wait."""
+    """Copy the numbers to the device only once, since each transfer makes the host wait."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device)

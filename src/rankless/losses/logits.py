@@ -1,4 +1,4 @@
-"""Elementwise losses of logits: how far σ(logit) is from its target.
+"""Elementwise losses that compare σ(logit) with a target.
 
 All are computed from the logit, so no precision is lost where σ is nearly 0 or 1.
 """
@@ -32,8 +32,8 @@ def focal(logits: Tensor, present: Tensor, gamma: float, alpha: float | None = N
     Args:
         logits: any shape.
         present: whether the sample is positive, bool, of the same shape.
-        gamma: how strongly easy samples are down-weighted; 0 is the cross-entropy.
-        alpha: weight of positives; negatives weigh 1 - α. None weighs both 1.
+        gamma: how strongly easy samples are down-weighted; 0 gives the cross-entropy.
+        alpha: weight of positives; the weight of negatives is 1 - α. None gives both a weight of 1.
 
     Returns:
         The losses, of the same shape.
