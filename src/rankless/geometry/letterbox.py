@@ -1,10 +1,10 @@
-"""Letterboxing: one preprocessing for training, evaluation and prediction.
+"""Letterboxing, the preprocessing that training, evaluation and prediction share.
 
 The image preserves its aspect ratio, is resized (bilinear, on uint8; see :class:`Placing`) and pasted on
 gray. The resize uses the scale, not a rounded size, so ``input = source * scale + (left, top)`` holds exactly
-in both directions and boxes lose no precision. Without antialiasing, which is for Darknet's answers, the
-rounded size is used, as Darknet does, and each side's scale follows from it; an augmented image keeps the
-exact scale, as in Darknet's training, which resizes a cut of the source to the whole input.
+in both directions and boxes lose no precision. Without antialiasing, which reproduces Darknet's results, the
+size is rounded as in Darknet, and each side's scale follows from it. An augmented image keeps the exact
+scale, as in Darknet's training, which resizes a crop of the source to the input's size.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _ONE = 2048  # the weight 1
 
 
 def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -> Tensor:
-    """Resize an image.
+    """Resize an image bilinearly, without antialiasing.
 
     Args:
         image: uint8, (3, h, w).
         size: (H, W) of the result in pixels.
-        steps: pixels of the image for each pixel of the result, down and across.
+        steps: pixels of the image per pixel of the result, vertically and horizontally.
 
     Returns:
         uint8 (3, H, W).
@@ -54,15 +54,15 @@ def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -
 def _points(
     count: int, step: float, side: int, *, clamped: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
-    """Return the pixels before and behind each of ``count`` points on a side, and their weights.
+    """Return the pixels before and after each of ``count`` points on a side, and their weights.
 
-    Beyond the border both are its pixel. If ``clamped``, as columns are, one of them has the whole weight.
+    Beyond the border, both are the border pixel; if ``clamped``, as for columns, one gets the full weight.
     """
     at = ((np.arange(count) + 0.5) * step - 0.5).astype(np.float32)
     at = at.clip(0, side - 1) if clamped else at
     before = np.floor(at)
     part = at - before
-    # Rounded each for itself: their sum may be a step off.
+    # The weights are rounded separately, so their sum may be off by one.
     first, second = (np.rint(one * np.float32(_ONE)).astype(np.int32) for one in (1 - part, part))
     pixel = before.astype(np.int64)
     return pixel.clip(0, side - 1), (pixel + 1).clip(0, side - 1), first, second
@@ -74,12 +74,12 @@ Fit = Literal["letterbox", "stretch"]
 
 @dataclass(frozen=True)
 class Placing:
-    """The placement of images on the input: how they are resized, and what surrounds them.
+    """Settings for the placement of images on the input: the resize and the margin.
 
     Attributes:
-        antialias: the resize to fewer pixels averages all of them. Otherwise it reads the four around each
+        antialias: whether downsampling averages all source pixels. Otherwise it reads the four around each
             point, as OpenCV's bilinear resize does; see :mod:`rankless.geometry.letterbox`.
-        gray: value of the margin, 0..255; Darknet's letterbox has 128.
+        gray: value of the margin, 0..255; Darknet's letterbox uses 128.
     """
 
     antialias: bool = True
@@ -98,7 +98,7 @@ def letterbox(
     Args:
         image: uint8, (3, h, w).
         size: the input's (H, W) in pixels.
-        within: (H, W) to fit the image into; ``size`` is this without a part of the gray margin. None is
+        within: (H, W) to fit the image into, if ``size`` leaves out a part of its gray margin. None means
             ``size``.
         placing: the resize and the margin.
 
@@ -110,7 +110,7 @@ def letterbox(
     left, top = centered(height, width, size, scale)
     if placing.antialias:
         return place(image, size, scale, left, top, placing)
-    # As Darknet does: the whole pixels of the placed image are the whole source, so the sides' scales differ.
+    # As in Darknet, the placed size is rounded to full pixels, so the scales of the two sides differ.
     inner = scaled(height, scale), scaled(width, scale)
     patch, where = stretched(image, inner, placing)
     return paste(patch, (left, top), size, placing), replace(where, left=float(left), top=float(top))
@@ -164,8 +164,8 @@ def place(
 ) -> tuple[Tensor, Letterbox]:
     """Scale the image (3, h, w) and paste it on the gray input at (left, top), cropped to the input.
 
-    Where the image extends beyond the left or top, the returned offsets differ by less than a pixel from the
-    given ones: only the visible part is resized, and its corner is put on a whole pixel.
+    If the image extends beyond the left or top edge, the returned offsets differ by less than a pixel from
+    the given ones: only the visible part is resized, and its corner is placed at an integer pixel.
 
     Returns:
         The input, uint8 (3, H, W), and the placement.
@@ -183,7 +183,7 @@ def visible_part(
     """Crop the part of an image (3, h, w) that :func:`place` shows.
 
     Returns:
-        The part to scale, a view (3, h', w'); the pixel (x, y) of the input for its corner; the placement.
+        The part to scale, a view (3, h', w'); the input pixel (x, y) of its top left corner; the placement.
     """
     height, width = image.shape[-2:]
     x0, x1, x = _visible(width, size[1], scale, left)

@@ -20,7 +20,7 @@ from rankless.geometry.boxes import distance, iou, pairwise_iou
 _BETA = 0.6
 # Rows of the boxes-by-boxes comparison that are computed at once.
 _ROWS = 128
-# Above so many boxes torchvision processes class by class instead of all classes at once.
+# With more boxes than this, torchvision processes class by class instead of all classes at once.
 _MANY = {"cpu": 1000, "cuda": 25_000}
 # Libraries with torchvision's operators: since 0.29, and before.
 _OPERATORS = ("_C_stable.so", "_C.so")
@@ -35,9 +35,10 @@ def nms(
     threshold: float,
     class_agnostic: bool = False,
 ) -> Tensor:
-    """Select boxes: each, from the best down, removes those that are too similar.
+    """Select boxes by non-maximum suppression.
 
-    Boxes with equal scores rank in the given order.
+    From the best down, each selected box removes the boxes that are too similar to it. Boxes with equal
+    scores rank in the given order.
 
     Args:
         boxes: xyxy in pixels, (N, 4).
@@ -64,9 +65,9 @@ def nms(
 
 
 def best_first(scores: Tensor, count: int) -> Tensor:
-    """Return the indices of the ``count`` best of ``scores`` (N,), best first, equal ones as given."""
+    """Return the indices of the ``count`` best ``scores`` (N,), best first; ties keep the given order."""
     if len(scores) > count:
-        # Sorting all of some hundred thousand would take longer than the network.
+        # Sorting several hundred thousand scores would take longer than the network itself.
         worst = scores.topk(count).values[-1]
         better = (~(scores <= worst)).nonzero().squeeze(1)
         equal = (scores == worst).nonzero().squeeze(1)[: max(count - len(better), 0)]
@@ -91,7 +92,7 @@ def _torchvision_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
 
 
 def _by_class(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """Compute NMS class by class, as torchvision's ``batched_nms`` does for boxes inside an image."""
+    """Apply NMS class by class, as torchvision's ``batched_nms`` does for boxes inside an image."""
     if not len(boxes):
         return labels
     run = _torchvision_nms()
@@ -108,10 +109,10 @@ def _by_class(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -
 
 
 def _greedy(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """Return the indices of the selected boxes, given sorted by score; compared on their device."""
+    """Return the indices of the boxes that DIoU-NMS selects from boxes sorted by score."""
     if not len(boxes):
         return labels
-    # Class by class, so that a block of rows meets the columns of its own classes alone.
+    # Sort by class, so that a block of rows is compared only with the columns of its own classes.
     labels, by_class = labels.sort(stable=True)
     boxes, ends = boxes[by_class], torch.searchsorted(labels, labels, right=True).cpu()
     pairs = []
