@@ -2,7 +2,7 @@
 
 COCO (cocoapi's ``cocoeval``): by falling score, a detection takes the free object of its class with the
 largest IoU. Pascal VOC (the devkit's ``VOCevaldet``): it takes the object of its class with the largest IoU,
-and is wrong if a better one has that already.
+and is wrong if a better detection has already taken it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rankless.structures import Detections
 
 IOU = 0.5
 MOST = 100
-"""Detections of a class in an image that count, as in COCO's metric."""
+"""Number of detections per class and image that count, as in COCO's metric."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,14 @@ class ImageBoxes:
     Attributes:
         truths: xyxy in pixels of the source, (N, 4).
         labels: of the objects, (N,).
-        counts: false where an object neither counts as found nor as missed, (N,).
-        crowd: true where a box marks a group, (N,).
-        areas: of the objects in pixels, (N,).
-        boxes: of the detections, best first, at most :data:`MOST` of a class, (K, 4).
-        found: their labels, (K,).
-        scores: falling, (K,).
-        overlaps: IoU of each detection with each object, (K, N); of a crowd the part of it that lies there.
+        counts: false if an object counts neither as found nor as missed, (N,).
+        crowd: true if a box marks a group, (N,).
+        areas: the objects' areas in pixels, (N,).
+        boxes: the detections, best first, at most :data:`MOST` of a class, (K, 4).
+        found: the detections' labels, (K,).
+        scores: the detections' scores, descending, (K,).
+        overlaps: IoU of each detection with each object, (K, N); for a crowd, the fraction of the detection
+            inside it.
     """
 
     truths: Floats
@@ -50,20 +51,20 @@ class ImageBoxes:
 
     @property
     def same(self) -> NDArray[np.bool_]:
-        """Return (K, N): True if detection k has the class of object n and overlaps it enough."""
+        """Flags (K, N): whether detection k has the class of object n and overlaps it enough."""
         near: NDArray[np.bool_] = (self.overlaps >= IOU) & (self.found[:, None] == self.labels)
         return near
 
 
 @dataclass(frozen=True)
 class Matches:
-    """A whole data set, matched; detections of all images in one row, and objects that count in another.
+    """The matched detections of a data set, and the objects that count.
 
     Attributes:
         image, label, score: of each detection, (D,).
-        coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` by either rule, (D,).
+        coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` by each rule, (D,).
         truth_image, truth_label, truth_area: of each object, (T,).
-        truth_score: of the detection that found it by COCO's rule, −1 where none did, (T,).
+        truth_score: score of the detection that found the object by COCO's rule, −1 if none did, (T,).
     """
 
     image: Integers
@@ -78,7 +79,7 @@ class Matches:
 
 
 def image_boxes(truth: Truth, detections: Detections) -> ImageBoxes:
-    """Prepare one image; shapes and units as in :class:`ImageBoxes`."""
+    """Prepare one image for matching; shapes and units are those of :class:`ImageBoxes`."""
     truths = truth.boxes.double().numpy().reshape(-1, 4)
     labels = truth.labels.numpy().astype(np.int64)
     none = np.zeros(len(labels), bool)
@@ -109,7 +110,7 @@ def _place_in_class(labels: Integers) -> Integers:
 
 
 def _overlaps(boxes: Floats, truths: Floats, crowd: NDArray[np.bool_]) -> Floats:
-    """The IoU (K, N); of a crowd, the part of the detection that lies in it."""
+    """Compute the IoU (K, N); for a crowd, the fraction of the detection inside it."""
     low = np.maximum(boxes[:, None, :2], truths[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], truths[None, :, 2:])
     inside = (high - low).clip(0).prod(2)  # (K, N)
@@ -156,7 +157,7 @@ def _of_image(number: int, image: ImageBoxes) -> tuple[NDArray[np.generic], ...]
 
 
 def _candidates(image: ImageBoxes) -> Iterator[tuple[int, list[tuple[float, int]]]]:
-    """The detections near an object of their class, best first, each with (overlap, object)."""
+    """Yield each detection near objects of its class, best first, with its pairs (overlap, object)."""
     rows, columns = np.nonzero(image.same)
     overlaps = image.overlaps[rows, columns].tolist()
     groups: dict[int, list[tuple[float, int]]] = {}
@@ -166,13 +167,13 @@ def _candidates(image: ImageBoxes) -> Iterator[tuple[int, list[tuple[float, int]
 
 
 def confusion(images: Sequence[ImageBoxes], threshold: float, classes: int) -> Integers:
-    """Count which class was taken for which, and for the background.
+    """Compute the confusion matrix of the classes and the background.
 
     Pairs with an IoU above 0.5 are matched one to one: those of the same class first, then by falling IoU.
 
     Returns:
-        (C + 1, C + 1): row = truth, column = detection; the last row holds detections of nothing, the last
-        column objects that were not found.
+        (C + 1, C + 1): row = truth, column = detection; the last row holds detections without an
+        object, the last column objects that were not found.
     """
     matrix = np.zeros((classes + 1, classes + 1), np.int64)
     for image in images:

@@ -12,7 +12,7 @@ from rankless.metrics.detection_details import most_frequent
 from rankless.metrics.rounding import rounded
 
 BINS = 10
-"""Ranges of confidence in which the accuracy is compared with it."""
+"""Number of confidence ranges for the calibration."""
 
 
 def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np
         truth: the true classes, (N,).
 
     Returns:
-        JSON-ready: ``images``; ``truths``, the number of each class's images; ``thresholds``; ``pr``, for
+        JSON-ready: ``images``; ``truths``, the number of images per class; ``thresholds``; ``pr``, for
         each class against all others; and ``calibration``, as docs/report.md describes them.
     """
     classes = probabilities.shape[1]

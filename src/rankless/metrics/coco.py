@@ -34,7 +34,7 @@ _MAX_DETECTIONS = (1, 10, 100)  # detections of a class in an image
 NAMES = (
     "AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl",
 )  # fmt: skip
-"""COCO's twelve numbers."""
+"""Names of COCO's twelve numbers."""
 
 
 class Truth(NamedTuple):
@@ -43,10 +43,10 @@ class Truth(NamedTuple):
     Attributes:
         boxes: xyxy in pixels of the source image, (N, 4).
         labels: class ids, (N,).
-        crowd: true where a box marks a group: detections in it are ignored, (N,).
+        crowd: true if a box marks a group: detections in it are ignored, (N,).
         areas: pixels of the object, which decide whether it is small, medium or large, (N,). If NaN or None,
             the area of the box.
-        ignored: true where neither missing nor detecting a box counts, as for Pascal VOC's difficult objects,
+        ignored: true if neither missing nor detecting a box counts, as for Pascal VOC's difficult objects,
             (N,). Unlike with ``crowd``, detections are matched by their IoU.
     """
 
@@ -71,17 +71,17 @@ def coco_scores(
         class_names: a name per class id.
 
     Returns:
-        COCO's twelve numbers: ``AP``, ``AP50``, ``AP75``, and of small, medium and large objects ``APs``,
-        ``APm``, ``APl``; the recalls ``AR1``, ``AR10``, ``AR100`` with so many detections per class and
-        image, and with 100 ``ARs``, ``ARm``, ``ARl``. And ``per_class``: the ``AP`` and ``AP50`` by name.
-        Each is in 0..1, or None without ground truth.
+        COCO's twelve numbers: ``AP``, ``AP50`` and ``AP75``; ``APs``, ``APm`` and ``APl`` for small, medium
+        and large objects; the recalls ``AR1``, ``AR10`` and ``AR100`` with at most that many detections per
+        class and image; and ``ARs``, ``ARm`` and ``ARl`` with at most 100. Also ``per_class``: ``AP`` and
+        ``AP50`` by class name. Each number is in 0..1, or None without ground truth.
     """
     if len(detections) != len(truths):
         raise ValueError(f"{len(detections)} predictions for {len(truths)} images")
     classes = len(class_names)
     found, objects = _found(detections, classes), _objects([Truth(*truth) for truth in truths], classes)
     outcomes = matched(found, objects)
-    # Means over the recalls, (IoU, class, area), and recalls, (…, detections); −1 without an object.
+    # Mean precision (IoU, class, area) and recall (IoU, class, area, detections); −1 without an object.
     precision = np.full((len(IOUS), classes, len(AREAS)), -1.0)
     recall = np.full((*precision.shape, len(_MAX_DETECTIONS)), -1.0)
     for label in np.unique(objects.group // max(len(truths), 1)).tolist():
@@ -96,7 +96,11 @@ def coco_scores(
 def _accumulate(
     outcomes: NDArray[np.int8], place: Integers, objects: Integers, precision: Floats, recall: Floats
 ) -> None:
-    """Fill in a class's numbers: of detections by falling score, (K, 10, 4) and (K,), and objects, (4,)."""
+    """Fill in the precision and recall of one class.
+
+    ``outcomes`` (K, 10, 4) and ``place`` (K,) belong to its detections by falling score; ``objects`` (4,)
+    counts its objects.
+    """
     right, counted = outcomes == RIGHT, outcomes != IGNORED
     present = np.flatnonzero(objects)
     for column, most in enumerate(_MAX_DETECTIONS):
@@ -113,7 +117,7 @@ def _accumulate(
 
 
 def _summary(precision: Floats, recall: Floats, class_names: Sequence[str]) -> Scores:
-    """Average what exists: ``precision`` (10, K, 4), ``recall`` (10, K, 4, 3); −1 without an object."""
+    """Average ``precision`` (10, K, 4) and ``recall`` (10, K, 4, 3) without the −1 of missing objects."""
     every = precision[:, :, 0]
     scores: Scores = {
         "AP": _mean(every),
@@ -167,7 +171,7 @@ def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: flo
 
 
 def _boxes(images: Sequence[Detections] | Sequence[Truth], classes: int) -> tuple[Floats, Integers]:
-    """Return all boxes as x, y, width, height, (N, 4), and a number per class and image, (N,)."""
+    """Return all boxes as x, y, width, height, (N, 4), and the number of their class and image, (N,)."""
     labels = [one.labels.numpy() for one in images]
     for image, each in enumerate(labels):
         for label in each[(each < 0) | (each >= classes)][:1]:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 IOUS = np.linspace(0.5, 0.95, 10)
 AREAS = ("all", "small", "medium", "large")
 WRONG, RIGHT, IGNORED = 0, 1, 2
-"""What a detection is; one of a crowd or of a difficult object is neither right nor wrong."""
+"""Outcomes of a detection; one that matches a crowd or a difficult object is ignored."""
 _RANGES = np.array([(0, 1e10), (0, 32**2), (32**2, 96**2), (96**2, 1e10)])  # pixels, both ends included
-_PAIRS = 1 << 18  # of a detection and an object that are compared at once
+_PAIRS = 1 << 18  # pairs of a detection and an object that are compared at once
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -27,8 +27,8 @@ class Found(NamedTuple):
 
     Attributes:
         boxes: x, y, width and height in pixels, (D, 4).
-        group: a number per class and image, rising, (D,).
-        place: how many of the same group score more, (D,).
+        group: number of the class and image, ascending, (D,).
+        place: number of better detections in the same group, (D,).
         scores: (D,).
     """
 
@@ -44,7 +44,7 @@ class Objects(NamedTuple):
     Attributes:
         boxes: x, y, width and height in pixels, (G, 4).
         group: as in :class:`Found`, (G,).
-        crowd: true where a box marks a group of objects, (G,).
+        crowd: true if a box marks a group of objects, (G,).
         shared: whether several detections may match it, (G,).
         counts: whether missing it counts, in each range of areas, (G, 4).
     """
@@ -57,7 +57,7 @@ class Objects(NamedTuple):
 
 
 def in_ranges(areas: Floats) -> Flags:
-    """Whether areas (N,) in pixels are in each of the ranges :data:`AREAS`, (N, 4)."""
+    """Check whether areas (N,) in pixels are in each of the ranges :data:`AREAS`, (N, 4)."""
     flags: Flags = (areas[:, None] >= _RANGES[:, 0]) & (areas[:, None] <= _RANGES[:, 1])
     return flags
 
@@ -70,8 +70,9 @@ def places(group: Integers) -> Integers:
 def matched(found: Found, objects: Objects) -> NDArray[np.int8]:
     """Return the outcome of each detection for each IoU and each range of areas, (D, 10, 4).
 
-    Best first, a detection takes the object of its group with the largest IoU: one that counts before one
-    that does not, and the later one of equals. An object that is not shared is taken once.
+    In order of score, each detection takes the object of its group with the largest IoU. Objects that count
+    take precedence over others, and the later of equal ones is taken. An object that is not shared is taken
+    only once.
     """
     outside = ~in_ranges(found.boxes[:, 2] * found.boxes[:, 3])
     outcomes = np.repeat(np.where(outside, IGNORED, WRONG).astype(np.int8)[:, None], len(IOUS), 1)
@@ -99,7 +100,7 @@ def _match(
     outcomes: NDArray[np.int8],
     taken: Flags,
 ) -> None:
-    """Match the pairs of detections ``rows`` and objects ``columns``; all of a row are among them."""
+    """Match pairs of detections ``rows`` and objects ``columns``, with all pairs of each detection."""
     iou = _iou(found.boxes[rows], objects.boxes[columns], objects.crowd[columns])
     near = iou >= IOUS[0]
     rows, columns, iou = rows[near], columns[near], iou[near]
@@ -123,7 +124,7 @@ def _match(
 
 
 def _iou(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
-    """The IoU of pairs (P,); with a crowd, the part of the box that lies in it."""
+    """Return the IoU of pairs (P,); for a crowd, the fraction of the box inside it."""
     low = np.maximum(boxes[:, :2], objects[:, :2])
     high = np.minimum(boxes[:, :2] + boxes[:, 2:], objects[:, :2] + objects[:, 2:])
     inside = (high - low).clip(0).prod(1)

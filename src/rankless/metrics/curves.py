@@ -1,4 +1,4 @@
-"""Precision and recall as curves: against the threshold, per class, and as Pascal VOC's average precision."""
+"""Precision and recall curves: against the threshold, per class, and for Pascal VOC's average precision."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 RECALLS = np.linspace(0, 1, 101)
-"""Where COCO reads precision."""
+"""Recalls at which COCO reads the precision."""
 THRESHOLDS = np.linspace(0, 1, 101)
 
 
 @dataclass(frozen=True)
 class ThresholdCurve:
-    """The fraction that is right among all entries that score at least a threshold.
+    """Precision, recall and F1 of the answers that score at least a threshold.
 
     Attributes:
-        precision: at each of :data:`THRESHOLDS`, NaN where nothing scores as much, (101,).
+        precision: at each of :data:`THRESHOLDS`, NaN if no answer scores that high, (101,).
         recall, f1: at each of :data:`THRESHOLDS`, (101,).
-        best: the threshold with the largest F1, of any; the highest of equal ones. 0 without a right answer.
-        at_best: precision, recall and F1 there.
+        best: the score with the largest F1 as a threshold; the highest if several tie; 0 without a correct
+            answer.
+        at_best: precision, recall and F1 at ``best``.
     """
 
     precision: Floats
@@ -36,8 +37,8 @@ def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> Th
 
     Args:
         scores: in 0..1, (D,).
-        right: whether each answer is, (D,).
-        truths: how many there are to be found, at least 1.
+        right: whether each answer is correct, (D,).
+        truths: number of truths to be found, at least 1.
     """
     order = np.argsort(-scores, kind="stable")
     falling, hits = scores[order], np.cumsum(right[order])
@@ -56,19 +57,19 @@ def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> Th
 
 
 def precision_recall(scores: Floats, right: NDArray[np.bool_], truths: int) -> tuple[Floats, Floats]:
-    """Compute precision (D,) and recall (D,) after each answer, by falling score; equal ones stay in order.
+    """Compute precision (D,) and recall (D,) after each answer by falling score; ties keep their order.
 
     Args:
         scores: (D,).
-        right: whether each answer is, (D,).
-        truths: how many there are to be found, at least 1.
+        right: whether each answer is correct, (D,).
+        truths: number of truths to be found, at least 1.
     """
     hits = np.cumsum(right[np.argsort(-scores, kind="stable")])
     return hits / np.arange(1, len(hits) + 1), hits / truths
 
 
 def interpolated(precision: Floats, recall: Floats) -> Floats:
-    """Read the precision at :data:`RECALLS`, as cocoapi: the largest at this or a higher recall, (101,)."""
+    """Return the precision (101,) at :data:`RECALLS` as in cocoapi: the largest at that recall or above."""
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
     at = np.searchsorted(recall, RECALLS, side="left")
     return np.concatenate([envelope, [0.0]])[np.minimum(at, len(envelope))]

@@ -1,4 +1,4 @@
-"""The report's details of detections beyond COCO's numbers, all at an IoU of 0.5."""
+"""Details of detections that the report shows besides COCO's numbers, all at an IoU of 0.5."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rankless.metrics.rounding import rounded
 from rankless.metrics.topk import MOST_CONFUSED
 
 SIDES = (0, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
-"""Where the ranges of object sizes begin: the root of the area, in pixels. 32 and 96 are COCO's bounds."""
+"""Lower bounds of the ranges of object sizes: square roots of areas, in pixels. COCO's are 32 and 96."""
 SHOWN_PAIRS = 50
-"""With many classes, the most frequent confusions that are stored in place of the matrix."""
+"""Number of most frequent confusions that replace the confusion matrix if there are many classes."""
 Integers = NDArray[np.int64]
 
 
@@ -34,9 +34,9 @@ def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[
         classes: C.
 
     Returns:
-        The details, JSON-ready, and the matches they come from. Without any object only ``images`` and
-        ``truths``; else also ``thresholds``, ``pr``, ``at_best``, ``pascal``, ``sizes`` and ``confusion``, as
-        docs/report.md describes them.
+        The JSON-ready details and the matches they come from. Without any object, the details are ``images``,
+        ``iou`` and ``truths``; otherwise also ``thresholds``, ``pr``, ``at_best``, ``pascal``, ``sizes`` and
+        ``confusion``, as docs/report.md describes them.
     """
     matches = match(images)
     truths = np.bincount(matches.truth_label, minlength=classes)
@@ -59,7 +59,7 @@ def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[
 
 
 def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str, Any]:
-    """Precision–recall curves, Pascal VOC's AP, and precision and recall at the threshold."""
+    """Compute precision–recall curves, Pascal VOC's AP, and precision and recall at the threshold."""
     curves: list[list[float | None] | None] = [None] * len(truths)
     pascal: list[tuple[float, float] | None] = [None] * len(truths)
     at_best: list[list[float | None] | None] = [None] * len(truths)
@@ -86,7 +86,7 @@ def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str,
 
 
 def _by_size(matches: Matches, threshold: float) -> dict[str, list[int]]:
-    """Count objects, and those that were found, by their size."""
+    """Count all objects and the found ones by size."""
     place = np.searchsorted(SIDES, np.sqrt(matches.truth_area.clip(0)), side="right") - 1
     found = place[matches.truth_score >= max(threshold, 0)]
     ever = place[matches.truth_score >= 0]
@@ -105,7 +105,7 @@ def most_frequent(truths: Integers) -> list[int]:
 
 
 def confusion_entry(matrix: Integers) -> dict[str, Any]:
-    """Return the matrix, or with many classes the most frequent confusions as (truth, prediction, count)."""
+    """Return the matrix or, for many classes, its most frequent confusions: (truth, prediction, count)."""
     if len(matrix) <= MOST_CONFUSED + 1:
         return {"confusion": matrix.tolist()}
     off = matrix - np.diag(np.diag(matrix))

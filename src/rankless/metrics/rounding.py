@@ -1,4 +1,4 @@
-"""Numbers as they are stored for a report."""
+"""Rounding of numbers for a report."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from numpy.typing import NDArray
 
 
 def rounded(values: NDArray[np.float64], digits: int = 5) -> list[float | None]:
-    """Return a list of the values, JSON-ready: NaN becomes None."""
+    """Return the rounded values as a JSON-ready list, with None for NaN."""
     return [None if value != value else round(value, digits) for value in values.tolist()]

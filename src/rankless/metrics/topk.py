@@ -13,7 +13,7 @@ from torch import Tensor
 from rankless.structures import Scores
 
 MOST_CONFUSED = 100
-"""With more classes the confusion matrix is left out: it is part of every evaluation in the journal."""
+"""Largest number of classes with a confusion matrix, which every evaluation writes to the journal."""
 
 
 def score_names(classes: int) -> tuple[str, ...]:
