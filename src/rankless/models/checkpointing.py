@@ -1,7 +1,7 @@
-"""Activation checkpointing: blocks keep their input alone, and are computed again in the backward pass.
+"""Activation checkpointing: blocks keep only their input and are recomputed in the backward pass.
 
-The numbers are the same bits: PyTorch gives the second computation the random numbers and the autocast of the
-first, and running statistics are read before it (:mod:`rankless.engine.statistics`).
+The results have the same bits: PyTorch gives the second computation the random numbers and the autocast of
+the first, and running statistics are read before it (:mod:`rankless.engine.statistics`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 def checkpoint_activations(model: nn.Module) -> int:
-    """Have every block of a model computed again in the backward pass; how many there are.
+    """Make a model recompute its blocks in the backward pass; return the number of blocks.
 
-    Names and state dicts stay as they are. Without gradients a block is computed as ever.
+    Names and state dicts do not change. Without gradients, blocks are computed as usual.
     """
     found = [*blocks(model)]
     for block in found:
@@ -37,7 +37,7 @@ def checkpoint_activations(model: nn.Module) -> int:
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Find the outermost modules of several layers that stand in a list, and sequences of single layers."""
+    """Yield the outermost modules of several layers that are in a list, and sequences of single layers."""
     for child in module.children():
         if not any(True for _ in child.children()):
             continue
@@ -58,7 +58,7 @@ def _is_flat(module: nn.Module) -> bool:
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Return the contexts of the first computation, which is inside autocast already, and of the second."""
+    """Return the contexts of the first computation, which is already inside autocast, and of the second."""
     first, second = recomputed()
     if torch.is_autocast_enabled("cpu"):
         return first, _inside(SoundConvolutions(), second)
@@ -74,7 +74,7 @@ def _inside(*contexts: AbstractContextManager[object]) -> Iterator[None]:
 
 
 class _Checkpointed:
-    """Stands in for a block's ``forward``."""
+    """A replacement for a block's ``forward`` that recomputes it in the backward pass."""
 
     def __init__(self, block: nn.Module) -> None:
         self.name = type(block).__name__

@@ -1,4 +1,4 @@
-"""Batch norms folded into the convolutions before them, for prediction alone."""
+"""Folding of batch norms into the preceding convolutions, for prediction only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rankless.models.layers import ConvBlock
 def fold_batch_norms(model: nn.Module, dtype: torch.dtype) -> None:
     """Replace convolution and batch norm of every :class:`ConvBlock` by one convolution, in place.
 
-    It is the same function but for rounding, and of a net of many small layers a fifth faster.
+    The model computes the same function except for rounding. With many small layers it is a fifth faster.
 
     Args:
-        model: in evaluation mode.
-        dtype: of the folded weights; that of autocast saves their conversion in every forward pass.
+        model: a model in evaluation mode.
+        dtype: dtype of the folded weights; autocast's dtype saves a conversion in every forward pass.
     """
     for block in model.modules():
         if isinstance(block, ConvBlock) and isinstance(block.norm, nn.BatchNorm2d):

@@ -47,7 +47,7 @@ def _ramp(x: Tensor) -> Tensor:
     return x.relu() + 0.1 * x
 
 
-# In place where the gradient can be computed from the result, which saves memory.
+# In place if the gradient can be computed from the result, which saves memory.
 _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
     "leaky": lambda: nn.LeakyReLU(LEAKY_SLOPE, inplace=True),
     "relu": lambda: nn.ReLU(inplace=True),
@@ -78,13 +78,13 @@ class ConvBlock(nn.Module):
     """Convolution, batch norm, activation; the size stays, or is divided by ``stride``.
 
     Args:
-        channels_in, channels: of the input and of the output.
+        channels_in, channels: channels of the input and of the output.
         kernel: side of the kernel in pixels.
-        stride: of the convolution.
+        stride: stride of the convolution.
         activation: name of the activation.
         norm: whether there is batch norm; without it the convolution has a bias.
-        groups, dilation: of the convolution.
-        padding: pixels on each side; None is half the kernel, times the dilation.
+        groups, dilation: groups and dilation of the convolution.
+        padding: pixels on each side; None means half the kernel times the dilation.
         momentum: momentum of the batch norm's running statistics, as PyTorch defines it.
     """
 
@@ -122,7 +122,7 @@ class PaddedPool(nn.Module):
     ``size=2 stride=1`` preserves the resolution: a row and a column are added at the bottom and the right.
 
     Args:
-        size, stride: of the window.
+        size, stride: size and stride of the window.
         padding: pixels in total; the smaller half on the left and top.
     """
 
@@ -153,7 +153,7 @@ class Involution(nn.Module):
     of the neighborhood (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
 
     Args:
-        channels: of input and output.
+        channels: channels of the input and of the output.
         size: odd side of the neighborhood in pixels.
         momentum: momentum of the batch norm's running statistics, as PyTorch defines it.
     """
@@ -179,7 +179,7 @@ class Involution(nn.Module):
 def upsample(x: Tensor, factor: int = 2) -> Tensor:
     """Upsample (B, C, H, W) to (B, C, factor · H, factor · W), repeating every pixel factor² times.
 
-    ``nearest`` is deterministic on CUDA too: each input's gradient is gathered by one thread, in a fixed
+    ``nearest`` is also deterministic on CUDA: each input's gradient is gathered by one thread, in a fixed
     order, whereas the bilinear kernels add with atomics. It preserves channels_last.
     """
     return F.interpolate(x, scale_factor=float(factor), mode="nearest")

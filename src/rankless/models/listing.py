@@ -22,13 +22,13 @@ class Listed:
     """A model as published.
 
     Attributes:
-        name: what ``model.name`` takes.
+        name: value of ``model.name``.
         task: ``detect`` or ``classify``.
         classes: number of classes it was published for.
         size: (height, width) of its input in pixels.
         parameters: number of learned parameters.
         gflops: 10⁹ operations per image; a multiply-add counts as two.
-        source: where it comes from.
+        source: the model's paper or origin.
     """
 
     name: str
@@ -61,7 +61,7 @@ def listed_detector(name: str) -> Listed:
 
 
 def listed() -> Iterator[Listed]:
-    """Yield detectors, then classifiers."""
+    """Yield all detectors, then all classifiers."""
     yield from map(listed_detector, MODELS)
     for name, known in CLASSIFIERS.items():
         size = (known.side, known.side)

@@ -6,14 +6,14 @@ from rankless.errors import UserError
 
 
 def problem(task: str, name: str) -> str | None:
-    """Return the problem with a model's name; empty if there is none.
+    """Return the problem with a model's name, if there is one.
 
     Args:
-        task: ``detect``, ``classify``, or a custom one, whose names only it knows.
+        task: ``detect``, ``classify``, or a custom task, whose model names are not checked.
         name: the recipe's ``model.name``.
 
     Returns:
-        A sentence; None if there is such a model.
+        A sentence; None if there is no problem.
     """
     try:
         if task == "detect":

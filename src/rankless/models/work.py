@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-# They preserve shapes and are not counted, but take nearly all the time: on the meta device each is dozens of
-# small operations in Python.
+# These modules preserve shapes and are not counted, but take nearly all the time: on the meta device each of
+# them runs dozens of small operations in Python.
 _SHAPE_PRESERVING = (nn.BatchNorm2d, nn.ReLU, nn.LeakyReLU, nn.SiLU, nn.Mish, nn.Sigmoid)
 
 
@@ -57,18 +57,18 @@ def convolution_outputs(build: Callable[[], nn.Module], size: tuple[int, int]) -
 
 
 Layer = tuple[str, str, str, int]
-"""Name, type, shape of the output for one image, and number of parameters, 0 where it computes once more."""
+"""Name, type, output shape for one image, and number of parameters, which is 0 if the layer is used again."""
 
 
 def layers(build: Callable[[], nn.Module], size: tuple[int, int]) -> tuple[list[Layer], int]:
-    """List the layers of a network in the order in which they compute, without computing.
+    """List the layers of a network in the order of computation, without computing their outputs.
 
     Args:
         build: builds the network.
         size: (height, width) of its input in pixels.
 
     Returns:
-        The layers, and the number of parameters of the whole network.
+        The layers, and the network's number of parameters.
     """
     with torch.device("meta"):
         model = build().eval()

@@ -1,4 +1,4 @@
-"""Detectors by name. A new family is a page that builds it and one line here."""
+"""Detectors by name; a new family needs a module that builds it, and one line here."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys | None = None) 
     """Return the detector that a recipe asks for.
 
     Args:
-        model: the recipe's section; its ``anchors`` are resolved (``default`` or pairs) before it is built.
-        loss: the recipe's section; the published loss if not given.
+        model: the recipe's ``model``; its ``anchors`` must be resolved (``default`` or pairs) before it is
+            built.
+        loss: the recipe's ``loss``; by default the published loss.
     """
     loss = model_kinds.loss_of(model, loss)
     if isinstance(model, model_kinds.YoloModel) and model.cfg:

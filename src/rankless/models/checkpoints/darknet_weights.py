@@ -1,8 +1,8 @@
-"""Darknet's ``.weights`` files: read into the state of a network, and written from one.
+"""Reader and writer of Darknet's ``.weights`` files.
 
-Three int32 (major, minor, revision), the number of images seen (uint64 from version 0.2 on, else uint32),
-then float32: per convolution with batch norm β, γ, mean, variance and kernels; without it biases and kernels.
-The file does not name its network.
+A file holds three int32 (major, minor, revision), the number of images seen (uint64 from version 0.2 on, else
+uint32), then float32 numbers: β, γ, mean, variance and kernels of each convolution with batch norm, biases
+and kernels of each other convolution. The file does not name its network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rankless.models.darknet.reshape import with_classes
 
 _VERSION = (0, 2, 5)
 MOST_CLASSES = 10_000
-_LEAST = 1e-4  # of a network's numbers; published backbones have a tenth and more
+_LEAST = 1e-4  # smallest fraction of a network's numbers; published backbones have a tenth or more
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Part:
 
 
 def read_weights(path: Path, network: Network) -> DarknetWeights:
-    """Read a file for a network, or for its first layers (``.conv.74`` and the like)."""
+    """Read the weights of a network, or of its first layers (such as ``.conv.74``)."""
     numbers, seen = _numbers(path)
     layers = list(_layers(network))
     state: dict[str, Tensor] = {}
@@ -116,7 +116,7 @@ def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], see
 
     Args:
         path: the file, which is overwritten.
-        network: the layers.
+        network: the network's layers.
         state: one tensor per name, as :meth:`torch.nn.Module.state_dict` returns; kernels have the shape
             (filters, channels / groups, size, size), all others (filters,).
         seen: number of images it was trained on.

@@ -24,10 +24,10 @@ class Misfits:
     """Differences between a file's tensors and a model's.
 
     Attributes:
-        missing: names of the model that are not in the file.
+        missing: names in the model that the file does not have.
         unexpected: names in the file that the model does not have.
-        misshapen: names of both whose shapes differ, or that are floating point only in the model.
-        lines: the same as text: name, shapes.
+        misshapen: names in both whose shapes differ, or that are floating point only in the model.
+        lines: the same differences as text, by kind, with names and shapes.
     """
 
     missing: tuple[str, ...]
@@ -40,14 +40,14 @@ class Misfits:
 
     @property
     def counts(self) -> str:
-        """Return the number of each kind."""
+        """Number of differences of each kind, as text."""
         return (
             f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, "
             f"{len(self.misshapen)} of another shape"
         )
 
     def table(self) -> list[str]:
-        """Return a line for each, the first 20 of a kind."""
+        """Return a line for each difference, at most 20 of each kind."""
         lines = []
         for kind, all_of_kind in self.lines.items():
             lines += all_of_kind[:_SHOWN]
@@ -58,10 +58,10 @@ class Misfits:
 
 @dataclass(frozen=True)
 class Fit:
-    """The matched tensors.
+    """Tensors matched to a model.
 
     Attributes:
-        state: one tensor for every name of the model; the model's where nothing matches.
+        state: one tensor for every name of the model; the model's own if nothing matches.
         missing, unexpected, misshapen: see :class:`Misfits`.
         notes: messages about what was loaded and what was not.
     """
@@ -87,7 +87,7 @@ def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits
 
 
 def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
-    """Make the error about tensors that do not fit."""
+    """Return the error for tensors that do not fit the model."""
     if not hint and (misfits.missing or misfits.unexpected):
         hint = "is it the weights of another model, or wrapped under another prefix?"
     hint = hint or "is it of another number of classes, or another model.width?"
@@ -98,8 +98,8 @@ def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
 def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Remove the prefixes that wrappers add to every name, as far as that makes the names match.
 
-    Only prefixes of all names are removed. A model may have a part called ``module``, so of all possible
-    removals the one that matches the model's names best is chosen.
+    Only prefixes of all names are removed. A model may have a part called ``module``, so the removal that
+    matches the model's names best is chosen.
 
     Returns:
         The tensors by their new names, and a note about what was removed.
@@ -131,15 +131,15 @@ def fit(
 ) -> Fit:
     """Match other projects' tensors to a model's.
 
-    A counter of batches (``num_batches_tracked``) that is missing, as before PyTorch 0.4.1, is zero.
+    Missing batch counters (``num_batches_tracked``), as in files from before PyTorch 0.4.1, are set to zero.
 
     Args:
         model_state: the model's tensors.
         theirs: the file's tensors, of any shape.
         partial: load what matches; otherwise everything must match.
-        head_names: names, or prefixes of names, of the tensors whose shape depends on the number of
-            classes: for the hint.
-        source: of the tensors, for messages.
+        head_names: names, or prefixes of names, of the tensors whose shape depends on the number of classes,
+            for the hint in the error.
+        source: the tensors' source, for messages.
     """
     renamed, notes = align(model_state, theirs)
     counters = {
@@ -158,13 +158,13 @@ def fit(
         hint = _hint(misfits, head_names, partial, nothing=not floating)
         if not partial and misfits.unexpected and agrees_in_order(model_state, theirs, head_names):
             hint = (
-                "the names differ, but all shapes agree in order: --by-order matches them so; "
+                "the names differ, but all shapes agree in order: match them with --by-order; "
                 "evaluate the result, since equal shapes do not prove equal networks"
             )
         elif partial and 2 * len(alike := leading(model_state, theirs)) > len(_without_counters(theirs)):
             hint = (
                 f"no tensor fits by its name, but the first {len(alike)} shapes do: "
-                "--by-order --partial takes them"
+                "load them with --by-order --partial"
             )
         raise mismatch(source, misfits, hint)
     state = {name: tensor.detach().clone() for name, tensor in model_state.items()}
@@ -176,15 +176,16 @@ def fit(
 def by_order(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], source: str, partial: bool = False
 ) -> dict[str, Tensor]:
-    """Match tensors by their order: for the same network with other names.
+    """Match tensors by their order, for the same network with other names.
 
-    The shapes cannot prove that it is the same network: one that concatenates its maps in another order has
-    equal shapes. Counters of batches are left out where only one of the two has them.
+    Equal shapes do not prove that the networks are the same: one that concatenates its maps in another order
+    has the same shapes. Batch counters are left out if only one side has them.
 
     Args:
         ours, theirs: the tensors of the model and of the file.
-        source: of the tensors, for messages.
-        partial: match up to the first tensor of another shape, as of a backbone; the rest keeps its names.
+        source: the tensors' source, for messages.
+        partial: match tensors up to the first one of another shape, as for a backbone; the others keep their
+            names.
     """
     names, others = list(ours), list(theirs)
     if len(names) != len(others):
@@ -202,7 +203,7 @@ def by_order(
 
 
 def leading(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, str]:
-    """Match names by order up to the first two whose shapes differ; counters of batches are left out."""
+    """Match names by order up to the first pair of different shapes, without batch counters."""
     both = zip(_without_counters(ours), _without_counters(theirs), strict=False)
     return dict(takewhile(lambda pair: _compatible(ours[pair[0]], theirs[pair[1]]), both))
 
@@ -277,5 +278,5 @@ def _both(name: str, theirs: Tensor, ours: Tensor) -> str:
 
 
 def shape_of(tensor: Tensor) -> str:
-    """Write a shape as ``64×3×3×3``, or ``scalar``."""
+    """Format a tensor's shape as ``64×3×3×3``, or ``scalar``."""
     return "×".join(str(side) for side in tensor.shape) or "scalar"

@@ -1,4 +1,4 @@
-"""Weights of other projects: reads several kinds of files as tensors by name, without running their code.
+"""Reader of other projects' weights: several kinds of files, as tensors by name, without running code.
 
 :mod:`~rankless.models.checkpoints.unwrapping` finds the weights in the content, and
 :mod:`~rankless.models.checkpoints.fit` matches their names to a model.
@@ -33,12 +33,13 @@ _ALONE = "save only the weights in the software that made it: torch.save(model.s
 def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     """Read the weights in a checkpoint of another project.
 
-    The kind of file is detected by its content: ``torch.save`` (today's, or before version 1.6), or
-    safetensors. Nothing in it is run, and its claims are compared with its size before memory is allocated.
+    The kind of file is detected by its content: ``torch.save`` (the current format, or the one before version
+    1.6), or safetensors. No code in the file is run, and the sizes that it claims are compared with its own
+    size before memory is allocated.
 
     Args:
         path: the file.
-        key: the entry that holds the weights, such as ``model`` or ``ema.module``; chosen by default.
+        key: the entry that holds the weights, such as ``model`` or ``ema.module``; by default it is searched.
     """
     path = Path(path)
     if reading.is_folder(path):
@@ -67,10 +68,10 @@ def _content(path: Path, file: IO[bytes]) -> Any:
 
 
 def _from_zip(file: IO[bytes]) -> Any:
-    """Read today's format: a zip archive of one pickle and a record for each storage.
+    """Read the current format: a zip archive of one pickle and a record for each storage.
 
-    The archive is rewritten in memory from the records that Python's zipfile read and that were inspected, so
-    PyTorch's zip reader never sees an archive that two readers could interpret differently.
+    The archive is rewritten in memory from the inspected records that Python's zipfile read, so PyTorch's zip
+    reader never sees an archive that two readers could interpret differently.
     """
     try:
         records, names = _records(file), set[str]()
@@ -101,7 +102,7 @@ def _from_zip(file: IO[bytes]) -> Any:
 
 
 def _records(file: IO[bytes]) -> dict[str, bytes]:
-    """Read the records of an archive by their names in its folder."""
+    """Read an archive's records, by their names inside its folder."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()

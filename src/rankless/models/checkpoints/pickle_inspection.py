@@ -79,7 +79,7 @@ class Inspection:
 
 
 class _Machine:
-    """Pickle's stack machine, for the operations that PyTorch's safe reader supports."""
+    """A stack machine for the pickle operations that PyTorch's safe reader supports."""
 
     def __init__(self, inspection: Inspection) -> None:
         self.inspection = inspection
@@ -159,7 +159,7 @@ class _Machine:
 
     def call(self, _: Any) -> None:
         arguments, function = self.pop(), self.pop()
-        # A foreign object leads to others; go on to name them all.
+        # A foreign object leads to others; continue, so that all of them are named.
         if isinstance(function, Foreign) or (
             isinstance(function, Global)
             and isinstance(arguments, tuple)
@@ -180,7 +180,7 @@ class _Machine:
         self.stack.append(FUNCTIONS[function.name](*arguments))
 
     def make(self, _: Any) -> None:
-        """NEWOBJ, which makes a script's options; no other object of a checkpoint is made."""
+        """Handle NEWOBJ: make a script's options, and a placeholder for any other object."""
         arguments, made = self.pop(), self.pop()
         if isinstance(made, Global) and made.name == NAMESPACE and arguments == ():
             self.stack.append(Options())
@@ -200,7 +200,7 @@ class _Machine:
             if any(not isinstance(key, str) or key.startswith("__") for key in state):
                 raise TypeError("special attributes for options")
             return
-        # A state_dict has an attribute with the versions of its modules. Another one could hide a method.
+        # A state_dict has an attribute with the versions of its modules. Any other could hide a method.
         if not isinstance(target, dict) or not isinstance(state, dict) or set(state) - {"_metadata"}:
             raise TypeError(f"attributes for a {type(target).__name__}")
 

@@ -14,7 +14,7 @@ import torch
 
 from rankless.errors import printable
 
-_LARGEST = 2**60  # integers as keys stay below what Python reduces to equal hashes; sizes stay below 64 bits
+_LARGEST = 2**60  # integer keys below this have different hashes in Python; sizes below this fit into 64 bits
 _LONGEST_KEY = 16
 _STORAGES = {
     "DoubleStorage": torch.float64,
@@ -43,7 +43,7 @@ UNSUPPORTED = {
 
 
 class RefusedFileError(ValueError):
-    """The reason why a file is not read: the rest of a sentence that begins with the file's name."""
+    """A refusal to read a file; its text continues a sentence that begins with the file's name."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Storage:
     """A storage that the pickle refers to.
 
     Attributes:
-        key: its name.
-        dtype: of the values.
+        key: the storage's name.
+        dtype: dtype of the values.
         numel: number of values.
     """
 
@@ -62,7 +62,7 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """Return the size in bytes."""
+        """Size in bytes."""
         return self.numel * self.dtype.itemsize
 
 
@@ -87,18 +87,18 @@ NAMESPACE = "argparse.Namespace"
 
 
 class Options:
-    """An object of that class; nothing in it is looked at."""
+    """A placeholder for a script's options; their values are not read."""
 
 
 def size_of(value: Any) -> int:
-    """Return ``value`` if it is a size or an offset."""
+    """Return ``value`` if it is a valid size or offset; raise an error otherwise."""
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise RefusedFileError(f"is damaged: a size of {printable(repr(value))}")
     return value
 
 
 def key_of(value: Any) -> Any:
-    """Return ``value`` if it is a dict key or set member that is quick to hash and to compare."""
+    """Return ``value`` if it is quick to hash and compare as a dict key or set member; raise otherwise."""
     if isinstance(value, tuple) and len(value) > _LONGEST_KEY:
         raise TypeError("a long tuple as a key")
     for part in value if isinstance(value, tuple) else (value,):
@@ -109,12 +109,12 @@ def key_of(value: Any) -> Any:
 
 
 def dtype_of(name: str) -> torch.dtype | None:
-    """Return the dtype called ``torch.…``."""
+    """Return the dtype called ``name``, such as ``torch.float32``; None if there is none."""
     return _DTYPES.get(name)
 
 
 def storage_dtype(name: str) -> torch.dtype | None:
-    """Return the dtype of the values in a storage class."""
+    """Return the dtype of the values in a storage class; None if the class is unknown."""
     module, _, attribute = name.rpartition(".")
     return _STORAGES.get(attribute) if module in ("torch", "torch.cuda", "torch.storage") else None
 

@@ -1,7 +1,7 @@
 """The tensor names of widely used PyTorch ports of YOLOv3 and YOLOv4, mapped to the networks here.
 
-A port is the same network with other names. What more may differ: the epsilon of its batch norms, the order
-of the numbers that a head predicts for an anchor, and what it does with them.
+A port is the same network with other names. It may also differ in the epsilon of its batch norms, and in the
+order and the use of the numbers that a head predicts for an anchor.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _ROUGH_ANCHORS = (
 
 @dataclass(frozen=True)
 class Port:
-    """A port.
+    """A PyTorch port of a Darknet network.
 
     Attributes:
-        source: its repository.
-        model: the network; empty: any, of a cfg or of a name that is given.
-        modules: the convolutions in the order of ours; gets the network.
-        about: what differs besides the names, for the table of ports.
-        options: for the recipe that is written with the weights.
-        eps: of its batch norms.
-        order: where x, y, width, height and objectness stand among the numbers of an anchor.
-        unused: parts of names of what is stored and never used.
+        source: the port's repository.
+        model: name of the network; empty if the port has any network of a cfg or a name.
+        modules: yields the port's names of a network's convolutions, in the order of our layers.
+        about: differences besides the names, for the table of ports.
+        options: options for the recipe that is written with the weights.
+        eps: epsilon of the batch norms.
+        order: positions of x, y, width, height and objectness among the numbers of an anchor.
+        unused: parts of the names of tensors that are stored but never used.
     """
 
     source: str
@@ -64,13 +64,13 @@ def port_named(name: str) -> Port:
 
 
 def likely_port(state: Mapping[str, Tensor], model: str, ours: Mapping[str, Tensor], network: Network) -> str:
-    """Return the port whose naming fits most tensors of a file; empty if most have our names or fit none.
+    """Return the port whose names fit most of a file's tensors; empty if ours fit as many or none fit half.
 
     Args:
         state: the file's tensors.
-        model: name of the network here.
-        ours: its tensors.
-        network: its layers.
+        model: the network's name here.
+        ours: the network's tensors.
+        network: the network's layers.
     """
     candidates = {"": list(ours)} | {
         name: [theirs for _, theirs in _names(port, network)]
@@ -83,7 +83,7 @@ def likely_port(state: Mapping[str, Tensor], model: str, ours: Mapping[str, Tens
         return len(wanted.keys() & align(wanted, _with_backbone(state, names))[0].keys())
 
     counts = {name: known(names) for name, names in candidates.items()}
-    likely = max(counts, key=counts.__getitem__)  # ours where it is as good
+    likely = max(counts, key=counts.__getitem__)  # ours if it is as good
     return likely if 2 * counts[likely] > len(state) else ""
 
 
@@ -95,17 +95,17 @@ def from_port(
     source: str,
     partial: bool = False,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename a port's tensors and convert what else differs.
+    """Rename a port's tensors and convert their other differences.
 
-    Involutions, which no port has but people add, are found by the shapes of their tensors.
+    No port has involutions, but users add them; they are found by the shapes of their tensors.
 
     Args:
         state: the port's tensors.
         ours: the tensors of the network here, for any number of classes.
         port: the port.
-        network: the layers.
-        source: of the tensors, for messages.
-        partial: rename the names that agree, also those of a backbone alone; leave the others unchanged.
+        network: the network's layers.
+        source: the tensors' source, for messages.
+        partial: rename the tensors whose names agree, also those of a lone backbone; keep the other names.
 
     Returns:
         The tensors by the names here, and notes.
@@ -139,7 +139,7 @@ def from_port(
             tensor = _reordered(tensor, port.order, network)
         renamed[mine] = tensor
     if port.eps != BATCH_NORM_EPS:
-        notes.append(f"the variances are raised by {port.eps - BATCH_NORM_EPS:.2g}, as its batch norms do")
+        notes.append(f"the variances are raised by {port.eps - BATCH_NORM_EPS:.2g} to match its batch norms")
     return renamed, notes
 
 
@@ -172,7 +172,7 @@ def _involutions(ours: Mapping[str, Tensor], network: Network, left: Mapping[str
 
 
 def _names(port: Port, network: Network) -> Iterator[tuple[str, str]]:
-    """Yield each of our names and the port's."""
+    """Yield pairs of our names and the port's."""
     convs = [number for number, layer in enumerate(network.layers) if isinstance(layer, Conv)]
     for number, (conv, norm) in zip(convs, port.modules(network), strict=True):
         mine = f"layers.{network.names[number]}"
@@ -187,7 +187,7 @@ def _reordered(tensor: Tensor, order: tuple[int, ...], network: Network) -> Tens
     """Return a head's kernels or biases (A · (5 + C), …) with the numbers of each anchor in our order."""
     anchors = len(network.heads()[0].mask)  # type: ignore[union-attr]  # ports have anchors
     if tensor.shape[0] % anchors:
-        return tensor  # reported where the shapes are compared
+        return tensor  # reported when the shapes are compared
     channels = tensor.shape[0] // anchors
     rows = [*order, *range(DETECTOR_CHANNELS, channels)]
     shape = (anchors, channels, *tensor.shape[1:])
@@ -195,7 +195,7 @@ def _reordered(tensor: Tensor, order: tuple[int, ...], network: Network) -> Tens
 
 
 def _numbered(conv: str, norm: str) -> Callable[[Network], Iterator[Module]]:
-    """Name modules by the number of the layer, ``{n}``, and of the convolution, ``{k}`` from 1."""
+    """Return a naming by the number of the layer, ``{n}``, and of the convolution, ``{k}`` from 1."""
 
     def modules(network: Network) -> Iterator[Module]:
         convs = [n for n, layer in enumerate(network.layers) if isinstance(layer, Conv)]
@@ -208,7 +208,7 @@ def _numbered(conv: str, norm: str) -> Callable[[Network], Iterator[Module]]:
 
 
 def _block(name: str) -> Module:
-    """Name a convolution and a batch norm inside one module."""
+    """Return the names of a convolution and a batch norm inside one module."""
     return f"{name}.conv", f"{name}.bn"
 
 

@@ -39,8 +39,8 @@ def start_from(
             (or parameters) whose shapes depend on the number of classes: ``("fc", "levels.0.predict")``.
         pretrained: ``model.pretrained``: a weights file, a run (its best weights), any safetensors file with
             the model's keys; ``timm`` for timm's published weights of this classifier; empty does nothing.
-        class_names: of the model; compared with those in the file, if there are any.
-        described: the model in the recipe; compared with the file's where the weights do not fit.
+        class_names: the model's class names; compared with the file's, if it has any.
+        described: the recipe's ``model``; compared with the file's if the weights do not fit.
 
     Returns:
         Messages: the source of the weights, and the tensors that were not loaded.
@@ -88,14 +88,14 @@ def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str
 
 
 def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, tensors: int) -> None:
-    """Raise where it is known why the weights do not fit; a table of their tensors would say less."""
+    """Raise an error that says why the weights do not fit, if known, instead of a table of tensors."""
     what = f"model.pretrained is '{pretrained}'"
     tree = recipe_in(weights_of(Path(pretrained), warn=lambda _: None))
     if tree is None:
         if len(misfits.missing) == tensors:
             raise UserError(
-                f"{what}: none of its tensors is one of '{ours.name}', and no recipe in it says what network "
-                "it holds; give model.name, or make a weights file of it with rankless import"
+                f"{what}: none of its tensors belongs to '{ours.name}', and it contains no recipe that names "
+                "its network; give model.name, or make a weights file of it with rankless import"
             )
         return
     theirs = from_json(json.dumps(tree), f"{pretrained}: the recipe inside").model
@@ -123,7 +123,7 @@ def _short(value: object) -> str:
 
 
 def _of_timm(model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
-    """Return the same as :func:`_of_a_file`; timm's class names are not known."""
+    """Return the same as :func:`_of_a_file`, without class names, which timm does not provide."""
     variant: Any = getattr(model, "variant", None)
     if variant is None:
         raise UserError(
@@ -137,7 +137,7 @@ def _of_timm(model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...], str]
 def _without_other_heads(
     model: nn.Module, theirs: dict[str, Tensor], known: int, wanted: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Replace tensors of a head for other classes by the model's; return their names as well."""
+    """Replace tensors of a head for other classes by the model's; also return their names."""
     if known and known == wanted:  # a head that does not fit is then a different head
         return theirs, []
     ours = model.state_dict()

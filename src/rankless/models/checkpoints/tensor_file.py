@@ -1,8 +1,8 @@
 """safetensors files with checksums; damage is reported in a sentence.
 
-A file with metadata contains a checksum of everything else, so it can be checked wherever it is copied to: a
-CRC-32, which finds damage at a fraction of what SHA-256 costs. That one, for ``SHA256SUMS``, is computed
-once, of what is read back.
+A file with metadata contains a checksum of everything else, so a copy can be checked anywhere. The checksum
+is a CRC-32, which finds damage at a fraction of the cost of SHA-256. The SHA-256 for ``SHA256SUMS`` is
+computed once, from the data read back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rankless.runs.trained_weights import not_safetensors
 CHECKSUM = "crc32"
 """The key of the checksum in the metadata."""
 OLD_CHECKSUM = "sha256"
-"""The key of an earlier version, whose files are read."""
+"""The key of the checksum in files of an earlier version, which can still be read."""
 _CHUNK = 1 << 20  # bytes read back at a time
 _LONGEST_HEADER = 100_000_000  # bytes; the limit of the library
 
@@ -41,13 +41,14 @@ def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] |
 
     The library writes metadata in the order of a randomly seeded hash table, so equal weights would give
     different files, and it does not report a full disk as an OSError. So the header is written here: its keys
-    are sorted, and the tensors are aligned because the widest come first. It is written last, because it
-    holds a checksum of what follows it; so each tensor is copied once where it does not lie as in the file.
+    are sorted, and the tensors are aligned because the widest come first. The header is written last, because
+    it holds a checksum of the tensors. A tensor is copied only if its memory layout differs from the file's.
 
     Args:
         path: the file, which is overwritten in place.
         state: tensors of any shape, device and layout; shared memory is written once per tensor.
-        metadata: text to text; a checksum of everything in the file is added. None writes neither.
+        metadata: text entries by name; a checksum of the file is added. None writes no metadata and no
+            checksum.
 
     Returns:
         The SHA-256 of the file.
@@ -63,7 +64,7 @@ def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] |
         header["__metadata__"] = dict(metadata)
     check = of_header = zlib.crc32(_encoded(header))
     with path.open("wb", buffering=0) as file:
-        _write_all(file, _head(header, check))  # of the right length
+        _write_all(file, _head(header, check))  # a placeholder of the right length
         for name in widest_first:
             part = raw(state[name]).data
             check = zlib.crc32(part, check)
@@ -76,7 +77,7 @@ def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] |
 
 
 def _head(header: Mapping[str, Any], check: int) -> bytes:
-    """The bytes before the tensors, with the checksum where there is metadata."""
+    """Return the bytes before the tensors, with the checksum if there is metadata."""
     if (metadata := header.get("__metadata__")) is not None:
         header = {**header, "__metadata__": {**metadata, CHECKSUM: f"{check:08x}"}}
     encoded = _encoded(header)
@@ -91,7 +92,7 @@ def _write_all(file: IO[bytes], content: bytes | memoryview) -> None:
 
 
 def _read_back(path: Path, head: bytes, before: int, check: int) -> str:
-    """The SHA-256 of the file."""
+    """Compare the file with the data that was written; return its SHA-256."""
     buffer = memoryview(bytearray(_CHUNK))
     with path.open("rb", buffering=0) as file:
         found = file.read(len(head))
@@ -105,14 +106,14 @@ def _read_back(path: Path, head: bytes, before: int, check: int) -> str:
 
 
 def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and metadata of a safetensors file, whoever wrote it.
+    """Read tensors and metadata of a safetensors file, written by any program.
 
-    It is read completely: a mapped file that shrinks kills the process. The content is compared with the
-    checksum in ``SHA256SUMS`` beside it, else with the one in its header.
+    The file is read completely, not mapped: a mapped file that shrinks kills the process. The content is
+    compared with the checksum in ``SHA256SUMS`` beside it, else with the one in its header.
 
     Args:
         path: the file.
-        checked: the checksum has just been compared and is not compared again.
+        checked: skip the comparison, because the checksum has just been compared.
     """
     try:
         content = reading.read_bytes(path)
@@ -128,7 +129,7 @@ def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[
         state = safetensors.torch.load(content)
     except Exception as error:  # SafetensorError, KeyError, TypeError …, depending on the damage
         raise UserError(f"{path}: is not a readable weights file: {_reason(path, content, error)}") from None
-    # The library has checked the header: where there is metadata, it is text to text.
+    # The library has checked the header: the metadata, if any, maps text to text.
     header, data = _split(content)
     metadata: dict[str, str] = header.get("__metadata__") or {}
     ours = metadata.get("format", "").startswith("rankless ")
@@ -157,7 +158,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 
 def _checksum(kind: str, header: Mapping[str, Any], data: memoryview) -> str:
-    """Compute a checksum of a header without it, and of the tensors' bytes."""
+    """Compute the checksum of a header, which does not contain it yet, and of the tensors' bytes."""
     if kind == CHECKSUM:
         return f"{zlib.crc32(data, zlib.crc32(_encoded(header))):08x}"
     sha = hashlib.sha256(_encoded(header))

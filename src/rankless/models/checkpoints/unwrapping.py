@@ -1,7 +1,7 @@
-"""Finds the weights in the content of a checkpoint.
+"""Search for the weights in the content of a checkpoint.
 
 Trainers save the weights beside the optimizer, the epoch and an average of the weights, under various names.
-Nothing here is specific to a kind of file.
+The search does not depend on the kind of file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from rankless.errors import counted, printable
 from rankless.models.checkpoints.pickle_values import RefusedFileError
 
-# In the order of preference: the average is usually what was evaluated.
+# In order of preference: usually the averaged weights were evaluated.
 _AVERAGED = (
     "ema",
     "model_ema",
@@ -39,7 +39,7 @@ _PLAIN = (
     "weights",
     "params",
 )
-_NEVER = ("optim", "sched", "scaler", "amp", "loss", "criterion")  # prefixes of what is not a model
+_NEVER = ("optim", "sched", "scaler", "amp", "loss", "criterion")  # prefixes of entries that are not models
 _TRAINING = {
     "the optimizer's state": ("optimizer", "optimizer_state_dict", "optimizer_states", "optim", "opt"),
     "the epoch": ("epoch", "epochs", "last_epoch"),
@@ -56,7 +56,7 @@ class Checkpoint:
     Attributes:
         state: tensors by the file's names, on the CPU; floating point in float32.
         facts: sentences about the file.
-        seen: number of images it was trained on, where the file says it.
+        seen: number of images they were trained on; 0 if the file does not say.
     """
 
     state: dict[str, Tensor]
@@ -69,9 +69,8 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
 
     Args:
         content: nested dicts with tensors somewhere.
-        key: the entry that holds the weights, dotted if nested; None to choose: averaged weights before
-            others.
-        size: of the file in bytes, which limits the size of its tensors.
+        key: the entry that holds the weights, dotted if nested; None to choose one, averaged weights first.
+        size: size of the file in bytes, which limits the size of its tensors.
     """
     if isinstance(content, Tensor) or not isinstance(content, Mapping):
         raise RefusedFileError(
@@ -104,7 +103,7 @@ def _makers(content: Mapping[Any, Any]) -> list[str]:
 
 
 def _of_training(content: Mapping[Any, Any]) -> list[str]:
-    """Say what of a training beside the weights is left out: the optimizer's state and the epoch."""
+    """Describe the parts of a training checkpoint that are not imported: optimizer state and epoch."""
     left = [
         f"{what} under '{name}'"
         for name in map(str, content)
@@ -116,11 +115,11 @@ def _of_training(content: Mapping[Any, Any]) -> list[str]:
     epoch = next(
         (content[name] for name in _TRAINING["the epoch"] if isinstance(content.get(name), int)), None
     )
-    past = f" less the {counted(epoch, 'epoch')} it has" if epoch and not isinstance(epoch, bool) else ""
+    past = f" minus the {counted(epoch, 'epoch')} it has had" if epoch and not isinstance(epoch, bool) else ""
     return [
-        f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} left out: a training from these weights "
-        f"begins at epoch 0 with a new optimizer; give it the epochs that are left (epochs{past}), "
-        "schedule.warmup=0 and the learning rate it had reached as optim.lr"
+        f"{' and '.join(left)} {'is' if len(left) == 1 else 'are'} left out: training from these weights "
+        f"begins at epoch 0 with a new optimizer; set epochs to the remaining number (epochs{past}), "
+        "schedule.warmup=0, and optim.lr to the learning rate it had reached"
     ]
 
 
@@ -143,7 +142,7 @@ def _others(content: Mapping[Any, Any]) -> str:
 
 
 def _next(node: Mapping[Any, Any], facts: list[str], trail: str) -> str | None:
-    """Return the entry of ``node`` that holds the weights, or None if the node does."""
+    """Return the entry of ``node`` that holds the weights, or None if the node itself holds them."""
     dicts = [name for name in _with_weights(node) if isinstance(name, str)]
     chosen = next((name for name in _AVERAGED + _PLAIN if name in dicts), None)
     if chosen is not None:

@@ -33,8 +33,8 @@ class Weights:
     Attributes:
         state: parameters and buffers by the bare model's names, on the CPU.
         recipe: the recipe they were trained with.
-        class_names: a name per class id; empty where the task has none.
-        extra: all other entries, text to text.
+        class_names: a name per class id; empty if the task has no classes.
+        extra: all other metadata, as text by key.
     """
 
     state: dict[str, Tensor]
@@ -56,10 +56,10 @@ def save(
     Args:
         path: the file, which is overwritten in place; for an atomic write, write beside it and rename.
         state: tensors of any shape, device and layout.
-        recipe: of the training.
+        recipe: the recipe of the training.
         class_names: a name per class id.
-        extra: more texts, under other keys than ``format``, ``recipe``, ``class_names``, ``crc32`` and
-            ``sha256``.
+        extra: additional metadata, under keys other than ``format``, ``recipe``, ``class_names``, ``crc32``
+            and ``sha256``.
 
     Returns:
         The SHA-256 of the file.
@@ -81,7 +81,7 @@ def load(path: Path, *, checked: bool = False) -> Weights:
 
     Args:
         path: the file.
-        checked: the checksum has just been compared and is not compared again.
+        checked: skip the comparison, because the checksum has just been compared.
     """
     state, metadata = read(path, checked=checked)
     written = metadata.get("format")
@@ -128,10 +128,10 @@ def digest(state: Mapping[str, Tensor]) -> str:
     It does not depend on device, memory layout or file format; every bit of every tensor changes it.
 
     Raises:
-        UserError: it is no state dict.
+        UserError: ``state`` is not a state dict.
     """
     if not isinstance(state, Mapping):
-        raise UserError(f"{state!r}: expected a state dict; of a file it is rankless.digest_file(path)")
+        raise UserError(f"{state!r}: expected a state dict; for a file, use rankless.digest_file(path)")
     sha = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name]
@@ -142,10 +142,10 @@ def digest(state: Mapping[str, Tensor]) -> str:
 
 
 def digest_file(path: Text) -> str:
-    """Compute the :func:`digest` of the tensors in a safetensors file, whoever wrote it.
+    """Compute the :func:`digest` of the tensors in a safetensors file, written by any program.
 
     Raises:
-        UserError: no such file, or it cannot be read.
+        UserError: the file is missing or cannot be read.
     """
     path = Path(path)
     if path.is_dir():
