@@ -1,4 +1,4 @@
-"""Classifiers that torchvision and timm build, freshly initialized; nothing is downloaded."""
+"""Classifiers that torchvision and timm build, freshly initialized, and timm's published weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def build_resnet(
             of stride 1, without pooling, as is usual for images of 32 pixels; the names in its state do not
             change.
         classes: number of classes.
-        activation: replaces every ReLU. Not PReLU: a block calls one module two or three times, so that these
-            calls would share the slope.
-        dropout: fraction of the pooled features dropped before the last layer. It adds no key to the state.
+        activation: the activation that replaces every ReLU; not PReLU, because a block calls one module two
+            or three times, and these calls would share its slope.
+        dropout: fraction of the pooled features dropped before the last layer; adds no key to the state.
     """
     if activation == "prelu":
         raise ValueError("a ResNet's blocks would share their PReLUs")
@@ -35,7 +35,7 @@ def build_resnet(
     net: Any = build(weights=None, num_classes=classes)
     if name.endswith(CIFAR):
         net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # as all the others
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # like all others
         net.maxpool = nn.Identity()
     if activation != "relu":
         for module in list(net.modules()):
@@ -54,7 +54,7 @@ class TimmFacts:
 
     Attributes:
         size: published (height, width) of the input in pixels.
-        fixed: whether it is built for a single size of the input.
+        fixed: whether the model accepts only a single size of the input.
         mean, std: published normalization per channel, for images in 0..1.
         classes: number of classes of the published weights.
         source: the paper, or the origin of the weights.
@@ -110,7 +110,7 @@ def build_timm(
     """Build timm's model ``name``, without pretrained weights.
 
     Args:
-        name: in timm.
+        name: the model's name in timm.
         classes: number of classes.
         dropout: timm's ``drop_rate``, before the last layer.
         size: (height, width) of the input in pixels, if it is not the published one.
@@ -150,7 +150,7 @@ def _three(values: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def timm_weights(name: str) -> dict[str, Tensor]:
-    """Return the published weights of timm's model ``name`` by name; downloaded if needed."""
+    """Return the published weights of timm's model ``name``, which is downloaded if needed."""
     import timm
 
     timm_facts(name)

@@ -48,12 +48,12 @@ class Classifier:
     """A published classifier, or one of its variants.
 
     Attributes:
-        name: what ``model.name`` calls it.
+        name: value of ``model.name``.
         source: the paper.
         side: published side of the square input in pixels.
         classes: number of classes it was published for.
         mean, std: the network expects (image - mean) / std per channel, for images in 0..1.
-        densenet: its options, if it is a DenseNet.
+        densenet: options of a DenseNet; None for other classifiers.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Classifier:
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters, with :attr:`classes`."""
+        """Number of parameters, with :attr:`classes` classes."""
         return self._work[0]
 
     @property
     def gflops(self) -> float:
-        """Return 10⁹ operations for one image of :attr:`side`; a multiply-accumulate counts as two."""
+        """Number of 10⁹ operations for one image of :attr:`side`; a multiply-accumulate counts as two."""
         return self._work[1]
 
     @cached_property
@@ -116,7 +116,7 @@ _ALL = (
     *(_densenet(name, variant) for name, variant in densenet.PUBLISHED.items()),
 )
 CLASSIFIERS: dict[str, Classifier] = {chosen.name: chosen for chosen in _ALL}
-"""All named classifiers; every ``timm/NAME`` is available too."""
+"""All named classifiers; every ``timm/NAME`` is also available."""
 
 
 def variant(model: model_kinds.ModelKeys) -> Classifier:
@@ -124,7 +124,7 @@ def variant(model: model_kinds.ModelKeys) -> Classifier:
     if cfg := getattr(model, "cfg", ""):
         where = "a cfg's text" if "\n" in cfg else f"'{cfg}'"
         raise UserError(
-            f"'model.cfg' is {where}, and task is 'classify', but cfg files are read for detectors alone; "
+            f"'model.cfg' is {where}, and task is 'classify', but cfg files are read only for detectors; "
             "expected a classifier's name in model.name, such as darknet53 or resnet18"
         )
     chosen = classifier_named(model.name)
@@ -181,9 +181,9 @@ def _refuse_giant(chosen: Classifier, model: model_kinds.ModelKeys, classes: int
 
 
 def backbone_modules(model: nn.Module) -> list[nn.Module]:
-    """Return everything but the head: the largest modules of a classifier without parts of the head.
+    """Return the largest modules of a classifier that contain no part of its head.
 
-    Parameters of a module that contains the head (a vision transformer's class token) belong to none of them.
+    Parameters of a module around the head (such as a vision transformer's class token) are in none of them.
     """
     head_names: Any = model.head_names  # set by _build
     heads = tuple(head_names)

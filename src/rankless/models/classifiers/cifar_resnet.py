@@ -1,4 +1,4 @@
-"""The residual networks of CIFAR (He et al., 2016, "Deep Residual Learning for Image Recognition", 4.2).
+"""Residual networks for CIFAR (He et al., 2016, "Deep Residual Learning for Image Recognition", 4.2).
 
 Three stages of 16, 32 and 64 channels. Where a stage begins, the shortcut skips every second pixel and adds
 channels of zeros (option A), so it has no parameters.
@@ -19,9 +19,9 @@ class Block(nn.Module):
     """Two 3×3 convolutions and a shortcut without parameters.
 
     Args:
-        channels_in, channels: of the input and of the output.
-        stride: of the first convolution.
-        activation: behind each norm, the second one behind the sum.
+        channels_in, channels: channels of the input and of the output.
+        stride: stride of the first convolution.
+        activation: activation after the first norm and after the sum.
     """
 
     def __init__(self, channels_in: int, channels: int, stride: int, activation: Activation) -> None:
@@ -44,12 +44,12 @@ class Block(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """A residual network of 6n + 2 layers for images of some 32 pixels.
+    """A residual network of 6n + 2 layers for images of about 32 pixels.
 
     Args:
         depth: one of :data:`DEPTHS`.
         classes: number of classes.
-        activation: behind each norm.
+        activation: activation after the first convolution and in every block.
         dropout: fraction of the pooled features dropped before the last layer.
     """
 

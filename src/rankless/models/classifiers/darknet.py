@@ -1,6 +1,6 @@
 """Darknet-53 and CSPDarknet-53 as classifiers: the backbones of YOLOv3 and YOLOv4 with a linear layer.
 
-The layers have the numbers, and so the tensors the names, that they have in the detectors.
+Layers have the same numbers, and so tensors the same names, as in the detectors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NETWORKS = {"darknet53": yolov3, "cspdarknet53": yolov4}
 
 
 def backbone(name: str, activation: Activation | None = None) -> Network:
-    """Return the layers of one of :data:`NETWORKS`, with another activation if one is given."""
+    """Return the backbone of one of :data:`NETWORKS`, with another activation if one is given."""
     whole = NETWORKS[name]()
     count = whole.backbone
     network = replace(whole, layers=whole.layers[:count], names=whole.names[:count])

@@ -26,14 +26,14 @@ class Variant:
     """A DenseNet.
 
     Attributes:
-        blocks: layers in each dense block; between two blocks a transition halves the resolution.
+        blocks: number of layers in each dense block; a transition between two blocks halves the resolution.
         growth: channels that each layer adds (k).
         stem: ``imagenet``, a 7×7 convolution with stride 2 and 3×3 max pooling with stride 2, which divides
             the resolution by 4, or ``small``, a 3×3 convolution that keeps it; either has 2k channels.
         compression: fraction of the channels after a transition (θ).
-        bottleneck: each layer has a 1×1 convolution to 4k channels before its 3×3.
+        bottleneck: whether each layer has a 1×1 convolution to 4k channels before its 3×3 convolution.
         separable: whether and how the layers' 3×3 convolutions are depthwise-separable.
-        first: channels of the stem; None: 2k.
+        first: channels of the stem; None means 2k.
     """
 
     blocks: tuple[int, ...]
@@ -46,7 +46,7 @@ class Variant:
 
     @property
     def least_side(self) -> int:
-        """Return the smallest input side in pixels that leaves one pixel for the last block."""
+        """Smallest input side in pixels that leaves one pixel for the last block."""
         factor: int = 2 ** (len(self.blocks) - 1)  # by which the transitions divide the resolution
         return factor if self.stem == "small" else 4 * (factor - 1) + 1
 
@@ -68,7 +68,7 @@ class Variant:
         if len(self.blocks) != _CIFAR_BLOCKS:
             raise UserError(
                 f"'model.densenet.depth' is {depth}, which only CIFAR's DenseNets have, such as "
-                "densenet-40-12; the name says it for ImageNet's: densenet121, 161, 169 or 201"
+                "densenet-40-12; for ImageNet's it is in the name: densenet121, 161, 169 or 201"
             )
         convolutions = 2 if bottleneck else 1
         layers, left = divmod(depth - 4, _CIFAR_BLOCKS * convolutions)
@@ -83,7 +83,7 @@ class Variant:
         return (layers,) * _CIFAR_BLOCKS
 
 
-# Without bottlenecks three blocks of (L - 4) / 3 layers, behind a stem of 16 channels.
+# Without bottlenecks: three blocks of (L - 4) / 3 layers after a stem of 16 channels.
 _PLAIN_40_12 = Variant(
     blocks=(12, 12, 12), growth=12, stem="small", compression=1.0, bottleneck=False, first=16
 )
@@ -104,10 +104,10 @@ PUBLISHED = {
 
 
 class SeparableConv(nn.Module):
-    """A depthwise 3×3 convolution, then a 1×1: replaces a 3×3 convolution of stride 1.
+    """A depthwise 3×3 and a 1×1 convolution that together replace a 3×3 convolution of stride 1.
 
     Args:
-        channels_in, channels: of the input and of the output.
+        channels_in, channels: channels of the input and of the output.
         options: the dilation, and whether there is a batch norm between the two.
     """
 
@@ -127,7 +127,7 @@ class SeparableConv(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """Norm, activation, 1×1 convolution (the bottleneck); norm, activation, 3×3 convolution."""
+    """Norm, activation and 1×1 convolution (the bottleneck, if any); norm, activation, 3×3 convolution."""
 
     def __init__(self, channels: int, variant: Variant, activation: Activation, dropout: float) -> None:
         super().__init__()
@@ -159,8 +159,8 @@ class DenseBlock(nn.Sequential):
 
     Args:
         layers: number of layers.
-        channels: of the input.
-        variant, activation, dropout: see :class:`DenseLayer`.
+        channels: channels of the input.
+        variant, activation, dropout: see :class:`DenseNet`.
     """
 
     def __init__(
@@ -190,15 +190,15 @@ class Transition(nn.Sequential):
 
 
 class DenseNet(nn.Module):
-    """A DenseNet classifier for one device.
+    """A DenseNet classifier.
 
     Convolutions have no bias and are initialized as in He et al. (2015), "Delving Deep into Rectifiers".
 
     Args:
-        variant: its options.
+        variant: the network's options.
         classes: number of classes.
-        activation: after every norm; each PReLU has a separate slope.
-        dropout: fraction of each layer's new features that is dropped, not of those passed on.
+        activation: activation after every norm; each PReLU has a separate slope.
+        dropout: fraction dropped of each layer's new features; the features of earlier layers are kept.
     """
 
     def __init__(
