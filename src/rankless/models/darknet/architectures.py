@@ -126,14 +126,14 @@ def yolov4_tiny(*, levels: int = 2) -> Network:
 def scaled_yolov4(
     channels: Sequence[int], blocks: Sequence[int], *, depth: int, pyramid_depth: int, side: int
 ) -> Network:
-    """Build YOLOv4-csp or a larger variant: cross-stage partial in the necks too (Wang et al., 2021).
+    """Build YOLOv4-csp or a larger variant, with cross-stage partial necks (Wang et al., 2021).
 
     Args:
-        channels: of the backbone's five stages.
-        blocks: residual blocks of the last four of them.
+        channels: channels of the backbone's five stages.
+        blocks: number of residual blocks in each of the last four stages.
         depth: pairs of convolutions in each block of the necks.
-        pyramid_depth: pairs after the spatial pyramid.
-        side: of the published input in pixels.
+        pyramid_depth: pairs of convolutions after the spatial pyramid.
+        side: side of the published input in pixels.
     """
     b = Builder("mish")
     b.conv(32, 3)
@@ -185,7 +185,7 @@ def _darknet53(b: Builder) -> list[int]:
 def _csp_stage(b: Builder, channels: int, blocks: int, *, squeezes: bool = False) -> int:
     """Add a cross-stage partial stage: half the width bypasses the blocks.
 
-    The first stage of YOLOv4 ``squeezes``: both paths have the full width, and its block half of it inside.
+    The first stage of YOLOv4 ``squeezes``: both paths have the full width, which its block halves inside.
     """
     width = channels if squeezes else channels // 2
     down = b.conv(channels, 3, 2)

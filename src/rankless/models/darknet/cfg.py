@@ -1,8 +1,8 @@
-"""Darknet's cfg files: read into a :class:`~rankless.models.darknet.network.Network`.
+"""Reader of Darknet's cfg files, into a :class:`~rankless.models.darknet.network.Network`.
 
-The network and its loss are read; how it was trained (the schedule and augmentation in ``[net]``) belongs to
-the recipe, and such keys are ignored. A section or a key that changes what the network computes and that is
-not supported is reported with its name and line. Defaults are those of Darknet's parser.c.
+The network and its loss are read. Keys about training (the schedule and augmentation in ``[net]``) are
+ignored, because they belong to the recipe. An unsupported section or key that changes the network's output is
+reported with its name and line. Defaults are those of Darknet's parser.c.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _BOX_LOSSES = ("mse", *SIMILARITIES)
 
 
 class LayerReader(OptionReader):
-    """Turns one section at a time into a layer.
+    """A reader that turns one section at a time into a layer.
 
     Attributes:
-        layers: of the sections before.
-        shapes: of their outputs.
+        layers: layers of the earlier sections.
+        shapes: output shapes of these layers.
         nms: how boxes are compared when duplicates are removed.
-        classes: of the heads so far; None without any.
+        classes: number of classes of the earlier heads; None before the first head.
     """
 
     def __init__(self, name: str) -> None:
@@ -78,7 +78,7 @@ class LayerReader(OptionReader):
         return self._kernel(filters, self.integer("groups", 1, 1, MOST_CHANNELS))
 
     def _depthwise(self) -> net.Conv:
-        """Build the layer of forks that have MobileNets: one kernel per input channel."""
+        """Read the depthwise layer of forks with MobileNets: one kernel per input channel."""
         channels = self.shapes[-1].channels if self.shapes else 3  # of the image
         return self._kernel(channels, channels)
 
@@ -241,7 +241,7 @@ SECTIONS: dict[str, Callable[[LayerReader], net.Layer]] = {
 
 
 MOST_LAYERS = 2000
-# Keys of [convolutional] and others that change what is computed and are not supported.
+# Unsupported keys of [convolutional] and other sections that change the output.
 _UNSUPPORTED = frozenset({
     "antialiasing", "assisted_excitation", "bin_output", "binary", "coordconv", "deform", "flipped",
     "maxpool_depth", "out_channels", "reverse", "rotate", "share_index", "stretch", "stretch_sway", "sway",
@@ -255,9 +255,10 @@ class Cfg:
 
     Attributes:
         network: the network.
-        letterbox: images preserve their aspect ratio; else they are stretched, which is Darknet's default.
+        letterbox: whether images keep their aspect ratio; otherwise they are stretched, as by default in
+            Darknet.
         nms: how boxes are compared when duplicates are removed.
-        notes: sentences about options that are ignored.
+        notes: sentences about ignored options.
     """
 
     network: net.Network
@@ -284,7 +285,7 @@ def read_cfg(source: str) -> Cfg:
 
 
 class _Reader(LayerReader):
-    """Turns sections into a network; collects problems on the way."""
+    """A reader that turns sections into a network and collects problems."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(name)
@@ -293,7 +294,7 @@ class _Reader(LayerReader):
         self.unknown = False  # after an unknown layer, shapes that do not fit are not reported
 
     def read(self) -> Cfg:
-        """Read the whole file."""
+        """Read all sections; raise an error that lists all problems."""
         sections = list(self.sections(self.text))
         self._raise()
         if not sections or sections[0].name not in ("net", "network"):
@@ -318,7 +319,7 @@ class _Reader(LayerReader):
         return net.Network(tuple(self.layers), names, size, self._backbone(), self.classes or 1, loss)
 
     def _backbone(self) -> int:
-        """Count the layers up to the coarsest map's last residual block or pooling, else half of them."""
+        """Count the layers up to the last shortcut on the coarsest map, else its first layer, else half."""
         coarsest = max((shape.stride or 0 for shape in self.shapes), default=0)
         first_head = next(n for n, layer in enumerate(self.layers) if isinstance(layer, net.Yolo))
         before = [n for n in range(first_head) if (self.shapes[n].stride or 0) == coarsest]

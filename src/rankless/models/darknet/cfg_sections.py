@@ -14,9 +14,9 @@ class Section:
     """One ``[name]`` section with its options; reading an option marks it as used.
 
     Attributes:
-        name: without brackets, in lower case.
-        line: its first line, from 1.
-        options: key to value and line.
+        name: the section's name without brackets, in lower case.
+        line: number of the section's first line, from 1.
+        options: value and line of each key.
         used: keys that were read.
     """
 
@@ -27,11 +27,11 @@ class Section:
 
 
 class OptionReader:
-    """Reads the options of one section at a time; collects problems.
+    """A reader of one section's options at a time, which collects problems.
 
     Attributes:
-        problems: sentences with name and line.
-        section: the current one.
+        problems: sentences with the file's name and the line.
+        section: the current section.
     """
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ class OptionReader:
         self.problems.append(f"{self.name}:{line or self.section.line}: {sentence}")
 
     def sections(self, text: str) -> Iterator[Section]:
-        """Yield every section of a text; report lines that are neither section nor option."""
+        """Yield every section of a text; report lines that are neither a section nor an option."""
         section: Section | None = None
         for number, raw in enumerate(text.splitlines(), 1):
             line = "".join(raw.split("#")[0].split(";")[0].split())
@@ -76,7 +76,7 @@ class OptionReader:
         return self.section.options.get(key, (default, 0))[0]
 
     def integer(self, key: str, default: int, least: int, most: int) -> int:
-        """Read a whole number; report a problem and return the default otherwise."""
+        """Read an integer; if it is invalid, report a problem and return the default."""
         text = self.word(key, str(default))
         try:
             value = int(float(text)) if len(text) < 20 else None
@@ -89,7 +89,7 @@ class OptionReader:
         return value
 
     def number(self, key: str, default: float, least: float = 0.0, most: float = 1e9) -> float:
-        """Read a number; report a problem and return the default otherwise."""
+        """Read a number; if it is invalid, report a problem and return the default."""
         (value,) = self.numbers(key, str(default), count=1) or (default,)
         if not least <= value <= most:
             self.report(
@@ -100,7 +100,7 @@ class OptionReader:
         return value
 
     def numbers(self, key: str, default: str, count: int | None = None) -> tuple[float, ...]:
-        """Read comma-separated numbers; report a problem and return none otherwise."""
+        """Read comma-separated numbers; if one is invalid, report a problem and return an empty tuple."""
         text = self.word(key, default)
         try:
             values = tuple(float(part) for part in text.split(",") if part)

@@ -1,4 +1,4 @@
-"""Write a :class:`~rankless.models.darknet.network.Network` as a Darknet cfg file."""
+"""Writer of a :class:`~rankless.models.darknet.network.Network` as a Darknet cfg file."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def write_cfg(
     nms: Literal["iou", "diou"] = "iou",
     foreign: bool = False,
 ) -> str:
-    """Write a cfg, which :func:`rankless.models.darknet.cfg.read_cfg` reads back.
+    """Return the text of a cfg, which :func:`rankless.models.darknet.cfg.read_cfg` reads back.
 
     Args:
-        network: without anchor-free heads and PReLU.
+        network: a network without anchor-free heads and PReLU.
         letterbox, nms: see :class:`rankless.models.darknet.cfg.Cfg`.
-        foreign: Darknet and OpenCV have to read it, so there is no ``[involution]``.
+        foreign: whether Darknet and OpenCV must be able to read it, so that ``[involution]`` is refused.
     """
     height, width = network.size
     lines = [
@@ -112,5 +112,5 @@ def _yolo(layer: net.Yolo, classes: int, nms: Literal["iou", "diou"]) -> dict[st
 
 
 def _back(layers: tuple[int, ...], number: int) -> str:
-    """Write layer numbers relative to layer ``number``."""
+    """Format layer numbers relative to layer ``number``."""
     return ",".join(str(layer - number) for layer in layers)

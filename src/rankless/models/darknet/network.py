@@ -17,18 +17,18 @@ from rankless.models.heads.yolo.codec import HeadLoss, YoloHead
 from rankless.models.layers import Activation
 
 IMAGE = -1
-"""The number of the network's input, beside those of the layers, which count from 0."""
+"""The number of the network's input; layers are numbered from 0."""
 PublishedLoss = Literal["yolov3", "yolov4", "anchor-free"]
 DETECTOR_CHANNELS = 5  # tx, ty, tw, th, objectness
 
 
 @dataclass(frozen=True)
 class Conv:
-    """``[convolutional]``: without a bias if it has batch norm.
+    """A ``[convolutional]`` layer, without a bias if it has batch norm.
 
     Attributes:
-        filters: output channels.
-        size, stride, dilation, groups: of the kernel.
+        filters: number of output channels.
+        size, stride, dilation, groups: size, stride, dilation and groups of the kernel.
         padding: pixels on each side, before dilation; None keeps the size at stride 1.
     """
 
@@ -43,13 +43,13 @@ class Conv:
 
     @property
     def pixels(self) -> int:
-        """Return the padding on each side in pixels."""
+        """Padding on each side in pixels."""
         return (self.size // 2 if self.padding is None else self.padding) * self.dilation
 
 
 @dataclass(frozen=True)
 class MaxPool:
-    """``[maxpool]``; ``padding`` pixels in total, the smaller half on the left and top."""
+    """A ``[maxpool]`` layer with ``padding`` pixels in total, the smaller half on the left and top."""
 
     size: int
     stride: int
@@ -58,12 +58,12 @@ class MaxPool:
 
 @dataclass(frozen=True)
 class AveragePool:
-    """``[avgpool]``: one number per channel."""
+    """An ``[avgpool]`` layer: one number per channel."""
 
 
 @dataclass(frozen=True)
 class Upsample:
-    """``[upsample]``: repeats every pixel ``stride`` × ``stride`` times and multiplies by ``scale``."""
+    """An ``[upsample]`` layer: repeats pixels ``stride`` × ``stride`` times and multiplies by ``scale``."""
 
     stride: int = 2
     scale: float = 1.0
@@ -71,7 +71,7 @@ class Upsample:
 
 @dataclass(frozen=True)
 class Route:
-    """``[route]``: concatenates layers, or the channel group ``group`` of ``groups`` of each."""
+    """A ``[route]`` layer: concatenates layers, or channel group ``group`` of ``groups`` of each layer."""
 
     layers: tuple[int, ...]
     groups: int = 1
@@ -80,7 +80,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Shortcut:
-    """``[shortcut]``: the layer before plus others; if channel counts differ, the common ones are added."""
+    """A ``[shortcut]`` layer: adds layers to the layer before, in the channels that they have in common."""
 
     layers: tuple[int, ...]
     activation: Activation = "linear"
@@ -88,7 +88,7 @@ class Shortcut:
 
 @dataclass(frozen=True)
 class Multiply:
-    """``[scale_channels]`` and ``[sam]``: a layer times the one before, which may be 1 × 1 pixels."""
+    """A ``[scale_channels]`` or ``[sam]`` layer: a layer times the one before, which may be 1 × 1 pixels."""
 
     layer: int
     activation: Activation = "linear"
@@ -97,7 +97,7 @@ class Multiply:
 
 @dataclass(frozen=True)
 class Dropout:
-    """``[dropout]`` of ``whole`` channels or of single values."""
+    """A ``[dropout]`` layer, which drops ``whole`` channels or single values."""
 
     probability: float
     whole: bool = False
@@ -105,14 +105,17 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Involution:
-    """Kernels computed from the pixels, shared by the 16 channels of a group (Li et al., 2021)."""
+    """An involution: kernels computed from the pixels, shared by 16 channels each (Li et al., 2021)."""
 
     size: int
 
 
 @dataclass(frozen=True)
 class Yolo:
-    """``[yolo]``: the layer before is a head; see :class:`~rankless.models.heads.yolo.codec.YoloHead`."""
+    """A ``[yolo]`` layer: a head whose predictions are the output of the layer before.
+
+    See :class:`~rankless.models.heads.yolo.codec.YoloHead`.
+    """
 
     anchors: tuple[tuple[float, float], ...]
     mask: tuple[int, ...]
@@ -124,7 +127,7 @@ class Yolo:
 
 @dataclass(frozen=True)
 class AnchorFree:
-    """An anchor-free head: :class:`~rankless.models.heads.anchor_free.layers.AnchorFreeHeadLayers`."""
+    """An anchor-free head; see :class:`~rankless.models.heads.anchor_free.layers.AnchorFreeHeadLayers`."""
 
     bins: int = 0
     activation: Activation = "swish"
@@ -148,7 +151,7 @@ Layer = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer's output: channels, and pixels of the input per pixel of it (None: 1 × 1 pixels)."""
+    """A layer's output shape: channels, and input pixels per output pixel (None for 1 × 1 pixels)."""
 
     channels: int
     stride: Fraction | None
@@ -160,10 +163,10 @@ class Network:
 
     Attributes:
         layers: in the order of computation.
-        names: of the layers in weights files: the number of a published layer, or a word for an inserted
-            one, so that the others do not change.
+        names: the layers' names in weights files: the number of a published layer, or a word for an inserted
+            one, so that the other names do not change.
         size: published (height, width) of the input in pixels.
-        backbone: number of first layers that form the backbone.
+        backbone: number of leading layers that form the backbone.
         classes: number of classes.
         loss: the loss it was published with.
     """
@@ -218,7 +221,7 @@ class Network:
 
     @property
     def anchors(self) -> tuple[tuple[float, float], ...]:
-        """Return (width, height) in pixels of all heads' anchors; empty without any."""
+        """Anchors of all heads, (width, height) in pixels; empty if there are none."""
         return next((layer.anchors for layer in self.layers if isinstance(layer, Yolo)), ())
 
     def predictors(self) -> tuple[int, ...]:
@@ -243,7 +246,7 @@ def shape(layer: Layer, read: Sequence[Shape]) -> Shape:
 
 
 class Builder:
-    """Builds a network layer by layer; every method returns the number of its last layer."""
+    """A builder of networks; methods that add layers return the number of the last layer."""
 
     def __init__(self, activation: Activation = "leaky") -> None:
         self.layers: list[Layer] = []
@@ -251,7 +254,7 @@ class Builder:
 
     @property
     def last(self) -> int:
-        """Return the number of the last layer."""
+        """Number of the last layer."""
         return len(self.layers) - 1
 
     def add(self, layer: Layer) -> int:

@@ -75,9 +75,9 @@ def with_anchors(network: Network, anchors: Anchors, per_head: int | None = None
     """Replace the anchors, in pixels of the input.
 
     Args:
-        network: with ``[yolo]`` heads.
+        network: a network with ``[yolo]`` heads.
         anchors: (width, height) in pixels of the input.
-        per_head: how many anchors each head takes, the first ones on the finest map; None keeps the masks.
+        per_head: number of anchors per head, the first ones on the finest map; None keeps the masks.
     """
     shapes = network.shapes()
     by_stride = sorted(_heads(network), key=lambda number: shapes[number].stride or 0)
@@ -119,7 +119,7 @@ def with_dropout(network: Network, probability: float) -> Network:
 
 
 def with_anchor_free_heads(network: Network, bins: int) -> Network:
-    """Replace the heads by anchor-free ones, including 3×3 convolutions that only a head reads."""
+    """Replace the heads, and 3×3 convolutions that only they read, by anchor-free heads."""
     dropped: set[int] = set()
     renamed: dict[int, tuple[Layer, str]] = {}
     for number in _heads(network):
@@ -155,7 +155,7 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
 
 
 def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces: bool = False) -> Network:
-    """Insert layers before others, which then read them; with ``replaces``, so do all later readers."""
+    """Insert layers before others, which then read them; ``replaces`` also redirects later readers."""
     layers: list[Layer] = []
     names: list[str] = []
     index = {IMAGE: IMAGE}

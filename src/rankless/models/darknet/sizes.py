@@ -9,7 +9,7 @@ _FLOAT = 4  # bytes
 
 
 def parameters(network: Network) -> int:
-    """Count the values in the convolutions and their norms, nearly all of a network's."""
+    """Count the values in the convolutions and their norms, which are nearly all of a network's values."""
     shapes, count = network.shapes(), 0
     for number, layer in enumerate(network.layers):
         if isinstance(layer, Conv):
@@ -23,7 +23,7 @@ def outputs(network: Network, size: tuple[int, int]) -> list[int]:
     """Count the output values of each convolution for one image.
 
     Args:
-        network: the layers.
+        network: the network's layers.
         size: (height, width) of the image in pixels.
     """
     counts = []
