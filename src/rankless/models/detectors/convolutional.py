@@ -33,7 +33,7 @@ from rankless.structures import DetectionBatch, LossSum
 OBJECTNESS_PRIOR = 0.01
 
 Criterion = Callable[[Any, Any, DetectionBatch], LossSum]
-"""Computes the loss of raw outputs, described by the heads."""
+"""A function that computes the loss from the raw outputs, the heads and the batch."""
 
 
 def criterion_of(network: net.Network, options: loss_kinds.LossKeys) -> Criterion:
@@ -46,7 +46,7 @@ def criterion_of(network: net.Network, options: loss_kinds.LossKeys) -> Criterio
 
 
 class Route(nn.Module):
-    """Concatenates maps, or one group of the channels of each."""
+    """A concatenation of maps, or of one channel group of each."""
 
     def __init__(self, groups: int, group: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Route(nn.Module):
 
 
 class Shortcut(nn.Module):
-    """Adds maps; if their channel counts differ, only the common channels."""
+    """A sum of maps; if their channel counts differ, only the common channels are added."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Shortcut(nn.Module):
 
 
 class Multiply(nn.Module):
-    """Multiplies a map by another, which may have a single pixel."""
+    """A product of a map and another map, which may have a single pixel."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Multiply(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Repeats every pixel and multiplies the map by a constant."""
+    """An upsampling that repeats every pixel and multiplies the map by a constant."""
 
     def __init__(self, factor: int, scale: float) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Upsample(nn.Module):
 
 
 class AveragePool(nn.Module):
-    """Averages each channel."""
+    """An average of each channel."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool (B, C, H, W) to (B, C, 1, 1)."""
@@ -115,12 +115,12 @@ class DetectionModel(nn.Module):
     """A :class:`~rankless.models.detectors.protocol.Detector` made of Darknet's layers.
 
     Args:
-        network: what to build.
-        criterion: its loss; the published one by default.
+        network: the network to build.
+        criterion: the network's loss; by default the published one.
         momentum: momentum of the batch norms' running statistics, as PyTorch defines it.
 
     Attributes:
-        network: as given.
+        network: the network that was built.
         heads: descriptions of the outputs, in order.
         head_names: prefixes of the names of all parameters that depend on the number of classes.
     """
@@ -254,7 +254,7 @@ def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) 
 
 @torch.no_grad()
 def _set_priors(predict: nn.Conv2d, classes: int) -> None:
-    """Initialize with small weights and the bias of the priors."""
+    """Initialize with small weights, and with biases that give the prior probabilities."""
     nn.init.normal_(predict.weight, std=0.01)
     class_prior = 1 / max(classes, 2)
     bias = torch.zeros(predict.out_channels // (5 + classes), 5 + classes)

@@ -33,7 +33,7 @@ class DarknetModel(Published):
     """A named network.
 
     Attributes:
-        network: builds its description, for COCO's 80 classes.
+        network: builds the network's description, for COCO's 80 classes.
         anchor_free: whether it has anchor-free heads in place of the published ones.
     """
 
@@ -87,7 +87,7 @@ class DarknetSpec:
         return sizes.outputs(network(self.model, classes=1), size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's section with the text of the cfg file in place of its path."""
+        """Return the recipe's ``model`` with the text of the cfg file in place of its path."""
         model = self.model
         if not isinstance(model, model_kinds.YoloModel) or not model.cfg or "\n" in model.cfg:
             return model
@@ -106,7 +106,7 @@ def network(model: model_kinds.ModelKeys, classes: int) -> Network:
     """Build the network's description.
 
     Args:
-        model: the recipe's section; its ``anchors`` are resolved: ``default`` or pairs.
+        model: the recipe's ``model``; its ``anchors`` are resolved: ``default`` or pairs.
         classes: number of classes.
     """
     cfg = model.cfg if isinstance(model, model_kinds.YoloModel) else ""
@@ -130,7 +130,7 @@ def network(model: model_kinds.ModelKeys, classes: int) -> Network:
 
 
 def _with_anchors(made: Network, model: model_kinds.YoloModel) -> Network:
-    """Replace the anchors by the recipe's; an unresolved ``kmeans`` gives as many of 1 × 1 pixel."""
+    """Replace the anchors by the recipe's; an unresolved ``kmeans`` gives anchors of 1 × 1 pixel."""
     heads = len(made.predictors())
     per_head = None if model.num_anchors == "auto" else model.num_anchors
     wanted = per_head * heads if per_head else len(made.anchors)

@@ -1,6 +1,6 @@
 """The interface of a detector for the task ``detect`` and the zoo.
 
-A new kind of detector is one page that builds modules with these methods, and one line in the zoo.
+A new kind of detector needs a module that builds detectors with these methods, and one line in the zoo.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rankless.recipe import model_kinds
 from rankless.structures import DetectionBatch, LossSum
 
 CANDIDATES = 3000
-"""Number of best candidates per image that reach NMS, whose cost grows with its square."""
+"""Number of best candidates per image that reach NMS; the cost of NMS grows with its square."""
 
 
 class Detector(Protocol):
@@ -56,11 +56,12 @@ class Detector(Protocol):
 
 @dataclass(frozen=True)
 class Exports:
-    """What an exported file of a detector can do.
+    """Capabilities of a detector's exported file.
 
     Attributes:
-        any_shape: take any number of images of any size; otherwise its anchors are computed for one shape.
-        problem: why PyTorch cannot trace the detector; empty if it can.
+        any_shape: whether it takes any number of images of any size; otherwise its anchors are computed for
+            one shape.
+        problem: the reason why PyTorch cannot trace the detector; empty if it can.
     """
 
     any_shape: bool = True
@@ -72,8 +73,8 @@ class DetectorSpec(Protocol):
 
     Attributes:
         size: published (height, width) of the input in pixels.
-        anchors: (width, height) in pixels of the anchors that a recipe may replace; empty without any.
-        exports: what an exported file of it can do.
+        anchors: (width, height) in pixels of the anchors that a recipe may replace; empty if there are none.
+        exports: capabilities of its exported file.
     """
 
     @property
@@ -94,7 +95,7 @@ class DetectorSpec(Protocol):
         ...
 
     def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's section with the text of files in place of their paths."""
+        """Return the recipe's ``model`` with the text of files in place of their paths."""
         ...
 
 
@@ -103,7 +104,7 @@ class Published:
     """A named detector.
 
     Attributes:
-        source: its paper and origin.
+        source: the detector's paper and origin.
         classes: number of classes as published.
     """
 

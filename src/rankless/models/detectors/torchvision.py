@@ -1,6 +1,6 @@
-"""torchvision's detectors by name: built by torchvision, freshly initialized; nothing is downloaded.
+"""torchvision's detectors by name, built by torchvision and freshly initialized; nothing is downloaded.
 
-:mod:`rankless.models.detectors.torchvision_modules` says how they differ from torchvision's.
+:mod:`rankless.models.detectors.torchvision_modules` describes how they differ from torchvision's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PREFIX = "torchvision/"
 
 
 def _built(name: str, classes: int, **options: Any) -> nn.Module:
-    """Return torchvision's network; ``classes`` as torchvision counts them, with or without background."""
+    """Return torchvision's network; ``classes`` includes the background if torchvision counts it."""
     from torchvision.models import detection  # takes as long to import as torch does
 
     network: nn.Module = getattr(detection, name)(
@@ -45,12 +45,12 @@ def _fcos(classes: int) -> TorchvisionDetector:
     from torchvision.models.detection.fcos import FCOSHead
 
     class CountingHead(FCOSHead):  # type: ignore[misc]  # torchvision has no types
-        """Also returns the number of positives, by which its loss is divided."""
+        """A head that also returns the number of positives, by which its loss is divided."""
 
         def compute_loss(
             self, targets: Any, head_outputs: Any, anchors: Any, matched_idxs: list[Tensor]
         ) -> dict[str, Tensor]:
-            """Return scalars: the parts of the loss and the number of positives; matches are (A,) each."""
+            """Return the parts of the loss and the number of positives, all scalars, from matches (A,)."""
             means = super().compute_loss(targets, head_outputs, anchors, matched_idxs)
             return {**means, "positives": (torch.stack(matched_idxs) >= 0).sum()}
 
@@ -74,9 +74,10 @@ class TorchvisionModel(Published):
     """A named detector.
 
     Attributes:
-        make: builds it for a number of classes.
-        size: (height, width) in pixels; for the larger ones the shorter side of torchvision's input.
-        untraceable: why PyTorch cannot export it; empty if it can.
+        make: builds the detector for a number of classes.
+        size: (height, width) of the input in pixels; for the larger models, the shorter side of torchvision's
+            input.
+        untraceable: the reason why PyTorch cannot export the detector; empty if it can.
     """
 
     make: Callable[[int], TorchvisionDetector]
@@ -84,7 +85,7 @@ class TorchvisionModel(Published):
     untraceable: str = ""
 
 
-# COCO has 80 classes numbered 1 to 90; torchvision counts the gaps, and with sigmoids the background too.
+# COCO has 80 classes numbered 1 to 90; torchvision counts the gaps, and with sigmoids also the background.
 MODELS: dict[str, TorchvisionModel] = {
     _PREFIX + "retinanet_resnet50_fpn_v2": TorchvisionModel(
         "Lin et al. 2017, torchvision", 91, make=_retinanet
@@ -110,17 +111,17 @@ class TorchvisionSpec:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Return the published (height, width) of the input in pixels."""
+        """Published (height, width) of the input in pixels."""
         return MODELS[self.model.name].size
 
     @property
     def anchors(self) -> tuple[tuple[float, float], ...]:
-        """Return none: torchvision's have fixed sizes and aspect ratios."""
+        """An empty tuple: torchvision's anchors have fixed sizes and aspect ratios."""
         return ()
 
     @property
     def exports(self) -> Exports:
-        """Return what an exported file can do: its anchors are of one shape of input."""
+        """Capabilities of an exported file; its anchors are for a single input shape."""
         return Exports(any_shape=False, problem=MODELS[self.model.name].untraceable)
 
     def build(self, classes: int) -> TorchvisionDetector:
@@ -132,7 +133,7 @@ class TorchvisionSpec:
         return convolution_outputs(lambda: self.build(1), size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's section unchanged."""
+        """Return the recipe's ``model`` unchanged."""
         return self.model
 
 

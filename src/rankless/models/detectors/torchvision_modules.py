@@ -1,7 +1,7 @@
 """torchvision's detectors behind the interface of this project's detectors.
 
-Their layers, anchors, matching and sampling are torchvision's. The differences, so that they train like every
-other model:
+Their layers, anchors, matching and sampling are torchvision's. They differ as follows, so that they train
+like every other model:
 
 - The input is the letterboxed batch, normalized as torchvision does; it is not resized again.
 - A loss is a sum and a count. RetinaNet's and Faster R-CNN's are means within each image, summed over the
@@ -36,7 +36,7 @@ class Dense(NamedTuple):
     """A head's outputs for every anchor.
 
     Attributes:
-        outputs: (B, A, …) each, in float32.
+        outputs: tensors (B, A, …) by name, in float32.
         anchors: xyxy in pixels, (A, 4).
         cells: number of cells of each map.
     """
@@ -50,9 +50,9 @@ class Proposed(NamedTuple):
     """The outputs of Faster R-CNN's first stage, and the inputs of the second.
 
     Attributes:
-        features: maps by their names, (B, 256, h, w).
+        features: feature maps by name, (B, 256, h, w).
         objectness: logits, (B, A).
-        deltas: of the anchors, (B, A, 4).
+        deltas: encoded boxes relative to the anchors, (B, A, 4).
         anchors: xyxy in pixels, (A, 4).
         levels: number of anchors of each map.
         size: (height, width) of the input in pixels.
@@ -67,10 +67,10 @@ class Proposed(NamedTuple):
 
 
 class TorchvisionDetector(nn.Module):
-    """A :class:`~rankless.models.detectors.protocol.Detector` around one of torchvision's.
+    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps one of torchvision's.
 
     Args:
-        network: torchvision's; its parts become parts of this module.
+        network: torchvision's detector; its parts become parts of this module.
         head_names: see the protocol.
         background: whether the first output of the classes is for the background.
     """
@@ -90,7 +90,7 @@ class TorchvisionDetector(nn.Module):
         return [extractor.body if hasattr(extractor, "body") else extractor.features]
 
     def _features(self, images: Tensor) -> dict[str, Tensor]:
-        """Normalize images (B, 3, H, W) in 0..1 as torchvision does; return the maps by their names."""
+        """Normalize images (B, 3, H, W) in 0..1 as torchvision does; return the feature maps by name."""
         transform = self.network.transform
         mean, std = (_constant(numbers, images) for numbers in (transform.image_mean, transform.image_std))
         maps: dict[str, Tensor] = self.network.backbone((images - mean) / std)
@@ -125,7 +125,7 @@ class DenseDetector(TorchvisionDetector):
         return Dense(outputs, anchors, [m.shape[-2] * m.shape[-1] for m in maps.values()])
 
     def _matches(self, targets: list[dict[str, Tensor]], anchors: Tensor) -> list[Tensor]:
-        """Match anchors to truths by IoU; return each anchor's truth, negative without one, (A,)."""
+        """Match anchors to truths by IoU; return each anchor's truth, negative if it has none, (A,)."""
         from torchvision.ops import box_iou
 
         unmatched = torch.full((len(anchors),), -1, dtype=torch.int64, device=anchors.device)
@@ -195,7 +195,7 @@ class SSD(DenseDetector):
 class FasterRCNN(TorchvisionDetector):
     """Faster R-CNN (Ren et al., 2015): one stage proposes boxes, another classifies and refines them.
 
-    Both stages divide by the anchors and proposals that were sampled in an image.
+    The loss of each stage is divided by the number of anchors or proposals sampled in an image.
     """
 
     def forward(self, images: Tensor) -> Proposed:
@@ -218,7 +218,7 @@ class FasterRCNN(TorchvisionDetector):
         )
 
     def decode(self, raw: Proposed) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, P, 4) and scores (B, P, C) of the best ``CANDIDATES``, each of one class."""
+        """Return boxes (B, P, 4) and scores (B, P, C) of the ``CANDIDATES`` best, each of one class."""
         proposals = self._proposals(raw)
         counts = [len(one) for one in proposals]
         logits, deltas = self._second_stage(raw, proposals)
@@ -229,7 +229,7 @@ class FasterRCNN(TorchvisionDetector):
         return torch.stack([b for b, _ in best]), torch.stack([s for _, s in best])
 
     def loss(self, raw: Proposed, batch: DetectionBatch) -> LossSum:
-        """Return the sum over the images of their means, and the number of images, both scalars."""
+        """Return the sum of the images' mean losses, and the number of images, both scalars."""
         from torchvision.models.detection.roi_heads import fastrcnn_loss
 
         rpn, targets = self.network.rpn, self._targets(batch, raw.anchors)

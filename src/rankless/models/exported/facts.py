@@ -1,6 +1,6 @@
-"""The metadata of an exported file: texts by name, which ONNX and OpenVINO files carry.
+"""Metadata of an exported file: text entries by name, which ONNX and OpenVINO files contain.
 
-A program that is not Rankless needs ``preprocessing``, ``class_names`` and ``outputs`` alone.
+Programs other than Rankless need only ``preprocessing``, ``class_names`` and ``outputs``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ class Facts:
     """The metadata of an exported file.
 
     Attributes:
-        recipe: of the weights, with the input's size; its precision is ``fp32`` or ``fp16``, as the file
-            computes.
+        recipe: the weights' recipe, with the input's size and the file's precision, ``fp32`` or ``fp16``.
         class_names: a name per class id.
-        size: (height, width) of the input in pixels, as the images are placed on it.
-        nms: the confidence of the NMS inside; None without NMS.
+        size: (height, width) in pixels of the input on which images are placed.
+        nms: confidence threshold of the built-in NMS; None without NMS.
         digest: SHA-256 of the weights.
-        cropped: the middle of an image is taken (classifiers).
+        cropped: whether the center of an image is cropped (classifiers).
     """
 
     recipe: Recipe
@@ -51,11 +50,11 @@ class Facts:
 
     @property
     def outputs(self) -> Mapping[str, str]:
-        """Return a description of each output by its name."""
+        """Description of each output by name."""
         return _OUTPUTS["nms" if self.nms is not None else self.recipe.task]
 
     def texts(self) -> dict[str, str]:
-        """Return the entries of the file."""
+        """Return the metadata as the text entries of a file."""
         every: dict[str, Any] = {
             "task": self.recipe.task,
             "class_names": list(self.class_names),
@@ -100,7 +99,7 @@ class Facts:
 
 
 def read(texts: Mapping[str, str], source: str) -> Facts:
-    """Read the entries of a file."""
+    """Read the metadata from the text entries of a file."""
     written = texts.get("rankless")
     if written is None:
         raise UserError(

@@ -18,11 +18,11 @@ _CODE = {".torchscript": "TorchScript", ".pt2": "a program of torch.export"}
 
 @dataclass(frozen=True)
 class Exported(Weights):
-    """An exported file in place of weights: ``state`` is empty.
+    """An exported file that is used like weights; its ``state`` is empty.
 
     Attributes:
         path: the file.
-        nms: the confidence of the NMS inside; None without NMS.
+        nms: confidence threshold of the built-in NMS; None without NMS.
         computes: the file's precision, ``fp32`` or ``fp16``.
     """
 
@@ -31,7 +31,7 @@ class Exported(Weights):
     computes: str = "fp32"
 
     def model(self) -> nn.Module:
-        """Return what computes the file."""
+        """Return a module that computes the file."""
         session = SESSIONS[self.path.suffix](self.path)
         classes = len(self.class_names)
         return as_model(
@@ -40,7 +40,7 @@ class Exported(Weights):
 
 
 def is_exported(path: Path) -> bool:
-    """Return whether the file is read as an export, by its ending."""
+    """Check by a file's extension whether it is read as an export; raise an error if it is code."""
     if path.suffix in _CODE:
         raise UserError(
             f"{path}: is {_CODE[path.suffix]}, which is code, and Rankless runs no code out of files; give "
@@ -53,7 +53,7 @@ def load(path: Path) -> Exported:
     """Read an exported file.
 
     Args:
-        path: an ``.onnx``, or the ``.xml`` of OpenVINO.
+        path: an ``.onnx`` file, or the ``.xml`` file of an OpenVINO model.
     """
     session = SESSIONS[path.suffix](path)
     facts = read(session.texts, str(path))
@@ -62,14 +62,14 @@ def load(path: Path) -> Exported:
 
 
 def as_model(session: Session, source: str, *, task: str, classes: int, nms: bool) -> nn.Module:
-    """Return the model of a task that a session computes.
+    """Return a model of a task that computes its outputs with a session.
 
     Args:
-        session: computes the file.
+        session: the session that computes the file.
         source: the file, for messages.
         task: ``detect`` or ``classify``.
         classes: number of classes.
-        nms: whether NMS is inside.
+        nms: whether the file includes NMS.
     """
     if task == "classify":
         return ExportedClassifier(session, source)

@@ -1,4 +1,4 @@
-"""Exported files as models of the tasks: what predicts and evaluates does not know the difference."""
+"""Exported files as models of the tasks, for prediction and evaluation."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rankless.models.exported.sessions import Session
 
 
 class ExportedModel(nn.Module):
-    """A file that computes."""
+    """A module that computes an exported file."""
 
     def __init__(self, session: Session, source: str) -> None:
         super().__init__()
         self.session, self.source = session, source
 
     def outputs(self, images: Tensor) -> list[list[Tensor]]:
-        """Compute images (B, 3, H, W), in parts as large as the file takes; the outputs of each part."""
+        """Compute images (B, 3, H, W) in parts as large as the file takes; return each part's outputs."""
         most, _, height, width = self.session.shape
         given = tuple(images.shape[-2:])
         wanted = (height or given[0], width or given[1])
         if given != wanted:
             raise UserError(
                 f"{self.source}: takes images of {wanted[1]} × {wanted[0]} pixels, not {given[1]} × "
-                f"{given[0]}; leave out what changes the size (model.image_size, evaluate.rectangular, "
+                f"{given[0]}; leave out keys that change the size (model.image_size, evaluate.rectangular, "
                 "evaluate.tta=full), or export it with --any-size"
             )
         array = images.detach().float().cpu().contiguous().numpy()
@@ -47,7 +47,7 @@ class ExportedModel(nn.Module):
             ) from error
 
     def _parts(self, images: np.ndarray[Any, Any], most: int) -> list[np.ndarray[Any, Any]]:
-        """Split a batch; where the file takes a fixed number, the last image fills the last part."""
+        """Split a batch; if the parts have a fixed size, copies of the last image fill the last part."""
         missing = -len(images) % most
         whole = np.concatenate([images, np.repeat(images[-1:], missing, 0)]) if missing else images
         return [whole[first : first + most] for first in range(0, len(whole), most)]
@@ -59,7 +59,7 @@ class ExportedDetector(ExportedModel):
     Args:
         session, source: see :class:`ExportedModel`.
         classes: number of classes.
-        nms: whether NMS is inside.
+        nms: whether the file includes NMS.
     """
 
     head_names: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class ExportedDetector(ExportedModel):
         self.classes, self.nms = classes, nms
 
     def backbone(self) -> Sequence[nn.Module]:
-        """Return nothing: the layers are not known."""
+        """Return an empty list, because the layers are unknown."""
         return []
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,11 +85,11 @@ class ExportedDetector(ExportedModel):
         return self._padded(rows[rows[:, 0] < count], count)
 
     def decode(self, raw: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the outputs of :meth:`forward`, which are decoded."""
+        """Return the outputs of :meth:`forward` unchanged, because they are already decoded."""
         return raw
 
     def _padded(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return detections (N, 7), image by image, as candidates; what only fills scores zero."""
+        """Convert detections (N, 7), image by image, to candidates; padding has a score of zero."""
         numbers = rows[:, 0].long()
         found = numbers.bincount(minlength=count)
         most = max(int(found.max()), 1)
@@ -102,7 +102,7 @@ class ExportedDetector(ExportedModel):
 
 
 class ExportedClassifier(ExportedModel):
-    """A classifier that normalizes images itself; its logits are the logarithms of its probabilities."""
+    """An exported classifier that normalizes images itself; its logits are logarithms of probabilities."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits (B, C) of images (B, 3, H, W) in 0..1."""

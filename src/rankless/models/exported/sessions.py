@@ -1,4 +1,4 @@
-"""The programs that compute exported files: ONNX Runtime and OpenVINO. Both files are data, never code."""
+"""Sessions of ONNX Runtime and OpenVINO that compute exported files, which are data, never code."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Session(Protocol):
     """A file that is ready to compute.
 
     Attributes:
-        texts: its entries, see :mod:`rankless.models.exported.facts`.
-        shape: of the input, (B, 3, H, W); None where any number is allowed.
+        texts: the file's text entries, see :mod:`rankless.models.exported.facts`.
+        shape: shape of the input, (B, 3, H, W); None for a dimension of any size.
     """
 
     texts: Mapping[str, str]
@@ -35,7 +35,7 @@ class Session(Protocol):
 
 
 class OnnxSession:
-    """An ONNX file in ONNX Runtime, on the first GPU where it has a GPU build; see :class:`Session`."""
+    """An ONNX file in ONNX Runtime, on the first GPU if the GPU build is installed; see :class:`Session`."""
 
     def __init__(self, path: Path) -> None:
         runtime = needed("onnxruntime", "onnx", str(path))
@@ -84,11 +84,11 @@ class OpenVinoSession:
 
 
 SESSIONS: dict[str, type[OnnxSession | OpenVinoSession]] = {".onnx": OnnxSession, ".xml": OpenVinoSession}
-"""What computes a file, by its ending."""
+"""Session class by file extension."""
 
 
 def _rt_info(model: Any) -> dict[str, str]:
-    """Return the entries in a model of OpenVINO's."""
+    """Return the text entries of an OpenVINO model."""
     try:
         entries = model.get_rt_info(["rankless"]).astype(dict)
     except RuntimeError:  # there are none

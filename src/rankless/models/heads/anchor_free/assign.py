@@ -45,12 +45,12 @@ class Predicted:
 
     Attributes:
         boxes: xyxy in pixels, (B, P, 4).
-        logits: of the classes, (B, P, C).
+        logits: class logits, (B, P, C).
         points: x and y in pixels, (P, 2).
         strides: pixels per cell at each point, (P,).
         radius: points within this many cells of a truth's center are candidates (task-aligned) even outside
-            the truth. With 1 a truth smaller than a cell has some four candidates at each head, wherever it
-            lies; with 0.5 it has the nearest point.
+            the truth. With 1, a truth smaller than a cell has about four candidates at each head, wherever it
+            lies; with 0.5, it has the nearest point.
     """
 
     boxes: Tensor
@@ -65,11 +65,11 @@ class Targets:
     """The targets of the points.
 
     Attributes:
-        positive: assigned to a truth, (B, P) bool.
-        boxes: of the truth, xyxy in pixels, (B, P, 4); any truth's or zeros where not positive.
-        labels: of the truth, int64, (B, P).
-        quality: target score of that class, 0..1; 0 where not positive, (B, P).
-        weight: of the box in the loss; 0 where not positive, (B, P).
+        positive: whether the point is assigned to a truth, (B, P) bool.
+        boxes: the truth's box, xyxy in pixels, (B, P, 4); arbitrary if not positive.
+        labels: the truth's label, int64, (B, P).
+        quality: target score of that class, 0..1; 0 if not positive, (B, P).
+        weight: weight of the box in the loss; 0 if not positive, (B, P).
     """
 
     positive: Tensor
@@ -84,8 +84,8 @@ def assign(rule: Assignment, predicted: Predicted, truths: Truths) -> Targets:
 
     Args:
         rule: the assignment rule.
-        predicted: (B, P).
-        truths: (B, T); T may be 0.
+        predicted: predictions at (B, P) points.
+        truths: (B, T) truths; T may be 0.
     """
     truths = in_order(truths)
     count, points, _ = predicted.boxes.shape
@@ -124,9 +124,9 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     The candidates of a truth are the points inside it (for a small truth: near its center). Those with the
     highest score^α · IoU^β become positive, ``POINTS_PER_TRUTH`` at most; a point that several truths chose
     is assigned to the one it overlaps most. The weight is the point's metric over that of the truth's best
-    point; the quality is the weight times the truth's best IoU. In the paper it is also the weight. Then a
-    truth that no box overlaps much yet, usually a small one, hardly counts and is learned late or never; and
-    a step with only such truths is divided by almost 0.
+    point; the quality is the weight times the truth's best IoU. In the paper, the quality is also the weight.
+    Then a truth that no box overlaps much yet, usually a small one, hardly counts and is learned late or
+    never; and the loss of a step with only such truths is divided by almost 0.
 
     Args:
         predicted: (B, P).
@@ -184,7 +184,7 @@ _RULES: dict[Assignment, Callable[[Predicted, Truths], Targets]] = {
 
 
 def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
-    """Mark the ``count`` largest values of each row; of equal ones the first.
+    """Mark the ``count`` largest values of each row; of equal values, the first ones.
 
     Args:
         values: (B, T, P).
@@ -228,7 +228,7 @@ def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
 
 
 def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-    """Resolve points that several truths chose: the highest score wins, of equal ones the first.
+    """Resolve points that several truths chose: the highest score wins; of equal scores, the first.
 
     Args:
         chosen: (B, T, P) bool.

@@ -26,12 +26,12 @@ class AnchorFreeHead:
 
     Attributes:
         stride: pixels of the input per cell.
-        bins: 0: a box is the shift of its center from the point and the logarithms of its width and height,
-            all in cells (YOLOX, Ge et al., 2021). A box can lie anywhere, even beside its point, as a
-            small one often must.
-            n: a box is the distances from the point to its left, upper, right and lower side in cells, each
-            the expectation of a distribution over 0, 1, … n - 1 (GFL, Li et al., 2020). Such a box contains
-            its point and extends at most n - 1 cells to each side.
+        bins: with 0, a box is the shift of its center from the point and the logarithms of its width and
+            height, all in cells (YOLOX, Ge et al., 2021). A box can lie anywhere, even beside its point, as
+            small boxes often do.
+            With n, a box is the distances from the point to its left, upper, right and lower side in cells,
+            each the expectation of a distribution over 0, 1, … n - 1 (GFL, Li et al., 2020). Such a box
+            contains its point and extends at most n - 1 cells to each side.
     """
 
     stride: int

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from rankless.models.layers import BATCH_NORM_MOMENTUM, Activation, ConvBlock
 
 # An untrained head predicts few objects (Lin et al., 2017, RetinaNet), so the first steps are not spent on
-# unlearning thousands of false positives,
+# unlearning thousands of false positives.
 CLASS_PRIOR = 0.01
-# and boxes of this many cells wide and high, in the middle of the range of sizes.
+# Its boxes are this many cells wide and high, in the middle of the range of sizes.
 SIZE_PRIOR = 3.0
 # At 320 pixels the heads of the two-level YOLOv4-tiny then add 4 % to its multiplications (14 % with three
 # levels); 96 channels add 9 % (31 %), 128 add 16 % (54 %).
@@ -27,8 +27,8 @@ class AnchorFreeHeadLayers(nn.Module):
         classes: number of classes, at least 1.
         bins: bins of the distances' distributions; 0 predicts the box directly. See
             :class:`~rankless.models.heads.anchor_free.codec.AnchorFreeHead`.
-        hidden: channels of the branches; None is the smaller of ``channels_in`` and ``LARGEST_HIDDEN``.
-        depth: 3×3 convolutions in each branch.
+        hidden: channels of the branches; None means the smaller of ``channels_in`` and ``LARGEST_HIDDEN``.
+        depth: number of 3×3 convolutions in each branch.
         activation: activation of all but the last convolutions.
         momentum: momentum of the batch norms' running statistics, as PyTorch defines it.
         dropout: fraction of the channels dropped before the last convolutions.
@@ -69,7 +69,7 @@ class AnchorFreeHeadLayers(nn.Module):
 
 @torch.no_grad()
 def _set_priors(box: nn.Conv2d, classes: nn.Conv2d, bins: int) -> None:
-    """Initialize with small weights and the biases of the priors."""
+    """Initialize with small weights, and with biases that give the prior scores and sizes."""
     if bins:
         # A geometric distribution whose mean is half the size: a uniform one would give huge boxes.
         fall = math.log(SIZE_PRIOR / (2 + SIZE_PRIOR))

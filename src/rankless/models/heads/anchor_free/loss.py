@@ -34,7 +34,7 @@ from rankless.structures import DetectionBatch, LossSum
 
 @dataclass(frozen=True)
 class AnchorFreeLoss:
-    """The loss with the recipe's options."""
+    """The anchor-free loss with the recipe's options."""
 
     options: loss_kinds.AnchorFreeLoss = field(default_factory=loss_kinds.AnchorFreeLoss)
 
@@ -45,13 +45,13 @@ class AnchorFreeLoss:
 
         Args:
             raw: the model's outputs, one (B, 4 * max(bins, 1) + C, H, W) per head.
-            heads: their heads, in the same order, all with the same number of bins.
+            heads: the heads of these outputs, in the same order, all with the same number of bins.
             batch: the targets; its images are not read.
 
         Returns:
-            The sum over the points; as count the sum of the positives' weights, so that the loss is a mean
-            over positives whatever their number (without any it is 0 and only the classes contribute);
-            the parts ``box``, ``classes`` and, of heads with bins, ``dfl``, which add up to the sum.
+            The sum over the points; the count, which is the sum of the positives' weights, so that the loss
+            is a mean over positives (without positives it is 0, and only the classes contribute); and the
+            parts ``box``, ``classes`` and, for heads with bins, ``dfl``, which add up to the sum.
         """
         numbers, logits, at, strides = _flattened(raw, heads)
         placed = torch.cat(
@@ -78,7 +78,7 @@ class AnchorFreeLoss:
     def _box(self, placed: Tensor, targets: Targets) -> Tensor:
         """Sum weight · (1 - similarity) over the positives: (B, P, 4) -> scalar."""
         positive = targets.positive.unsqueeze(-1)
-        # The others compare a unit box with itself, so that they contribute nothing, not even 0 · infinity.
+        # Other points compare a unit box with itself, so they contribute nothing, not even 0 · infinity.
         unit = _unit_box(placed)
         similarity = boxes.SIMILARITIES[self.options.box_loss](
             torch.where(positive, placed, unit), torch.where(positive, targets.boxes, unit)

@@ -26,8 +26,8 @@ class Matches:
     A slot is one anchor in one cell of one image. Several truths can fall into one slot.
 
     Attributes:
-        hit: truth t is assigned to anchor a of this head, (B, T, A) bool.
-        last: a hit whose slot no later truth takes, so every positive slot has exactly one, (B, T, A) bool.
+        hit: whether truth t is assigned to anchor a of this head, (B, T, A) bool.
+        last: hits whose slot no later truth takes, exactly one per positive slot, (B, T, A) bool.
         columns, rows: the cell of the truth's center, (B, T) int64.
         positive: slots with a truth, (B, A, H, W) bool.
     """
@@ -40,7 +40,7 @@ class Matches:
 
     @property
     def slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return indices into a (B, A, H, W, ...) tensor that broadcast to (B, T, A)."""
+        """Indices into a (B, A, H, W, ...) tensor that broadcast to (B, T, A)."""
         images, _, anchors = self.hit.shape
         device = self.hit.device
         return (
@@ -56,15 +56,15 @@ def assign(
 ) -> Matches:
     """Assign every truth to the cell of its center, and there to anchors of similar shape.
 
-    The anchor is the one of *all* anchors whose shape overlaps the truth's best (the first of equal ones);
-    the head that owns it is responsible. YOLOv4 adds every anchor of the head whose overlap exceeds
-    ``anchor_iou``.
+    The best anchor is the one among *all* anchors with the shape that overlaps the truth's most (the first of
+    equal ones); the head that owns it is responsible. YOLOv4 adds every anchor of the head with an overlap
+    above ``anchor_iou``.
 
     Args:
-        truths: (B, T).
+        truths: (B, T) truths.
         head: the head to match.
-        shape: its height and width in cells.
-        anchor_iou: 1 leaves only the best; None takes the head's value.
+        shape: the head's height and width in cells.
+        anchor_iou: the overlap threshold; 1 leaves only the best anchor, None takes the head's value.
     """
     height, width = shape
     threshold = head.anchor_iou if anchor_iou is None else anchor_iou
@@ -95,7 +95,7 @@ def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
 
 
 def slot_values(values: Tensor, matches: Matches) -> Tensor:
-    """Return the maximum of the values (B, T, A) of a slot's truths, 0 without any: (B, A, H, W)."""
+    """Return each slot's maximum (B, A, H, W) of its truths' values (B, T, A); 0 without a truth."""
     if not values.shape[1]:
         return values.new_zeros(matches.positive.shape)  # there is no maximum of no values
     width = matches.positive.shape[-1]

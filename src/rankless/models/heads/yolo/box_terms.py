@@ -22,8 +22,8 @@ def squared_error(
 ) -> Tensor:
     """Sum (2 - w·h) · (BCE of x and y + ½ squared error of tw and th); w and h are normalized.
 
-    Where the head's sizes use σ too (``new_coords``), their error is the cross-entropy as well: either way
-    the gradient on an offset is its distance from the target.
+    If the head's sizes also use σ (``new_coords``), their error is also the cross-entropy. In both cases, the
+    gradient on an offset is its distance from the target.
 
     Args:
         offsets: raw predictions of the slots, (B, T, A, 4).
@@ -93,12 +93,12 @@ def placed(offsets: Tensor, head: YoloHead, matches: Matches) -> Tensor:
 def clipped(function: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Tensor:
     """Compute ``function(x)``, a scalar, with the gradient on ``x`` clipped to ±limit, and 0 if not finite.
 
-    Clipping precedes whatever the result is multiplied by later: scaling the loss scales the gradient.
+    Clipping precedes any later factor on the result, so scaling the loss scales the gradient.
 
     Args:
         function: maps a tensor of the shape of ``x`` to a scalar.
-        x: of any shape.
-        limit: of each element of the gradient.
+        x: a tensor of any shape.
+        limit: limit of each element of the gradient.
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
         return function(x)
@@ -107,7 +107,7 @@ def clipped(function: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Te
 
 
 class _Clipped(torch.autograd.Function):
-    """Computes the gradient in the forward pass, before it is multiplied by anything."""
+    """A function with a gradient that is computed and clipped in the forward pass, before any factor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor], limit: float) -> Tensor:

@@ -20,7 +20,7 @@ BoxLoss = Literal["mse", BoxSimilarity]
 
 @dataclass(frozen=True)
 class HeadLoss:
-    """The published training parameters of one head; None is the default of the loss.
+    """The published training parameters of one head; None means the default of the loss.
 
     Attributes:
         box, objectness, classes: factors on the parts; Darknet's ``iou_normalizer``, ``obj_normalizer`` and
@@ -54,9 +54,9 @@ class YoloHead:
         mask: indices of this layer's anchors, in the order of its channels.
         stride: pixels of the input per cell.
         scale_xy: Darknet's ``scale_x_y``, with which a center can reach the border of its cell.
-        new_coords: width and height are ``(2σ(t))²`` anchors instead of ``exp(t)``.
-        anchor_iou: Darknet's ``iou_thresh``: an anchor of this layer whose shape matches a truth by more is
-            positive too; 1 leaves only the best of all anchors.
+        new_coords: whether width and height are ``(2σ(t))²`` times the anchor's, instead of ``exp(t)`` times.
+        anchor_iou: Darknet's ``iou_thresh``: anchors of this layer with a larger IoU with a truth's shape are
+            also positive; 1 leaves only the best of all anchors.
         loss: this layer's published training parameters.
     """
 

@@ -4,9 +4,9 @@ Both count the objectness of every cell, ignore negatives that overlap a truth w
 cross-entropies over the classes of the positive slots. They differ in the box term and in which negatives are
 ignored. Everything is computed in float32, whatever the precision of the network.
 
-For heads with ``new_coords`` the objectness and classes are cross-entropies too, as in the implementation of
-Scaled-YOLOv4 (Wang, Bochkovskiy and Liao, 2021). Darknet propagates the same differences through σ, so there
-they are half squared errors of the probabilities.
+For heads with ``new_coords``, the objectness and classes are also cross-entropies, as in the implementation
+of Scaled-YOLOv4 (Wang, Bochkovskiy and Liao, 2021). Darknet propagates the same differences through σ, so its
+losses are half squared errors of the probabilities.
 
 Sources: YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 (Bochkovskiy, Wang and Liao, 2020), Darknet's yolo_layer.c.
 """
@@ -66,8 +66,8 @@ class YoloLoss:
     """The loss with the recipe's options; ``auto`` takes the value of each head, or the published one.
 
     Attributes:
-        options: of the recipe. The target of ``quality-focal`` for a positive is its IoU with its truth, the
-            best of several.
+        options: the recipe's loss options. With ``quality-focal``, the target of a positive is its IoU with
+            its truth, or the highest IoU if it has several truths.
         published: the loss the model was published with, to which the values of the heads belong.
     """
 
@@ -76,7 +76,7 @@ class YoloLoss:
 
     @property
     def name(self) -> Name:
-        """Return which of the two losses this is."""
+        """Name of the loss: the recipe's, or the published one if the recipe's is ``cfg``."""
         return self.published if self.options.name == "cfg" else self.options.name
 
     def __call__(self, raw: Sequence[Tensor], heads: Sequence[YoloHead], batch: DetectionBatch) -> LossSum:
@@ -84,12 +84,12 @@ class YoloLoss:
 
         Args:
             raw: the model's outputs, one (B, A * (5 + C), H, W) per head.
-            heads: their heads, in the same order.
+            heads: the heads of these outputs, in the same order.
             batch: the targets; its images are not read.
 
         Returns:
             The sum over the images, the number of images, and the parts ``box``, ``objectness`` and
-            ``classes``, which add up to the sum; of several heads also those of each, such as ``P3/box``.
+            ``classes``, which add up to the sum; with several heads also each head's, such as ``P3/box``.
         """
         sums = [self._head(one, head, batch) for one, head in zip(raw, heads, strict=True)]
         box, objectness, classes = (torch.stack(part).sum() for part in zip(*sums, strict=True))
@@ -144,7 +144,7 @@ class YoloLoss:
 
     @property
     def _anchor_iou(self) -> float | None:
-        """Return the threshold of the anchors; YOLOv3 uses only the best one."""
+        """IoU above which more anchors are positive; 1 for the best one only, None for each head's value."""
         if self.name == "yolov3" or isinstance(self.options, loss_kinds.Yolov3Loss):
             return 1.0
         return None if self.options.anchor_iou == "auto" else self.options.anchor_iou
@@ -152,7 +152,7 @@ class YoloLoss:
     def _box(
         self, offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, settings: Settings
     ) -> Tensor:
-        """Compute the box term; of truths in one slot YOLOv3 counts the last, YOLOv4 every one."""
+        """Compute the box term; if truths share a slot, YOLOv3 counts the last and YOLOv4 all of them."""
         counted = matches.last if self.name == "yolov3" else matches.hit
         if settings.box_loss == "mse":
             return settings.box * squared_error(offsets, head, truths, matches, counted)
@@ -176,7 +176,7 @@ class YoloLoss:
         matches: Matches,
         settings: Settings,
     ) -> Tensor:
-        """Sum over the cells that are positive or not ignored."""
+        """Sum the objectness loss over the slots that are positive or not ignored."""
         logits, positive = cells[..., 4], matches.positive
         with torch.no_grad():
             overlap, near = self._near(cells, head, truths, settings.ignore)
@@ -207,7 +207,7 @@ class YoloLoss:
 
 
 def _levels(heads: Sequence[YoloHead]) -> list[str]:
-    """Return the level of each head, as in P3 for 8 pixels per cell; its number where two share one."""
+    """Return each head's level, such as P3 for 8 pixels per cell, or its number if heads share a level."""
     levels = [f"P{head.stride.bit_length() - 1}" for head in heads]
     return levels if len(set(levels)) == len(levels) else [f"head{n}" for n in range(1, len(levels) + 1)]
 
