@@ -231,7 +231,7 @@ def test_pytorchs_own_formats_compute_the_same_and_are_not_run_by_us(
     with torch.no_grad():
         np.testing.assert_allclose(module(seen).numpy(), wanted, rtol=1e-5, atol=1e-4)
         assert len(module(batch(5))) > len(wanted), "any number of images"
-    with pytest.raises(UserError, match=r"which is code, and Rankless runs no code out of files; give the"):
+    with pytest.raises(UserError, match=r"is code, and Rankless .* code .* files; give the"):
         predict(path, ["digits:val:0"], out=tmp_path / "found")
 
 
@@ -460,7 +460,7 @@ def test_files_that_cannot_be_exported_or_read_are_errors(
     strange = onnx.load(exported["raw"])
     del strange.metadata_props[:]
     onnx.save(strange, tmp_path / "strange.onnx")
-    with pytest.raises(UserError, match=r"strange\.onnx: says nothing about its classes"):
+    with pytest.raises(UserError, match=r"strange\.onnx: .* classes .*rankless export"):
         predict(tmp_path / "strange.onnx", ["digits:val:0"])
     small_classifier(tmp_path / "classes.safetensors")
     with pytest.raises(UserError) as caught:

@@ -175,7 +175,7 @@ def test_all_errors_come_at_once() -> None:
     [
         (HEAD, r"begins with \[convolutional\] in line 2: expected a Darknet cfg file"),
         ("[net]\n", r"has no \[yolo\] section"),
-        (NET + HEAD.replace("filters=21", "filters=20"), "needs 21 filters in the layer before"),
+        (NET + HEAD.replace("filters=21", "filters=20"), "needs 21 filters"),
         (NET + HEAD + "new_coords=1\n", "expected logistic with new_coords=1"),
         (NET + HEAD.replace("mask=0,1,2", "mask=0,1,3"), "expected numbers of the 3 anchors"),
         (NET + "channels=1\n" + HEAD, "expected 3, color images"),

@@ -142,8 +142,8 @@ def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
     assert refused.value.problems == (
         f"model.pretrained is '{tmp_path}/w.safetensors', which holds another network (13 missing, 1 "
         "unexpected, 0 of another shape): model.name is 'yolov4-tiny', 'yolov4-tiny-3l' in the file; "
-        "model.width is 1.0, 0.5 in the file; leave these keys out to take the network in the file, or "
-        "model.pretrained for an untrained one, or give weights of this one",
+        "model.width is 1.0, 0.5 in the file; leave these keys out to use the network in the file, leave "
+        "model.pretrained out to start untrained, or give weights that fit",
     )
     with pytest.raises(UserError, match=r"model\.name is 'resnet18', 'yolov4") as refused:
         start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, ResnetModel(name="resnet18"))

@@ -124,7 +124,7 @@ def ciou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _angle(w: Tensor, h: Tensor) -> Tensor:
-    """Compute atan(w / h), with a finite gradient where both are 0."""
+    """Compute atan(w / h), with a finite gradient if both are 0."""
     return torch.atan2(w.clamp(min=_SMALLEST), h.clamp(min=_SMALLEST))
 
 

@@ -40,7 +40,7 @@ _NEEDS = ("avx2", "fma", "bmi2")
 
 
 def flags() -> frozenset[str]:
-    """Return the processor's features by Linux's names; empty if they are unknown."""
+    """Return the names that Linux gives to the processor's features; empty if they are unknown."""
     return frozenset(_cpuinfo().get("flags", "").split())
 
 
@@ -89,7 +89,7 @@ def variables(cpu_isa: str) -> dict[str, str]:
 
 
 def refuse_unable(cpu_isa: str) -> None:
-    """Raise if this processor lacks the instruction set.
+    """Raise an error if this processor lacks the instruction set.
 
     Raises:
         UserError: names the missing features.

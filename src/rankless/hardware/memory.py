@@ -15,7 +15,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int:
-    """Return the bytes that this process may still allocate, by the machine, the container and its limits."""
+    """Return the bytes that machine, container and process limits still let this process allocate."""
     return max(0, min(_limits(), default=sys.maxsize))
 
 

@@ -34,7 +34,7 @@ def resolve(precision: Precision, device: torch.device, cpu_isa: str = "native")
     """
     if device.type == "cpu" and cpu_isa != "native" and precision in _DTYPES:
         raise UserError(
-            f"precision is '{precision}', which cpu_isa '{cpu_isa}' does not compute; use precision=fp32, or "
+            f"precision is '{precision}', which cpu_isa '{cpu_isa}' does not support; use precision=fp32, or "
             "cpu_isa=native"
         )
     if precision != "auto":
@@ -51,7 +51,7 @@ def dtype_of(precision: str) -> torch.dtype:
 
 @contextmanager
 def autocast(precision: str, device: torch.device) -> Iterator[None]:
-    """Run the forward pass inside with this precision; parameters and their gradients stay float32."""
+    """Run the enclosed forward pass in this precision; parameters and their gradients stay float32."""
     dtype = _DTYPES.get(precision)
     if dtype is None:  # fp32 and tf32 are process-wide settings: engine/settings.py
         yield

@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when its parent dies, however that happens (Linux).
+    """Make the kernel kill this process when its parent dies, however that happens (Linux).
 
     Args:
         parent: id of the process that started this one. If that process has already died, this one exits at

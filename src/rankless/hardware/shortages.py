@@ -54,7 +54,7 @@ def shared_memory_shortage() -> UserError:
 
 
 def _is_semaphore(error: BaseException) -> bool:
-    """Check for a failed semaphore: Python's are also in /dev/shm, and the error names no file."""
+    """Check whether Python failed to create a semaphore in /dev/shm; the error names no file."""
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename:
         return False
     trace = error.__traceback__

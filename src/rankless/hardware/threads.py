@@ -20,7 +20,7 @@ def set_threads(count: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run the operations of the calling thread inside with one thread, as in a loader process."""
+    """Run enclosed operations of the calling thread with one thread, as in a loader process."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield

@@ -27,7 +27,7 @@ class Listed:
         classes: number of classes it was published for.
         size: (height, width) of its input in pixels.
         parameters: number of learned parameters.
-        gflops: 10⁹ operations per image; a multiply-add counts as two.
+        gflops: operations per image, in 10⁹; a multiply-accumulate counts as two.
         source: the model's paper or origin.
     """
 

@@ -158,7 +158,7 @@ def _load(file: IO[bytes]) -> Any:
     except Exception as error:  # UnpicklingError, RuntimeError, TypeError …, depending on the content
         first = str(error).strip().partition("\n")[0]
         raise RefusedFileError(
-            f"is not read by PyTorch's safe reader ({printable(first, 200)}); {_ALONE}"
+            f"cannot be read by PyTorch's safe reader ({printable(first, 200)}); {_ALONE}"
         ) from None
 
 
@@ -180,5 +180,5 @@ def _what_else(start: bytes, file: IO[bytes]) -> str:
         return "is a web page, not a checkpoint: the download went wrong"
     return (
         "is not a checkpoint of a known kind; expected a file of torch.save or safetensors "
-        " (.pt, .pth, .ckpt, .bin, .safetensors)"
+        "(.pt, .pth, .ckpt, .bin, .safetensors)"
     )

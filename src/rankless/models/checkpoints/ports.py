@@ -124,9 +124,7 @@ def from_port(
     misfits = compare(expected, {name: expected.get(name, tensor) for name, tensor in aligned.items()})
     missing = [one for one in misfits.missing if not one.endswith(COUNTER)]
     if (missing or misfits.unexpected) and not (partial and len(missing) < len(names)):
-        raise mismatch(
-            source, misfits, f"is it a checkpoint of {port.source}, and of the model that is given?"
-        )
+        raise mismatch(source, misfits, f"is it a checkpoint of {port.source}, and of the given model?")
     predictors = {f"layers.{network.names[number]}.conv." for number in network.predictors()}
     renamed = {name: aligned[name] for name in misfits.unexpected}
     for mine, theirs in names.items():

@@ -112,8 +112,8 @@ def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, 
             for key in keys
         )
         raise UserError(
-            f"{what}, which holds another network ({misfits.counts}): {differ}; leave these keys out to take "
-            "the network in the file, or model.pretrained for an untrained one, or give weights of this one"
+            f"{what}, which holds another network ({misfits.counts}): {differ}; leave these keys out to use "
+            "the network in the file, leave model.pretrained out to start untrained, or give weights that fit"
         )
 
 

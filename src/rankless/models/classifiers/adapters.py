@@ -91,8 +91,8 @@ def timm_facts(name: str) -> TimmFacts:
         )
     if config.input_size[0] != 3:
         raise UserError(
-            f"'model.name' is 'timm/{name}': it reads images of {config.input_size[0]} channels; expected "
-            "one that reads three"
+            f"'model.name' is 'timm/{name}': its images have {config.input_size[0]} channels; expected a "
+            "model for images with three"
         )
     return TimmFacts(
         size=(config.input_size[1], config.input_size[2]),
@@ -150,7 +150,7 @@ def _three(values: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def timm_weights(name: str) -> dict[str, Tensor]:
-    """Return the published weights of timm's model ``name``, which is downloaded if needed."""
+    """Return the published weights of timm's model ``name``, which are downloaded if needed."""
     import timm
 
     timm_facts(name)

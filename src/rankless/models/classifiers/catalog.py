@@ -71,7 +71,7 @@ class Classifier:
 
     @property
     def gflops(self) -> float:
-        """Number of 10⁹ operations for one image of :attr:`side`; a multiply-accumulate counts as two."""
+        """Operations for one image of :attr:`side`, in 10⁹; a multiply-accumulate counts as two."""
         return self._work[1]
 
     @cached_property
@@ -222,8 +222,8 @@ def classifier_named(name: str) -> Classifier:
         )
     near = f"; did you mean '{TIMM}{name}'?" if timm_knows(name) else nearest(name, CLASSIFIERS)
     raise UserError(
-        f"'model.name' is '{name}': no such classifier; expected {one_of(CLASSIFIERS)}, or timm/NAME with a "
-        f"name of timm's{near}"
+        f"'model.name' is '{name}': no such classifier; expected {one_of(CLASSIFIERS)}, or timm/NAME "
+        f"with a name that timm knows{near}"
     )
 
 

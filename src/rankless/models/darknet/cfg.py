@@ -87,7 +87,9 @@ class LayerReader(OptionReader):
         stride = self.integer("stride", 1, 1, 64)
         for key in ("stride_x", "stride_y"):
             if self.integer(key, stride, 1, 64) != stride:
-                self.report(f"[{self.section.name}] {key} differs from stride: expected one", self.line(key))
+                self.report(
+                    f"[{self.section.name}] {key} differs from stride: expected equal strides", self.line(key)
+                )
         pad = self.integer("pad", 0, 0, 255)
         padding = self.integer("padding", 0, 0, 255)
         if pad:
@@ -188,12 +190,12 @@ class LayerReader(OptionReader):
             self.report("[yolo]: expected a [convolutional] without batch_normalize right before it")
         elif before.filters != channels:
             self.report(
-                f"[yolo] needs {channels} filters in the layer before, mask × (5 + classes), which has "
+                f"[yolo] needs {channels} filters in the layer before it, mask × (5 + classes); found "
                 f"{before.filters}"
             )
         if self.classes not in (None, classes):
             self.report(
-                f"[yolo] classes={classes}, but {self.classes} in the one before", self.line("classes")
+                f"[yolo] classes={classes}, but {self.classes} in the [yolo] before", self.line("classes")
             )
         self.classes = classes
 

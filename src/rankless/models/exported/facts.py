@@ -103,7 +103,7 @@ def read(texts: Mapping[str, str], source: str) -> Facts:
     written = texts.get("rankless")
     if written is None:
         raise UserError(
-            f"{source}: says nothing about its classes and its preprocessing; expected a file that rankless "
+            f"{source}: does not describe its classes and preprocessing; expected a file that rankless "
             "export wrote"
         )
     if written != FORMAT:

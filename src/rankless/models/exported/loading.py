@@ -1,4 +1,4 @@
-"""Reading exported files as trained models, and refusing those that are code."""
+"""Loading of exported files as trained models; files that contain code are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def is_exported(path: Path) -> bool:
     """Check by a file's extension whether it is read as an export; raise an error if it is code."""
     if path.suffix in _CODE:
         raise UserError(
-            f"{path}: is {_CODE[path.suffix]}, which is code, and Rankless runs no code out of files; give "
+            f"{path}: is {_CODE[path.suffix]}, which is code, and Rankless never runs code from files; give "
             "the weights file or the run it was exported from, or an ONNX or OpenVINO export, which are data"
         )
     return path.suffix in SESSIONS

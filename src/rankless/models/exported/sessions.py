@@ -19,7 +19,7 @@ _QUIET = 3  # ONNX Runtime's severity of errors: its warnings are about graph op
 
 
 class Session(Protocol):
-    """A file that is ready to compute.
+    """An exported file that is ready to compute.
 
     Attributes:
         texts: the file's text entries, see :mod:`rankless.models.exported.facts`.

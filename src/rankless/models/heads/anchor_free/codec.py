@@ -22,7 +22,7 @@ _SMALLEST_SIZE = 1e-6
 
 @dataclass(frozen=True)
 class AnchorFreeHead:
-    """One anchor-free layer.
+    """An anchor-free head at one level.
 
     Attributes:
         stride: pixels of the input per cell.

@@ -63,7 +63,7 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class YoloLoss:
-    """The loss with the recipe's options; ``auto`` takes the value of each head, or the published one.
+    """A YOLO loss with the recipe's options; ``auto`` means each head's value, or the published one.
 
     Attributes:
         options: the recipe's loss options. With ``quality-focal``, the target of a positive is its IoU with
