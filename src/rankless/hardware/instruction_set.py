@@ -81,7 +81,7 @@ def variables(cpu_isa: str) -> dict[str, str]:
     return {
         "ATEN_CPU_CAPABILITY": "avx2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
-        # MKL honors 'AVX2' only on processors by Intel.
+        # MKL honors 'AVX2' only on Intel processors.
         "MKL_CBWR": "COMPATIBLE",
         "OPENBLAS_CORETYPE": "Haswell",
         "NPY_DISABLE_CPU_FEATURES": _more_than_avx2_in_numpy(),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The quality focal loss takes |σ - y| for at least this: a power below 1 of 0 has no finite gradient.
+# Lower bound of |σ - y| in the quality focal loss: a power below 1 has no finite gradient at 0.
 _LEAST_GAP = 1e-6
 
 

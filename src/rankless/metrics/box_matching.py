@@ -28,7 +28,7 @@ class ImageBoxes:
 
     Attributes:
         truths: xyxy in pixels of the source, (N, 4).
-        labels: of the objects, (N,).
+        labels: the objects' labels, (N,).
         counts: false if an object counts neither as found nor as missed, (N,).
         crowd: true if a box marks a group, (N,).
         areas: the objects' areas in pixels, (N,).
@@ -61,9 +61,9 @@ class Matches:
     """The matched detections of a data set, and the objects that count.
 
     Attributes:
-        image, label, score: of each detection, (D,).
+        image, label, score: image number, label and score of each detection, (D,).
         coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` by each rule, (D,).
-        truth_image, truth_label, truth_area: of each object, (T,).
+        truth_image, truth_label, truth_area: image number, label and area of each object, (T,).
         truth_score: score of the detection that found the object by COCO's rule, −1 if none did, (T,).
     """
 
@@ -136,7 +136,7 @@ def _of_image(number: int, image: ImageBoxes) -> tuple[NDArray[np.generic], ...]
     taken: set[int] = set()  # by Pascal VOC's rule
     counts, crowd = image.counts.tolist(), image.crowd.tolist()
     for row, candidates in _candidates(image):
-        # Of equal overlaps the later object wins, as in cocoapi.
+        # If overlaps are equal, the later object wins, as in cocoapi.
         free = [one for one in candidates if counts[one[1]] and truth_score[one[1]] < 0]
         if free:
             coco[row], truth_score[max(free)[1]] = RIGHT, image.scores[row]

@@ -16,7 +16,7 @@ BINS = 10
 
 
 def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, Any]:
-    """Compute the report's details from the predictions of a whole data set.
+    """Compute the report's details from the predictions for a data set.
 
     An answer is the likeliest class, and its confidence that class's probability.
 

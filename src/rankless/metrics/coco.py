@@ -62,7 +62,7 @@ def coco_scores(
     truths: Sequence[Truth | tuple[Tensor, Tensor]],
     class_names: Sequence[str],
 ) -> Scores:
-    """Score the detections of a whole data set.
+    """Score the detections in a data set.
 
     Args:
         detections: one per image, in the order of ``truths``, with boxes (K, 4) in pixels of the source. As

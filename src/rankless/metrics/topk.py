@@ -22,7 +22,7 @@ def score_names(classes: int) -> tuple[str, ...]:
 
 
 def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence[str]) -> Scores:
-    """Score the predictions of a whole data set.
+    """Score the predictions for a data set.
 
     Equal probabilities rank by class id, so ties are resolved deterministically.
 
@@ -49,7 +49,7 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
     ahead = logs > of_truth[:, None]
     ahead |= (logs == of_truth[:, None]) & (np.arange(classes) < truth[:, None])
     rank = np.where(np.isnan(logs).any(1), classes, ahead.sum(1))  # 0 is best; NaN is never right
-    predicted = logs.argmax(1)  # the first of equal ones
+    predicted = logs.argmax(1)  # the first of equal values
     confusion = np.bincount(truth * classes + predicted, minlength=classes**2).reshape(classes, classes)
     scores: Scores = {"top1": float((rank < 1).mean())}
     if classes > 5:

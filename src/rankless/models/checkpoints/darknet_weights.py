@@ -137,7 +137,7 @@ def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
     if len(content) < 20:
         raise UserError(f"{path}: {len(content)} bytes are too few for a Darknet weights file")
     major, minor, _ = struct.unpack_from("<3i", content)
-    # Darknet writes 0.1 or 0.2; 1000 and more (transposed fully connected layers) is not supported.
+    # Darknet writes 0.1 or 0.2; versions from 1000 (transposed fully connected layers) are not supported.
     if not (0 <= major < 1000 and 0 <= minor < 1000):
         raise UserError(f"{path}: does not begin like a Darknet weights file (version {major}.{minor})")
     wide = major * 10 + minor >= 2

@@ -233,7 +233,7 @@ def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[in
 def _compatible(ours: Tensor, theirs: Tensor) -> bool:
     if ours.shape != theirs.shape:
         return False
-    # Averaging turns counters into fractions; integers for floating point are packed or quantized weights.
+    # Averaging turns counters into fractions; integers in place of floats are packed or quantized weights.
     return theirs.is_floating_point() or not (ours.is_floating_point() or theirs.is_complex())
 
 

@@ -151,7 +151,7 @@ def _from_legacy(file: IO[bytes]) -> Any:
 def _load(file: IO[bytes]) -> Any:
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            warnings.simplefilter("ignore")  # about old protocols and classes
+            warnings.simplefilter("ignore")  # warnings about old protocols and classes
             return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
     except MemoryError:
         raise

@@ -55,7 +55,7 @@ class Inspection:
         machine = _Machine(self)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about odd escapes in names
+                warnings.simplefilter("ignore")  # warnings about odd escapes in names
                 for opcode, argument, position in pickletools.genops(file):
                     machine.read = position or 0
                     machine.step(opcode.name, argument)

@@ -178,7 +178,7 @@ def _listed(members: Any) -> Any:
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
-    # Only as pickle writes bytes: other codecs could expand the text repeatedly.
+    # Only the encoding in which pickle writes bytes: other codecs could expand the text repeatedly.
     if not isinstance(text, str) or encoding != "latin1":
         raise TypeError("invalid bytes")
     return text.encode("latin1")

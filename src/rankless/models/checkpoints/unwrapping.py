@@ -122,7 +122,7 @@ def _of_training(content: Mapping[Any, Any]) -> list[str]:
 
 
 def _descend(content: Mapping[Any, Any], key: str) -> Any:
-    """Return the entry called ``key``, or None; its dots may be parts of names."""
+    """Return the entry called ``key``, or None; dots in the key may also be part of a name."""
     if key in content:
         return content[key]
     parts = key.split(".")
@@ -167,7 +167,7 @@ def _with_weights(node: Mapping[Any, Any]) -> list[Any]:
 
 
 def _holds_weights(value: Any, known: dict[int, bool] | None = None, depth: int = _DEEPEST) -> bool:
-    """Check whether a dict contains tensors, or has an entry for weights that does.
+    """Check whether a dict contains tensors, directly or under an entry for weights.
 
     Args:
         value: anything.

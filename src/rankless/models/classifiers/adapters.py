@@ -156,7 +156,7 @@ def timm_weights(name: str) -> dict[str, Tensor]:
     timm_facts(name)
     try:
         state: dict[str, Tensor] = timm.create_model(name, pretrained=True).state_dict()
-    except Exception as error:  # of the network, the hub, the disk: many types
+    except Exception as error:  # many types: from the network, the hub or the disk
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"model.pretrained is 'timm': the weights of '{name}' cannot be downloaded ({reason}); give a "

@@ -141,7 +141,7 @@ def scaled_yolov4(
     b.residual(channels[0] // 2, channels[0])
     taps = [_csp_stage(b, count, number) for count, number in zip(channels[1:], blocks, strict=True)]
     backbone = len(b.layers)
-    widths = [count // 2 for count in channels[2:]]  # of the fine, the middle and the coarse map
+    widths = [count // 2 for count in channels[2:]]  # the fine, the middle and the coarse map's
     aside = b.conv(widths[2])
     b.route(taps[3])
     b.convs(widths[2], widths[2], widths[2])

@@ -79,7 +79,7 @@ class LayerReader(OptionReader):
 
     def _depthwise(self) -> net.Conv:
         """Read the depthwise layer of forks with MobileNets: one kernel per input channel."""
-        channels = self.shapes[-1].channels if self.shapes else 3  # of the image
+        channels = self.shapes[-1].channels if self.shapes else 3  # the image's
         return self._kernel(channels, channels)
 
     def _kernel(self, filters: int, groups: int) -> net.Conv:

@@ -97,7 +97,7 @@ class Multiply:
 
 @dataclass(frozen=True)
 class Dropout:
-    """A ``[dropout]`` layer, which drops ``whole`` channels or single values."""
+    """A ``[dropout]`` layer, which drops entire channels if ``whole``, otherwise single values."""
 
     probability: float
     whole: bool = False
@@ -162,7 +162,7 @@ class Network:
     """A detector as data.
 
     Attributes:
-        layers: in the order of computation.
+        layers: the layers in the order of computation.
         names: the layers' names in weights files: the number of a published layer, or a word for an inserted
             one, so that the other names do not change.
         size: published (height, width) of the input in pixels.

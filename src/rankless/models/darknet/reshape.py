@@ -111,7 +111,7 @@ def with_involution(network: Network, size: int, *, replaces: bool = False) -> N
 
 
 def with_dropout(network: Network, probability: float) -> Network:
-    """Insert dropout of whole channels before the last convolutions of each head."""
+    """Insert dropout of entire channels before the last convolutions of each head."""
     network = _each(
         network, lambda layer: replace(layer, dropout=probability) if isinstance(layer, AnchorFree) else layer
     )

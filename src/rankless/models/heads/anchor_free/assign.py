@@ -206,8 +206,8 @@ def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 
     """Check whether points lie within a truth, or within ``radius`` cells of its center if that is more.
 
     Args:
-        predicted, truths: (B, P) and (B, T).
-        radius: in cells of the point's head.
+        predicted, truths: predictions at (B, P) points and (B, T) truths.
+        radius: number of cells of the point's head.
         reach: factor on the truth's sides.
 
     Returns:
@@ -232,10 +232,10 @@ def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         chosen: (B, T, P) bool.
-        score: of each pair, (B, T, P).
+        score: score of each pair, (B, T, P).
 
     Returns:
-        The truth's index (B, P), arbitrary where no truth chose the point; the pairs left (B, T, P) bool.
+        The truth's index (B, P), arbitrary if no truth chose the point; the remaining pairs (B, T, P) bool.
     """
     owner = score.masked_fill(~chosen, -torch.inf).argmax(1)
     numbers = torch.arange(chosen.shape[1], device=chosen.device).view(1, -1, 1)

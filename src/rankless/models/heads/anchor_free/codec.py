@@ -80,7 +80,7 @@ def decode_boxes(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
     Args:
         box: (..., 4) or (..., 4, bins), as :func:`split` returns it.
         at: the points in pixels, (..., 2).
-        head: gives stride and bins.
+        head: the head, for its stride and bins.
 
     Returns:
         (..., 4) xyxy in pixels of the network's input.
@@ -103,7 +103,7 @@ def neighbors(values: Tensor, bins: int) -> Tensor:
     """Return the distribution over a value's two nearest bins whose mean is the value (GFL, Li et al., 2020).
 
     Args:
-        values: of any shape (...), clamped to 0..bins - 1.
+        values: any shape (...), clamped to 0..bins - 1.
         bins: number of bins.
 
     Returns:
@@ -117,9 +117,9 @@ def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
     """Encode boxes, the inverse of :func:`decode_boxes`; with bins as the four distances.
 
     Args:
-        boxes: of shape (..., 4), xyxy in pixels.
-        at: the points in pixels, of shape (..., 2).
-        head: gives stride and bins.
+        boxes: (..., 4) xyxy in pixels.
+        at: the points in pixels, (..., 2).
+        head: the head, for its stride and bins.
 
     Returns:
         Shift and log size, or left, upper, right and lower distance, all in cells, of shape (..., 4). A

@@ -27,7 +27,7 @@ def squared_error(
 
     Args:
         offsets: raw predictions of the slots, (B, T, A, 4).
-        head, truths, matches: of this head.
+        head, truths, matches: the head, the truths, and the matches of this head.
         counted: the matches to sum over, (B, T, A) bool.
 
     Returns:
@@ -65,7 +65,7 @@ def dissimilarity(
 
     Args:
         offsets: raw predictions of the slots, (B, T, A, 4).
-        head, truths, matches: of this head.
+        head, truths, matches: the head, the truths, and the matches of this head.
         counted: the matches to sum over, (B, T, A) bool.
         similarity: one of :data:`rankless.geometry.boxes.SIMILARITIES`.
         factor: Darknet's ``iou_normalizer``, applied before clipping.

@@ -117,7 +117,7 @@ def decode_boxes(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor
         offsets: tx, ty, tw, th, (..., 4).
         columns, rows: indices of the cells, (...).
         anchors: width and height in pixels, (..., 2).
-        head: gives stride, scale_xy and new_coords.
+        head: the head, for its stride, scale_xy and new_coords.
 
     Returns:
         (..., 4) xyxy in pixels of the network's input.

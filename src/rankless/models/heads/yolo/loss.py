@@ -68,7 +68,7 @@ class YoloLoss:
     Attributes:
         options: the recipe's loss options. With ``quality-focal``, the target of a positive is its IoU with
             its truth, or the highest IoU if it has several truths.
-        published: the loss the model was published with, to which the values of the heads belong.
+        published: the loss that the model was published with; only this loss uses the heads' values.
     """
 
     options: Options
