@@ -64,7 +64,7 @@ def port_named(name: str) -> Port:
 
 
 def likely_port(state: Mapping[str, Tensor], model: str, ours: Mapping[str, Tensor], network: Network) -> str:
-    """Return the port whose names fit most of a file's tensors; empty if ours fit as many or none fit half.
+    """Return the port whose names fit most of a file's tensors; empty if ours fit as well or none half.
 
     Args:
         state: the file's tensors.
