@@ -4,8 +4,7 @@ On x86 CPUs with bf16 (seen with PyTorch 2.14), two kinds are wrong: the gradien
 exceeds the width of the map, as in the last levels of detectors on small images, and the output if a group
 has one input channel, several output channels, and a horizontal stride above 1. Their values change from call
 to call and are sometimes NaN. In three dimensions, small maps are wrong with any stride, and memory outside
-the result is overwritten.
-``benchmarks/onednn_unwritten_memory.py`` shows which.
+the result is overwritten. ``benchmarks/onednn_unwritten_memory.py`` demonstrates the errors.
 """
 
 from __future__ import annotations

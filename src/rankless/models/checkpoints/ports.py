@@ -64,7 +64,9 @@ def port_named(name: str) -> Port:
 
 
 def likely_port(state: Mapping[str, Tensor], model: str, ours: Mapping[str, Tensor], network: Network) -> str:
-    """Return the port whose names fit most of a file's tensors; empty if ours fit as well or none half.
+    """Return the name of the port whose names fit most of a file's tensors.
+
+    The result is empty if our own names fit as many tensors, or if no port's names fit half of them.
 
     Args:
         state: the file's tensors.

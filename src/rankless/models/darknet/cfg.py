@@ -321,7 +321,11 @@ class _Reader(LayerReader):
         return net.Network(tuple(self.layers), names, size, self._backbone(), self.classes or 1, loss)
 
     def _backbone(self) -> int:
-        """Count the layers up to the last shortcut on the coarsest map, else its first layer, else half."""
+        """Count the layers of the backbone.
+
+        It ends with the last shortcut on the coarsest map, else with the first layer on that map, else
+        halfway to the first head.
+        """
         coarsest = max((shape.stride or 0 for shape in self.shapes), default=0)
         first_head = next(n for n, layer in enumerate(self.layers) if isinstance(layer, net.Yolo))
         before = [n for n in range(first_head) if (self.shapes[n].stride or 0) == coarsest]
