@@ -65,7 +65,7 @@ def test_a_run_that_goes_on_stays(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="sees one value per channel"):
         train(default(ONE_PIXEL), run.path, devices=1, resume=True)
     assert run.recipe.exists() and run.journal.exists()
-    with pytest.raises(UserError, match=r"nothing was saved in this run yet.*--resume --run"):
+    with pytest.raises(UserError, match=r"has saved no weights yet.*--resume --run"):
         weights_of(run.path)
 
 

@@ -142,7 +142,7 @@ def test_what_holds_no_weights_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run directory"):
         weights_of(tmp_path)
     (tmp_path / "recipe.yaml").touch()
-    with pytest.raises(UserError, match=r"nothing was saved in this run yet.* rankless train --resume --run"):
+    with pytest.raises(UserError, match=r"has saved no weights yet.* rankless train --resume --run"):
         weights_of(tmp_path)
     run = make(tmp_path / "other")
     run.checkpoints.mkdir(parents=True)
