@@ -103,7 +103,7 @@ def test_names_that_the_data_does_not_have(tmp_path):
     assert "data.classes: the data has no class 'ct'; did you mean 'cat'?" in text
     assert "the data has no class 'dog'\n" in text
     assert "it has 3 classes: 'ant', 'bee', 'cat'; expected some of these" in text
-    assert "'ant' is there twice" in problem(str(tmp_path / "d"), "train", classes=("ant", "bee", "ant"))
+    assert "'ant' appears twice" in problem(str(tmp_path / "d"), "train", classes=("ant", "bee", "ant"))
 
 
 def lines(root: Path, *names_files: str) -> Path:
@@ -119,7 +119,7 @@ def lines(root: Path, *names_files: str) -> Path:
 def test_two_files_of_names_that_differ_are_an_error_that_names_both(tmp_path, folder):
     root = lines(tmp_path / "d", f"{folder}coco_classes.txt", f"{folder}voc_classes.txt")
     text = problem(str(root), "train")
-    assert "'coco_classes.txt' (3) and 'voc_classes.txt' (2) name other classes" in text
+    assert "'coco_classes.txt' (3) and 'voc_classes.txt' (2)" in text
     assert f"data.classes={root}/{folder}coco_classes.txt" in text
     found = examine(str(root), "train", classes=f"{folder}voc_classes.txt")  # as seen from the data's folder
     assert found.class_names == ("1-bee", "1-cat")

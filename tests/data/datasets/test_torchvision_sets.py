@@ -157,7 +157,7 @@ def test_a_damaged_file_is_named(tmp_path, change):
 
 def test_both_kinds_in_one_folder_are_told_apart_by_name(tmp_path):
     folder = cifar(cifar(tmp_path / "d"), hundred=True)
-    with pytest.raises(UserError, match="both 'cifar-10-batches-py' and 'cifar-100-python' are there"):
+    with pytest.raises(UserError, match="both 'cifar-10-batches-py' and 'cifar-100-python'"):
         examine(str(folder), "train")
     for name, count in (("CIFAR10", 35), ("CIFAR100", 7)):
         recipe = Recipe(
