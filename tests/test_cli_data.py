@@ -261,7 +261,7 @@ def test_a_recipe_in_the_place_of_data_is_told_apart(cells, capsys):
     def said(*words):
         assert cli.main(["data", *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("error: my.yaml: this is a recipe, and no data set; ")
+        assert line.startswith("error: my.yaml: this is a recipe, not a data set; ")
         return line
 
     recipe.write_text("data:\n  root: cells\n  format: darknet\nepochs: 3\n")

@@ -108,7 +108,7 @@ def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
         if last == "?"
         else "names a checkpoint that is not there (step-000000099); "
     )
-    assert capfd.readouterr().err == f"{warning}rankless train --resume --run {run.path} puts it right\n"
+    assert capfd.readouterr().err == f"{warning}rankless train --resume --run {run.path} fixes it\n"
     assert train(load(run.recipe), run.path, devices=1, resume=True) == 0
     out, err = capfd.readouterr()
     assert err == f"{warning}going on with the newest whole one ({whole.name})\n"

@@ -145,7 +145,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["watch", str(tmp_path)]) == 2
     assert "not a run directory (no recipe.yaml); expected one, or HOST:DIRECTORY" in capsys.readouterr().err
     assert cli.main(["runs", str(tmp_path)]) == 0
-    assert "no runs here; rankless train digits begins one" in capsys.readouterr().out
+    assert "no runs here; to start one: rankless train digits" in capsys.readouterr().out
 
 
 def test_which_score_is_the_best() -> None:

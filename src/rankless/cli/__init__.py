@@ -1,6 +1,6 @@
-"""The command line: verbs only. Every heavy import waits until its verb runs.
+"""The command line. A command imports its heavy modules only when it runs.
 
-A recipe decides the numbers, and ``key=value`` changes it; options decide where and how it runs.
+A recipe and its ``key=value`` changes determine the result; options determine where and how the command runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from rankless.cli.options import OPTIONS, part
 from rankless.errors import OutputError, UserError, of_the_system
 from rankless.printing import discard_output
 
-# Seconds that a rank with nothing to say waits, as torchrun ends rank 0, which has yet to say it, at its end.
+# Seconds that a rank without a message waits before it exits: torchrun ends rank 0 when another rank exits,
+# and rank 0 has to print the message first.
 _FOR_RANK_0 = 5.0
 
 app = part(
@@ -71,13 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: the words after ``rankless``; the process's own if not given.
+        arguments: the words after ``rankless``; by default those of ``sys.argv``.
 
     Returns:
-        The exit code: 0; 1 where the work failed; 2 for a mistake of the user's; 130 when interrupted.
+        The exit code: 0 for success, 1 for a failure, 2 for a user's mistake, 130 after Ctrl-C.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name may hold what the terminal's encoding does not
+        if isinstance(stream, io.TextIOWrapper):  # the terminal may be unable to encode a name
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if arguments is None else arguments
     try:

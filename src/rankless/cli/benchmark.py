@@ -1,4 +1,4 @@
-"""The command that measures speed: a recipe's training, or a trained model's predictions in every format."""
+"""The command benchmark: measure the speed of training, or of prediction in every format."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def benchmark(
 def bench(
     *words: str, devices: str | None = None, seconds: float | None = None, as_json: Json = False
 ) -> int:
-    """Do what ``benchmark`` does; the earlier name."""
+    """Run ``benchmark``, which was called ``bench`` before."""
     say("note: 'bench' is now called 'benchmark'", file=sys.stderr)
     return benchmark(*words, devices=devices, seconds=seconds, as_json=as_json)
 
 
 def _is_recipe(word: str) -> bool:
-    """Whether a word names a recipe: a YAML file, a shipped recipe, or a plain name that is no file here."""
+    """Check whether a word names a recipe: a YAML file, a shipped recipe, or a plain name without a file."""
     from rankless.recipe.load import shipped
 
     path = Path(word)
@@ -101,16 +101,14 @@ def _is_recipe(word: str) -> bool:
 def _refuse(options: dict[str, object], wanted: str, given: str) -> None:
     wrong = [name for name, value in options.items() if value is not None]
     if wrong:
-        raise UserError(
-            f"{name} applies to {wanted}, but {given} is to be measured; leave it out" for name in wrong
-        )
+        raise UserError(f"{name} applies to {wanted}, but {given} was given; leave it out" for name in wrong)
 
 
 def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool, *, pure: bool) -> int:
     count = device_count(devices)
     from rankless.launch import environments
 
-    environments.refuse("benchmark", "run it without the launcher, once")
+    environments.refuse("benchmark", "run it once, without the launcher")
     chosen, name = recipe_of(words)
     from rankless.cli.path_checks import check_recipe
 

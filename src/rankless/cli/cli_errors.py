@@ -1,4 +1,4 @@
-"""Translate the argument parser's errors into Rankless' own form."""
+"""Translation of the argument parser's errors into the form of Rankless' messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXPECTED = {int: "a whole number", float: "a number", bool: "no value: the opti
 
 
 def in_our_words(error: CycloptsError) -> UserError:
-    """Return the same error as ``where: problem; …``, in lower case, with the remedy at the end."""
+    """Return the same error as ``where: problem; remedy``, in lower case."""
     see = f"see: {' '.join(('rankless', *(error.command_chain or ())))} --help"
     if isinstance(error, UnusedCliTokensError):
         return UserError(f"'{_first(error)}': unexpected argument; {see}")
@@ -35,7 +35,7 @@ def in_our_words(error: CycloptsError) -> UserError:
         options = dict.fromkeys((word, *(one.partition("=")[0] for one in others)))
         command = (error.command_chain or ("",))[0]
         hints = {one: _from_elsewhere(one, names, command) for one in options if one not in names}
-        if not hints:  # a switch of every command
+        if not hints:  # a switch that every command has
             return UserError(f"{printable(word)} takes no value; {see}")
         return UserError(
             f"{printable(one)}: no such option{hint or nearest(one, names)}; {see}"
@@ -59,7 +59,7 @@ def in_our_words(error: CycloptsError) -> UserError:
 
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
-    """Return our equivalent of another training script's option, after a semicolon; else nothing."""
+    """Return a hint at the equivalent of another program's option, or an empty string if there is none."""
     from rankless.cli.foreign_options import COMMANDS, OPTIONS, WORDS, key_of
     from rankless.recipe.familiar import ELSEWHERE, answer
 

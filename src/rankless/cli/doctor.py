@@ -80,7 +80,7 @@ def doctor(
 
 
 def _recipe(words: tuple[str, ...]) -> tuple[Recipe | None, list[Check]]:
-    """Return the recipe, if one is given and can be read, and the checks of it."""
+    """Return the recipe and the result of reading it; None if no recipe is given or it cannot be read."""
     from rankless.launch.doctor.check import error, ok
 
     if not words:

@@ -1,4 +1,4 @@
-"""Recognize command lines of other programs, and answer with the equivalent one of Rankless."""
+"""Recognition of other programs' command lines, and their Rankless equivalents."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ _MODES = {
     **dict.fromkeys(("val", "validate", "eval", "test"), "evaluate"),
     **{mode: mode for mode in ("train", "predict", "export")},
 }
-"""What the tasks and modes of other programs' command lines are here."""
+"""Other programs' modes, mapped to Rankless commands."""
 # Keys of recipes without a section.
 _KEYS = ("task", "epochs", "seed", "precision", "reduce", "workers", "threads", "cpu_isa", "batch_norm")
 _NO = ("false", "0", "no", "off", "none")
 
 
 def line_of_yolo(tokens: Sequence[str]) -> str:
-    """Return our command line for one of ``yolo``'s, as in ``detect train data=my.yaml``; else nothing."""
+    """Translate a ``yolo`` command line such as ``detect train data=my.yaml``.
+
+    Returns:
+        The Rankless command line after ``write:``, or an empty string for other words.
+    """
     if line := _line_of_darknet(tokens[list(tokens[:1]) == ["darknet"] :]):
         return line
     given = [one.removeprefix("task=").removeprefix("mode=") for one in tokens]
@@ -47,7 +51,11 @@ def line_of_yolo(tokens: Sequence[str]) -> str:
 
 
 def _line_of_darknet(words: Sequence[str]) -> str:
-    """Return our command line for one such as ``detector train obj.data my.cfg my.weights``; else nothing."""
+    """Translate a Darknet command line such as ``detector train obj.data my.cfg my.weights``.
+
+    Returns:
+        The Rankless command line after ``write:``, or an empty string for other words.
+    """
     mode = "test" if list(words[:1]) == ["detect"] else "".join(words[1:2])
     files = list(takewhile(lambda word: not word.startswith("-"), words[1:]))
     cfg = next((word for word in files if word.endswith(".cfg")), "")
@@ -69,7 +77,7 @@ def _line_of_darknet(words: Sequence[str]) -> str:
 
 
 def refuse_foreign(arguments: Sequence[str]) -> None:
-    """Refuse the words of other programs in a line such as ``predict model=my.pt conf=0.3``."""
+    """Raise for a line with other programs' words, such as ``predict model=my.pt conf=0.3``."""
     command, *words = arguments or ("",)
     if command not in COMMANDS:
         return
@@ -91,13 +99,13 @@ def refuse_foreign(arguments: Sequence[str]) -> None:
 
 
 def _meaning(command: str, word: str) -> str:
-    """Return the option or key of ours that a word of any program's is, without dashes."""
+    """Return the Rankless option or key that a word stands for, without dashes."""
     name = word.partition("=")[0].lstrip("-").replace("-", "_")
     return re.split("[= ]", COMMANDS[command].get(name, name))[0].lstrip("-")
 
 
 def _our_option(command: str, word: str) -> str:
-    """Return our name of an option of theirs, such as ``--conf``; any other word as it stands."""
+    """Translate another program's option, such as ``--conf``; return any other word unchanged."""
     name, equals, value = word.partition("=")
     known = COMMANDS[command].get(name.lstrip("-").replace("-", "_"), "")
     ours = name.startswith("--") and known.startswith("--")
@@ -105,7 +113,7 @@ def _our_option(command: str, word: str) -> str:
 
 
 def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> str:
-    """Return our command line for one of theirs that needs trained weights."""
+    """Translate another program's command line that needs trained weights."""
     values, known = dict(values), COMMANDS[command]
     firsts = list(takewhile(lambda word: not word.startswith("-"), words))
     model = [values.pop(name) for name in ("model", "weights") if name in values]
@@ -132,7 +140,7 @@ def _line_of(command: str, words: Sequence[str], values: Mapping[str, str]) -> s
 
 
 def _devices(device: str, command: str = "train") -> list[str]:
-    """Return the option for ``device=cpu``, or for ``device=0,1``, which numbers GPUs."""
+    """Return the option that corresponds to ``device=cpu`` or to GPU numbers such as ``device=0,1``."""
     if command == "predict" and device:
         return [
             f"--device {','.join(f'cuda:{one}' if one.isdecimal() else one for one in device.split(','))}"

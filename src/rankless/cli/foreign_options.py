@@ -1,4 +1,4 @@
-"""Options of other programs' command lines, and their equivalents here."""
+"""Options of other programs' command lines, and their Rankless equivalents."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ OPTIONS: Mapping[str, str] = {
     "workers": "workers",
     "world_size": _PLAN,
 }
-"""Further names, of the command lines of training scripts, to what is written here."""
+"""Options of training scripts, mapped to their Rankless equivalents; they extend ``familiar.ELSEWHERE``."""
 
 _SIZE = dict.fromkeys(("imgsz", "img", "img_size"), "model.image_size={}")
 
@@ -94,17 +94,17 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "nms": "--nms",
     },
 }
-"""Command for trained weights to what other command lines call things, and how they are written here."""
+"""Rankless command to other programs' options for it, with the Rankless equivalent of each."""
 
 WORDS: Mapping[str, str] = {
     **dict.fromkeys(("model", "weights"), "the first word, a run or a weights file"),
     "source": "the words after the first",
 }
-"""Names of what those commands take without a name."""
+"""Other programs' options that are positional arguments in those commands."""
 
 
 def key_of(name: str) -> str:
-    """Return the key that holds the same value as a name of other trainers; empty where none does."""
+    """Return the recipe key for another trainer's option; an empty string if there is none."""
     if name in SECTIONS and name not in OPTIONS:
         return f"{name}.{SECTIONS[name]}"
     key = (OPTIONS.get(name) or ELSEWHERE.get(name, "")).partition(", ")[0]

@@ -49,7 +49,7 @@ def recipes(
         print_json(load.shipped())
     else:
         width = max(map(len, load.shipped()))
-        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000  # a line each
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000  # one line per recipe
         for known, what in load.shipped().items():
             indent = " " * (width + 2)
             print(textwrap.fill(f"{known:{width}}  {what}", columns, subsequent_indent=indent))
@@ -87,7 +87,7 @@ def models(
 
 
 def _layers(name: str, overrides: Sequence[str], *, as_json: bool) -> int:
-    """Print the layers of a model, for one image."""
+    """Print a model's layers, with their output shapes for one image."""
     from rankless.interop.importing import layers_of
 
     rows, parameters = layers_of(name, overrides)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = part()
 
-_UNREADABLE = 20  # images that are named at most
+_UNREADABLE = 20  # unreadable images that are listed at most
 
 
 @app.command(
@@ -103,5 +103,5 @@ def _print_errors(found: ModelErrors, count: int) -> None:
 
 
 def _first(there: int, count: int) -> str:
-    """Say that not all are listed."""
+    """Return a note that only the first ``count`` items are listed; an empty string if all are."""
     return f"; {count:,} of {there:,}" if there > count else ""

@@ -1,4 +1,4 @@
-"""Words that several commands share: their parameters, and how a number is read."""
+"""Parameters that several commands share, and functions that read their values."""
 
 from __future__ import annotations
 
@@ -51,30 +51,30 @@ RecipeWords = Annotated[
 
 
 def _refuse_recipe(_: Any, root: str) -> None:
-    """Raise where a data set is expected and a recipe is given."""
+    """Raise if a recipe is given in place of a data set."""
     if not root.endswith((".yaml", ".yml")) or not Path(root).is_file():
         return
     from rankless.recipe import load
 
     if load.is_recipe(Path(root)):
-        raise UserError(f"{root}: this is a recipe, and no data set; {_data_of(root)}")
+        raise UserError(f"{root}: this is a recipe, not a data set; {_data_of(root)}")
 
 
 def _data_of(recipe: str) -> str:
-    """Say which data a recipe names, and how that is checked."""
+    """Describe the data set that a recipe names, and give the command that checks it."""
     from rankless.data.datasets.torchvision_sets import located
     from rankless.recipe import load
 
     try:
         named = load.load(recipe).data
     except UserError as error:
-        return f"its own mistakes come first: {'; '.join(error.problems)}"
+        return f"fix the recipe first: {'; '.join(error.problems)}"
     if named.root == "digits":
         return "its data is data.root=digits, which is built in; to see it: rankless data show digits"
     try:
         data = located(named)
     except UserError as error:
-        return f"its data is not there: {'; '.join(error.problems)}"
+        return f"its data cannot be found: {'; '.join(error.problems)}"
     more = "" if data.format == "auto" else f" --format {data.format}"
     command = f"rankless data check {shlex.quote(data.root)}{more}"
     return f"its data is data.root={named.root}; to check that: {command}"
@@ -140,7 +140,11 @@ Device = Annotated[
 
 
 def compute_on(device: str) -> None:
-    """Hide the GPUs from this process and its ranks for ``cpu``; raise where there are none for ``cuda``."""
+    """Apply ``--device``: for ``cpu``, hide the GPUs from this process and its ranks.
+
+    Raises:
+        UserError: no GPU for ``cuda``, or an unknown device.
+    """
     if device == "cpu":
         os.environ["RANKLESS_CPU"] = "1"
     elif device == "cuda":
@@ -148,7 +152,7 @@ def compute_on(device: str) -> None:
             raise UserError("--device is cuda, but RANKLESS_CPU is set; unset it, or leave --device out")
         import torch
 
-        if not torch.cuda.device_count():  # it starts no CUDA here, which ranks could not inherit
+        if not torch.cuda.device_count():  # does not initialize CUDA, which forked ranks could not use
             raise UserError("--device is cuda, but PyTorch finds no GPU here; see: rankless doctor")
     elif device != "auto":
         raise UserError(
@@ -158,11 +162,11 @@ def compute_on(device: str) -> None:
 
 
 def device_count(devices: str) -> int | None:
-    """The number that --devices gives; None for all."""
+    """Return the number given by ``--devices``; None for ``auto``."""
     if "," in devices:
         raise UserError(
-            f"--devices is {devices}, which names GPUs, but here it is how many: expected a number or auto; "
-            "set CUDA_VISIBLE_DEVICES where they are to choose among them"
+            f"--devices is {devices}, which names GPUs, but here only their number can be given: expected a "
+            "number or auto; to choose GPUs, set CUDA_VISIBLE_DEVICES on their machine"
         )
     if devices == "0":
         raise UserError("--devices is 0, a number of devices: expected at least 1, or auto; GPU 0 is '0,'")
@@ -170,7 +174,7 @@ def device_count(devices: str) -> int | None:
 
 
 def devices_here(devices: str) -> int | tuple[int, ...] | None:
-    """The number of devices that --devices gives, or the numbers of the GPUs that it names; None for all."""
+    """Return the number of devices, or a tuple of GPU numbers, given by ``--devices``; None for ``auto``."""
     if "," not in devices:
         return device_count(devices)
     words = [word.strip() for word in devices.removesuffix(",").split(",")]
@@ -196,12 +200,12 @@ def chosen_classes(text: str) -> str | tuple[str, ...]:
 
 
 def part(**options: Any) -> App:
-    """An application for some of the commands, which look alike whichever page they stand on."""
+    """Return an application for some commands, with the help groups that all commands share."""
     return App(group_commands=COMMANDS, group_arguments=ARGUMENTS, group_parameters=OPTIONS, **options)
 
 
 def class_pairs(given: str) -> list[list[str]]:
-    """The pairs of --classes-map: ``a=b, c=d``, or a file with one on each line."""
+    """Return the pairs of ``--classes-map``: ``a=b, c=d``, or a file with one pair per line."""
     lines = given.split(",")
     if Path(given).is_file():
         try:
@@ -220,19 +224,19 @@ def class_pairs(given: str) -> list[list[str]]:
 
 
 def refuse_stray(words: Sequence[str], example: str) -> None:
-    """Raise where a word is no ``key=value``, such as the example."""
+    """Raise for words that are not ``key=value``, with ``example`` in the message."""
     if stray := [word for word in words if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in {example}" for word in stray)
 
 
 def is_override(word: str) -> bool:
-    """Whether a word among paths is a ``key=value`` and not an existing path."""
+    """Check whether a word among paths is ``key=value`` and not an existing path."""
     key, equals, _ = word.partition("=")
     return bool(equals) and key.replace(".", "").replace("_", "").isalnum() and not os.path.lexists(word)
 
 
 def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The first word that is no ``key=value`` is the recipe; the rest is for the recipe's reader to judge."""
+    """Return the recipe, which is the first word without ``=``, and the other words, unchecked."""
     name = next((word for word in words if "=" not in word), None)
     if name == "":
         raise UserError("the recipe is an empty word: give its name or its file, or leave it out")
@@ -243,26 +247,26 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def recipe_of(words: Sequence[str]) -> tuple[Recipe, str]:
-    """Return the result of :func:`loaded` for the recipe that words name and change."""
+    """Return the recipe and the run's name for a command's words; see :func:`loaded`."""
     return loaded(*recipe_and_overrides(words))
 
 
 def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = True) -> tuple[Recipe, str]:
-    """Return the recipe of this name, and the name of its run.
+    """Return a recipe, and the name of its run.
 
-    Without a name it is ``digits``; but what was found to be good for the digits would do harm to other data
-    and other models, so for those it is the defaults, and ``fine-tune`` for weights that bring their network.
+    Without a name, the recipe is ``fine-tune`` for pretrained weights without a model name, the defaults for
+    other data or another model, and otherwise ``digits``, whose values suit only the digits.
 
     Args:
-        name: of a shipped recipe, or a file.
-        overrides: changes to it.
-        check_model: see that there is such a model, for which PyTorch is imported.
+        name: name of a shipped recipe, or a file.
+        overrides: changes to the recipe.
+        check_model: check that the model exists, which imports PyTorch.
     """
     from rankless.models.names import problem
     from rankless.recipe import load
     from rankless.recipe.familiar import imported, key_of_file, line_of_file
 
-    # The models are heavy to import, and those that shipped recipes name exist.
+    # Models are slow to import, and the models of shipped recipes exist.
     is_named = name not in (None, *load.shipped()) or any(
         word.partition("=")[0] in _MODEL for word in overrides
     )
@@ -274,11 +278,11 @@ def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = Tr
         try:
             return load.default(overrides, check_name=check), "run"
         except UserError as error:
-            if "data" not in keys:  # the name that the data has elsewhere, where a line needs no recipe
+            if "data" not in keys:  # another program's name for data.root; its command lines need no recipe
                 raise
             values = dict(word.partition("=")[::2] for word in overrides)
             file = values.get("model", "")
             instead = line_of_file(file, values) if key_of_file(file, "") else _NO_RECIPE
-            note = imported(file)[1]  # the last line has it
+            note = imported(file)[1]  # the last line repeats it
             raise UserError([*(one.removesuffix(f" {note}") for one in error.problems), instead]) from None
     return load.load(name or "digits", overrides, check_name=check), name or "digits"

@@ -1,4 +1,4 @@
-"""Paths that lead nowhere, found before PyTorch is imported, which takes seconds."""
+"""Checks for missing files and folders before PyTorch is imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankless.runs.trained_weights import trained_weights_of
 
 
 def check_target(target: Path, sources: Sequence[str] = ()) -> None:
-    """Check that there are weights at ``target``, and something at each source."""
+    """Check that ``target`` has weights and that each source exists."""
     problems = [
         f"'{source}': no such file or folder{_of_cameras(source)}"
         for source in sources
@@ -29,17 +29,17 @@ def check_target(target: Path, sources: Sequence[str] = ()) -> None:
 
 
 def check_recipe(recipe: Recipe, *, begins: bool) -> None:
-    """Check that there is something at the recipe's paths.
+    """Check that the paths in a recipe exist.
 
     Args:
-        recipe: whose paths are of this machine.
-        begins: whether the run begins; one that goes on needs no weights to start from.
+        recipe: a recipe with paths on this machine.
+        begins: whether the run is new; a resumed run does not need ``model.pretrained``.
     """
     problems: list[str] = []
     if recipe.task in BUILT_IN_TASKS and recipe.data.root != "digits":
         try:
             given_root, root = recipe.data.root, located(recipe.data).root
-            if given_root.startswith("path/to/") and missing_data(given_root):  # a shipped recipe's own
+            if given_root.startswith("path/to/") and missing_data(given_root):  # a placeholder
                 problems.append("data.root is not given: expected a folder or a file; add data.root=FOLDER")
             else:
                 problems += [

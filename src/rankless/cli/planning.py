@@ -1,4 +1,4 @@
-"""The commands that say beforehand what more devices would bring, what fits into one, and how fast it is."""
+"""The commands plan and fit: predict the speed on more devices, and find the largest micro-batch."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def plan(
     """Predict steps, epochs and efficiency on 1 to 4,096 devices."""
     asked = _asked(devices, bandwidth, latency, step_ms, check)
     if force and out is None:
-        raise UserError("--force says what --out may replace: add --out, or leave it out")
+        raise UserError("--force says what --out may replace: add --out, or leave --force out")
     chosen, name = recipe_of(recipe)
     from rankless.launch import fork_server
 
@@ -138,7 +138,7 @@ def fit(
 def _asked(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.PlanOptions:
-    """Return the options of the plan."""
+    """Read the options of a plan; report all wrong ones together."""
     problems: list[str] = []
 
     def read(how: Callable[[str], Value], text: str | None) -> Value | None:
@@ -157,7 +157,9 @@ def _asked(
     )
     others = {"--devices": devices, "--bandwidth": bandwidth, "--latency": latency, "--step-ms": step_ms}
     if check is not None and (wrong := [name for name, value in others.items() if value is not None]):
-        problems.append(f"--check is of this machine, {' and '.join(wrong)} of others: leave out either")
+        problems.append(
+            f"--check trains on this machine, {' and '.join(wrong)} describes others: leave out one"
+        )
     if problems:
         raise UserError(problems)
     return asked

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = part()
 
-_SHOWN = 20  # images that could not be read, or that were classified
+_SHOWN = 20  # unreadable or classified images that are listed at most
 _KEYS = {"--iou": "evaluate.iou", "--max": "evaluate.detections", "--tta": "evaluate.tta"}
 
 
@@ -154,7 +154,7 @@ def _words(text: str) -> list[str]:
 
 
 def _as_overrides(options: dict[str, float | int | str | None], overrides: Sequence[str]) -> list[str]:
-    """The options that stand for a key of the recipe."""
+    """Return the ``key=value`` overrides for options that stand for recipe keys."""
     given = {option: value for option, value in options.items() if value is not None}
     keys = {word.partition("=")[0] for word in overrides}
     if twice := [option for option in given if _KEYS[option] in keys]:
@@ -164,7 +164,7 @@ def _as_overrides(options: dict[str, float | int | str | None], overrides: Seque
 
 @contextmanager
 def _named_as_given(options: dict[str, float | int | str | None]) -> Iterator[None]:
-    """Inside, an error about a key that an option stands for names the option."""
+    """Replace a recipe key by its option in the errors that leave the block."""
     try:
         yield
     except UserError as error:
@@ -178,7 +178,7 @@ def _named_as_given(options: dict[str, float | int | str | None]) -> Iterator[No
 
 
 def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
-    """Return the sources, with the lines of a file for ``@FILE``; ``@-`` is the standard input."""
+    """Return the sources, with each ``@FILE`` replaced by the file's lines; ``@-`` is the standard input."""
     every: list[str] = []
     problems = []
     for source in sources:
@@ -199,13 +199,13 @@ def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
 
 
 def _fix_instruction_set(target: Path) -> None:
-    """Compute with the instructions that the weights were trained with."""
+    """Select the CPU instruction set that the weights were trained with."""
     from rankless.hardware.instruction_set import fix
     from rankless.recipe.recorded import instruction_set_of
     from rankless.runs.directory import weights_of
 
-    if "torch" not in sys.modules:  # once it is loaded, the instruction set stays as it is
-        with suppress(UserError):  # reported later, with whatever else is wrong
+    if "torch" not in sys.modules:  # a loaded PyTorch does not change its instruction set
+        with suppress(UserError):  # reported later, with the other problems
             fix(instruction_set_of(weights_of(target, warn=lambda _: None)))
 
 
@@ -240,7 +240,7 @@ def _where(image: ImageReport) -> str:
 
 
 def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
-    """Return a one-line summary; for a classifier, each image already has a line."""
+    """Return a summary line; it counts no objects for a classifier, whose results are already printed."""
     still = len(report.images) - frames
     kinds = [counted(still, "image")] if still or not frames else []
     images = " and ".join([*kinds, *([counted(frames, "frame")] if frames else [])])
@@ -250,7 +250,7 @@ def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
     if report.failed:
         failed = len(report.failed)
         parts.append(
-            f"{counted(failed, 'source')} not read to the end"
+            f"{counted(failed, 'source')} not completely read"
             if frames
             else f"{counted(failed, 'image')} not readable"
         )
@@ -266,7 +266,7 @@ def _is_answered(image: ImageReport) -> bool:
 
 
 def _lower_confidence(best: float, confidence: float) -> str:
-    """Return a hint to try if nothing was detected."""
+    """Return a hint for the case that nothing was detected."""
     if not best:
         hint = "try --confidence 0.01, or " if confidence > 0.01 else ""
         return f"no score came near --confidence {confidence:g}; {hint}train for longer"

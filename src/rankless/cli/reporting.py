@@ -1,4 +1,4 @@
-"""The commands that show runs: report, plot."""
+"""The commands report and plot."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def plot(
 
 
 def _collected(runs: tuple[Path, ...]) -> list[Collected]:
-    """Read all runs; report every one that cannot be read."""
+    """Read all runs; report all unreadable ones together."""
     from rankless.report.collected import Collected
 
     found: list[Collected] = []
@@ -111,7 +111,7 @@ def _collected(runs: tuple[Path, ...]) -> list[Collected]:
 
 
 def _named_apart(runs: list[Collected]) -> list[Collected]:
-    """Add the folders' names to runs of the same name."""
+    """Rename runs that have the same name to their paths."""
     names = [one.name for one in runs]
     for one in runs:
         if names.count(one.name) > 1:

@@ -60,7 +60,7 @@ def evaluate(
     """Score a run or a weights file on its evaluation images."""
     from rankless.launch import environments
 
-    environments.refuse("evaluate", "run it without the launcher, once; --devices says on how many")
+    environments.refuse("evaluate", "run it once, without the launcher; --devices sets the number of devices")
     compute_on(device)
     count = devices_here(devices)
     refuse_stray(overrides, "evaluate.iou=0.5")

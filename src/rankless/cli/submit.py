@@ -1,4 +1,4 @@
-"""The commands under ``rankless submit``: a training for Slurm, Kubernetes or Ray."""
+"""The commands ``rankless submit slurm``, ``kubernetes`` and ``ray``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _request(
     name: str | None,
     sinks: Sequence[str],
 ) -> Request:
-    """Return the training to submit; errors are collected."""
+    """Return the training to submit; add its errors to ``problems``."""
     from rankless.launch.submit import request
 
     numbers = [1, 1]
@@ -92,7 +92,7 @@ def slurm(
     name: Name = None,
     partition: Annotated[str | None, Parameter(help="sbatch's --partition.")] = None,
     time: Annotated[
-        str | None, Parameter(help="sbatch's --time. A job that ends by it continues in the next one.")
+        str | None, Parameter(help="sbatch's --time. A job stopped by this limit continues in the next one.")
     ] = None,
     account: Annotated[str | None, Parameter(help="sbatch's --account.")] = None,
     qos: Annotated[str | None, Parameter(help="sbatch's --qos.")] = None,
@@ -187,7 +187,9 @@ def kubernetes(
     from rankless.launch.submit.request import Problems
 
     problems = Problems()
-    problems.check(not (apply and dry_run), "--apply: submits, but --dry-run is given, too; leave out either")
+    problems.check(
+        not (apply and dry_run), "--apply submits the job, but --dry-run only prints it; leave out one"
+    )
     request = _request(problems, recipe, nodes, devices, out, name, sink)
     settings = cluster.Settings(
         image,
@@ -211,7 +213,7 @@ def kubernetes(
 
 
 def _text_of(problems: Problems, request: Request) -> str | None:
-    """The text of a recipe that is a file; None of one that is shipped, or cannot be read."""
+    """Return the text of a recipe file; None for a shipped recipe or after an error."""
     from rankless.files import reading
     from rankless.recipe import load
 
@@ -237,7 +239,7 @@ def ray(
         str, Parameter(help="Address of the cluster: auto on one of its machines, or HOST:PORT.")
     ],
     devices: Annotated[
-        str, Parameter(help="Number of GPUs, or processes, in the whole cluster.", metavar="N")
+        str, Parameter(help="Total number of GPUs, or processes, in the cluster.", metavar="N")
     ] = "1",
     out: Out = None,
     name: Name = None,
@@ -266,7 +268,7 @@ def ray(
         recipe_text=_text_of(problems, request),
     )
     problems.refuse()
-    # Workers have their own folders: the run directory is the same path on all machines.
+    # Workers have their own folders, so the run directory is an absolute path, the same on all machines.
     request = replace(request, run=str(Path(out or f"runs/{job}").absolute()))
     print(cluster.described(request, settings), end="", flush=True)
     return 0 if dry_run else cluster.run(request, settings)

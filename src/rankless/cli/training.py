@@ -1,6 +1,6 @@
-"""The commands that train: train, attach and verify.
+"""The commands train, attach and verify.
 
-``train`` runs as a rank of a foreign launcher, on several hosts, or on this machine.
+``train`` runs as a rank of another launcher, on several hosts, or on this machine.
 """
 
 from __future__ import annotations
@@ -45,13 +45,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of ``rankless train``, wherever it trains.
+    """The options of ``rankless train`` that do not concern hosts.
 
     Attributes:
         words: the recipe and changes to it.
-        run: the run directory.
-        devices: as it was written.
-        device, resume, sinks, inline, download, parallel: the options of these names.
+        devices: the text of ``--devices``.
     """
 
     words: Sequence[str]
@@ -65,7 +63,7 @@ class TrainOptions:
     parallel: str
 
     def recipe(self) -> tuple[str | None, Sequence[str]]:
-        """The name of a recipe, if there is one, and changes."""
+        """Return the recipe's name, or None, and the changes to the recipe."""
         found = recipe_and_overrides(self.words)
         if self.resume and self.run is None:
             run = next((word for word in self.words if Path(word).is_dir()), "runs/digits")
@@ -73,7 +71,7 @@ class TrainOptions:
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise for options that cannot be had, given why not."""
+        """Raise for the options that are given but cannot be used; each argument is an option's reason."""
         in_threads = self.parallel != "processes"
         options = (
             ("--device", self.device != "auto", device),
@@ -95,7 +93,7 @@ def here(given: TrainOptions) -> int:
     run, resume = given.run, given.resume
     if given.inline or given.parallel == "threads":
         _fix_instruction_set(name, overrides, run if resume else None)
-    compute_on(given.device)  # after that, as it may import PyTorch
+    compute_on(given.device)  # may import PyTorch, so the instruction set is fixed first
     devices = devices_here(given.devices)
     chosen = None
     if resume and run is not None and name is None:
@@ -132,12 +130,12 @@ def here(given: TrainOptions) -> int:
 def on_hosts(
     given: TrainOptions, hosts: str, min_hosts: str, ssh: str, python: str | None, *, sync: bool, detach: bool
 ) -> int:
-    """Train on several machines, or have the first of them do it."""
+    """Train on several machines; with ``detach``, the first of them coordinates the training."""
     given.refuse(
-        device="counts for this machine alone; leave it out with --hosts, where each takes its GPUs, if any",
-        inline="trains in this process, but --hosts starts others; leave out either",
-        download="gets files for this machine alone; leave it out with --hosts",
-        parallel="makes ranks of one process, but --hosts starts processes; leave out either",
+        device="applies only to this machine; leave it out with --hosts: each host uses its GPUs, if any",
+        inline="trains in this process, but --hosts starts others; leave out one",
+        download="downloads files to this machine only; leave it out with --hosts",
+        parallel="runs ranks as threads of one process, but --hosts starts processes; leave out one",
     )
     from rankless.launch.hosts.training import Wanted
 
@@ -145,7 +143,7 @@ def on_hosts(
     least, parsed = _hosts_of(hosts, min_hosts, given.devices)
     count, resume = device_count(given.devices), given.resume
     wanted = Wanted(None, overrides, given.run, "run", count, resume=resume, sinks=given.sinks, least=least)
-    if not (resume and name is None):  # otherwise the host that has the run brings the recipe
+    if not (resume and name is None):  # otherwise the host with the run has the recipe
         recipe, called = loaded(name, overrides)
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
     from rankless.launch.hosts.channel import way_over
@@ -160,19 +158,19 @@ def on_hosts(
 
 
 def as_a_rank(given: TrainOptions, environment: Environment, hosts: str | None) -> int:
-    """Train as the rank that a launcher has made of this process."""
+    """Train in this process as a rank started by another launcher."""
     from rankless.launch import member
 
     def ask() -> Asked:
         if hosts is not None:
             raise UserError(
-                "--hosts: starts ranks by itself, but a launcher has started this one; leave out either"
+                "--hosts: starts ranks by itself, but a launcher has started this one; leave out one"
             )
         given.refuse(
             device="a launcher has started this rank; set RANKLESS_CPU=1 for all of them to use the CPU",
-            inline="a launcher has started this rank; leave out either",
-            download="several ranks would download at once; download before, with one",
-            parallel="a launcher has started this rank; leave out either",
+            inline="a launcher has started this rank; leave it out",
+            download="several ranks would download at once; download first, without the launcher",
+            parallel="a launcher has started this rank; leave it out",
         )
         asked = _asked(given, is_first=environment.rank == 0)
         return replace(asked, run=given.run, resume=given.resume, sinks=given.sinks)
@@ -181,7 +179,7 @@ def as_a_rank(given: TrainOptions, environment: Environment, hosts: str | None) 
 
 
 def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
-    """Read the recipe for a rank of a cluster's launcher, with its instruction set in use."""
+    """Read the recipe for a rank of another launcher, and select its CPU instruction set."""
     from rankless.launch.member import Asked
     from rankless.runs.directory import RunDirectory
 
@@ -201,15 +199,15 @@ def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
     except UserError:
         if is_first and (directory.recipe.exists() or directory.steps()):
             raise
-        return Asked(None, run.name, count)  # another machine has the run, and brings the recipe
+        return Asked(None, run.name, count)  # another machine has the run and its recipe
 
 
 def _fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
-    """Limit this process to the recipe's instruction set, before anything imports PyTorch.
+    """Limit this process to the recipe's CPU instruction set, before anything imports PyTorch.
 
     Args:
-        name, overrides: of the recipe; what is wrong with it is reported later.
-        run: that goes on, with its own recipe where none is named.
+        name, overrides: the recipe and changes to it; errors in them are reported later.
+        run: the run to resume, which has the recipe if ``name`` is None.
     """
     from rankless.hardware.instruction_set import fix
     from rankless.recipe import load
@@ -223,7 +221,7 @@ def _fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path |
 
 
 def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
-    """Read the hosts, before anything that takes long is imported."""
+    """Return the minimum number of hosts, and the hosts; check them before slow imports."""
     from rankless.launch.hosts.names import parse_hosts
 
     least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)
@@ -231,7 +229,7 @@ def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]
         raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
     if devices != "auto" and all(host.devices for host in parsed):
         raise UserError(
-            f"--devices is {devices}: it has no effect, as each of --hosts names its number; leave out either"
+            f"--devices is {devices}: it has no effect, as each of --hosts names its number; leave out one"
         )
     return least, parsed
 
@@ -368,17 +366,17 @@ def verify(
     """Prove that the number of processes, or of --hosts, changes no bit of the weights."""
     from rankless.launch import environments
 
-    environments.refuse("verify", "run it without the launcher, once")
+    environments.refuse("verify", "run it once, without the launcher")
     sizes = [whole_number("--worlds", size, ", as in 1,2,3") for size in worlds.split(",")]
     step_count = whole_number("--steps", steps)
     if hosts is not None and device != "auto":
-        raise UserError("--device: counts for this machine alone; leave it out with --hosts")
+        raise UserError("--device: applies only to this machine; leave it out with --hosts")
     compute_on(device)
     chosen, _ = recipe_of(recipe)
     from rankless.launch import fork_server
     from rankless.launch.verify import verify as compare
 
-    # With --json the standard output is the report's alone.
+    # With --json, only the report goes to the standard output.
     log = sys.stderr if as_json else sys.stdout
 
     def echo(line: str) -> None:

@@ -1,4 +1,4 @@
-"""The command that searches for better values: tune."""
+"""The command tune."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def tune(
     resume: Annotated[bool, Parameter(help="Continue the search in --out."), flag] = False,
     devices: Devices = "auto",
 ) -> int:
-    """Search better values for a recipe's keys, such as the learning rate. Each trial is a run."""
+    """Search for better values of a recipe's keys, such as the learning rate. Each trial is a run."""
     from rankless.launch import environments
 
-    environments.refuse("tune", "run it without the launcher, once; --devices says on how many")
+    environments.refuse("tune", "run it once, without the launcher; --devices sets the number of devices")
     count, many = devices_here(devices), whole_number("--trials", trials)
     from rankless.launch import fork_server
     from rankless.launch.tuning import page
@@ -79,7 +79,7 @@ def tune(
         record = _begun(recipe, search, out, keeps_all=keep_all)
     say(f"trials in {record.folder}; to follow one: rankless watch {record.run(len(record.trials) + 1)}")
     with TrialOutput(record) as output:
-        fork_server.start()  # what it forks writes where this process does now
+        fork_server.start()  # ranks inherit this process's present output
         code = tuning.go_on(record, many, devices=count, output=output)
     if len(record.ranked()) > 1:
         say("\nthe best first:")

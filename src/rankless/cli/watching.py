@@ -1,4 +1,4 @@
-"""The commands that look at trainings: runs, watch."""
+"""The commands runs and watch."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def runs(
     if as_json:
         print_json([_plain(one) for one in found])
     elif not found:
-        say(f"{folder}: no runs here; rankless train digits begins one")
+        say(f"{folder}: no runs here; to start one: rankless train digits")
     else:
         print(f"{'state':12}{'step':>15}  {'score':12}  {'digest':12}  {'time':>8}  run")
         for one in found:
             say(_line(one))
     for problem, run in ((dangling(run, "last"), run) for run in every):
         if problem:
-            warn(f"{problem}; rankless train --resume --run {run.path} puts it right")
+            warn(f"{problem}; rankless train --resume --run {run.path} fixes it")
     return 0
 
 
@@ -118,7 +118,7 @@ def watch(
 
 
 def _on_a_page(target: str, port: int | None) -> int:
-    """Serve the report of a run until Ctrl-C."""
+    """Serve a run's report to a browser until Ctrl-C."""
     from rankless.launch.watching import wait_for
     from rankless.report.live import HOST, served
 
@@ -128,7 +128,7 @@ def _on_a_page(target: str, port: int | None) -> int:
     if not run.exists() and ":" in target:
         host, _, there = target.partition(":")
         raise UserError(
-            f"--web: {target} lies on another machine; expected a run here; with --ssh as it is usual: "
+            f"--web: {target} lies on another machine; expected a run here; to see it here, run: "
             f"ssh -L 8765:127.0.0.1:8765 {host} rankless watch {there} --web"
         )
     wait_for(run)
@@ -141,7 +141,7 @@ def _on_a_page(target: str, port: int | None) -> int:
 
 
 def _recipe(run: RunDirectory) -> dict[str, Any]:
-    """The recipe of a run as plain values; empty where it cannot be read."""
+    """Return a run's recipe as plain data; an empty dict if it cannot be read."""
     from rankless.files import yaml12
     from rankless.files.reading import MIB, read_text
 

@@ -265,4 +265,4 @@ def test_kubectl_gets_the_manifests_and_its_refusal_is_reported(
     assert cli.main([*command[:-1], "--dry-run"]) == 0  # as with the other clusters
     assert capsys.readouterr() == (out, "") and not (tmp_path / "got").exists()
     assert cli.main([*command, "--dry-run"]) == 2
-    assert "error: --apply: submits, but --dry-run is given, too" in capsys.readouterr().err
+    assert "error: --apply submits the job, but --dry-run only prints it" in capsys.readouterr().err
