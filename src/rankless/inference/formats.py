@@ -1,6 +1,6 @@
-"""Predictions in the formats of others, written from the journal of a prediction when it has ended.
+"""Writers of predictions in several formats, which read the journal when the prediction has ended.
 
-Each writer reads the entries once or twice and holds none of them.
+Each writer reads the entries once or twice and keeps none in memory.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rankless.data.formats.writing import on_one_line
 
 
 class Entry(NamedTuple):
-    """The predictions in one image.
+    """The predictions for one image.
 
     Attributes:
-        stem: the name of its files, without ending; for a frame of a video with its number.
-        image: as in ``predictions.json``.
+        stem: name of the image's files, without extension; a video frame's includes its number.
+        image: the image's object in ``predictions.json``.
     """
 
     stem: str
@@ -29,17 +29,17 @@ class Entry(NamedTuple):
 
 
 Entries = Callable[[], Iterator[Entry]]
-"""Starts to read them, from the first."""
+"""A function that returns an iterator over all entries, from the first."""
 
 
 def write_json(entries: Entries, file: Path) -> None:
-    """Write one array, an image on each line."""
+    """Write one JSON array, with one image per line."""
     with file.open("w", encoding="utf-8") as out:
         _write_list(out, (entry.image for entry in entries()))
 
 
 def write_jsonl(entries: Entries, file: Path) -> None:
-    """Write an object on each line, one for each image."""
+    """Write one JSON object per image and line."""
     with file.open("w", encoding="utf-8") as out:
         out.writelines(f"{json.dumps(entry.image)}\n" for entry in entries())
 
@@ -62,7 +62,7 @@ def write_coco_images(entries: Entries, file: Path, class_names: Sequence[str]) 
 
 
 def write_coco_results(entries: Entries, file: Path) -> None:
-    """Write a list of results as COCO's evaluation takes them: ``bbox`` is x, y, width, height."""
+    """Write a list of results for COCO's evaluation; ``bbox`` is x, y, width, height in pixels."""
     results = (
         {
             "image_id": number,
@@ -79,7 +79,7 @@ def write_coco_results(entries: Entries, file: Path) -> None:
 
 
 def image_ids(entries: Entries) -> Iterator[tuple[int, Entry]]:
-    """Number the images as COCO does: by their names where all are different numbers, else from 1."""
+    """Yield entries with COCO ids: their names if these are distinct numbers, else their places from 1."""
     seen: set[int] = set()
     numbered = True
     for entry in entries():
@@ -93,7 +93,7 @@ def image_ids(entries: Entries) -> Iterator[tuple[int, Entry]]:
 
 
 def yolo_text(image: dict[str, Any]) -> str:
-    """Return a line per box: class, center x and y, width and height, as fractions of the image."""
+    """Return one line per box: class, then center x and y, width and height as fractions of the image."""
     width, height = image["width"], image["height"]
     return "".join(
         f"{found['label']} {(x1 + x2) / 2 / width:.6f} {(y1 + y2) / 2 / height:.6f} "
@@ -109,7 +109,7 @@ def yolo_names(class_names: Iterable[str]) -> str:
 
 
 def voc_xml(image: dict[str, Any]) -> bytes:
-    """Return one annotation; what XML cannot hold of a name becomes U+FFFD."""
+    """Return one image's annotation; characters that XML does not allow become U+FFFD."""
     objects = (
         VocObject(NOT_XML.sub("\ufffd", found["name"]), tuple(found["box"]), difficult=False)
         for found in image["detections"]
@@ -119,7 +119,7 @@ def voc_xml(image: dict[str, Any]) -> bytes:
 
 
 def write_csv(entries: Entries, file: Path) -> None:
-    """Write a row per object, or per class of an image that was classified."""
+    """Write one row per object, or per reported class of a classified image."""
     head = ["source", "frame", "time", "label", "name", "score"]
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
         rows = csv.writer(out)
@@ -132,12 +132,12 @@ def write_csv(entries: Entries, file: Path) -> None:
 
 
 def write_counts(entries: Entries, file: Path, class_names: Sequence[str]) -> None:
-    """Write a row per image: how many objects there are in all, and of each class."""
+    """Write one row per image: the number of objects in total and per class."""
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
         rows = csv.writer(out)
         rows.writerow(["source", "frame", "time", "total", *class_names])
         for _, image in entries():
-            # Of an image that was classified the best class counts.
+            # A classified image counts as one object of its best class.
             found = image.get("detections", []) or image.get("classes", [])[:1]
             counts = Counter(one["label"] for one in found)
             per_class = [counts[label] for label in range(len(class_names))]
@@ -146,7 +146,7 @@ def write_counts(entries: Entries, file: Path, class_names: Sequence[str]) -> No
 
 
 def _write_list(out: TextIO, items: Iterable[Any], end: str = "") -> None:
-    """Write a list with an item on each line, and what follows it."""
+    """Write a JSON list with one item per line, followed by ``end``."""
     out.write("[")
     for number, item in enumerate(items):
         out.write((",\n" if number else "\n") + json.dumps(item))

@@ -1,6 +1,6 @@
-"""Heat maps over the image: for a detector, the best score at every place.
+"""Heat maps over the image: for a detector, the best score in every cell.
 
-A place's score is that of the best candidate box whose center lies there, before any box is discarded. For a
+A cell's score is that of the best candidate box with its center there, before any box is discarded. For a
 head with objectness, the score is objectness times class probability.
 """
 
@@ -18,15 +18,15 @@ from rankless.geometry.letterbox import to_source
 from rankless.structures import Letterbox
 
 CELL = 8
-"""Pixels of the network's input that a place of the map is wide and high, the finest stride of the heads."""
+"""Width and height of a cell in pixels of the network's input: the finest stride of the heads."""
 
 
 def heat(boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return the best score of each place, float32 (H / 8, W / 8), on the CPU.
+    """Return the best score in each cell, float32 (H / 8, W / 8), on the CPU.
 
     Args:
         boxes: candidates xyxy in pixels of the input, (P, 4).
-        scores: the best of the chosen classes, 0..1, (P,).
+        scores: best score of each candidate among the chosen classes, 0..1, (P,).
         size: the input's (H, W).
     """
     rows, columns = size[0] // CELL, size[1] // CELL
@@ -38,18 +38,18 @@ def heat(boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def in_image(heat: Tensor, letterbox: Letterbox, size: tuple[int, int]) -> Pixels:
-    """Return the map of the image's pixels, uint8 (H, W), without the input's margin.
+    """Return the heat map resampled to the image's pixels, uint8 (H, W), without the input's margin.
 
     Args:
-        heat: over the input, (h, w), 0..1.
-        letterbox: how the image lies on the input.
-        size: of the input, (H, W).
+        heat: heat map over the input, (h, w), 0..1.
+        letterbox: placement of the image on the input.
+        size: the input's (H, W).
     """
     corner = to_source(torch.zeros(1, 4), letterbox)[0, :2].tolist()
     far = to_source(torch.tensor([[0.0, 0.0, float(size[1]), float(size[0])]]), letterbox)
     right, bottom = far[0, 2:].tolist()
     across, down = heat.shape[1] / (right - corner[0]), heat.shape[0] / (bottom - corner[1])
-    # PIL's affine map: for each pixel of the image, where it lies on the map.
+    # PIL's affine matrix maps each pixel of the image to its position on the heat map.
     matrix = (across, 0.0, -corner[0] * across, 0.0, down, -corner[1] * down)
     small = Image.fromarray((heat.clamp(0, 1) * 255).round().to(torch.uint8).numpy())
     shown = letterbox.width, letterbox.height
@@ -57,7 +57,7 @@ def in_image(heat: Tensor, letterbox: Letterbox, size: tuple[int, int]) -> Pixel
 
 
 def overlaid(image: Pixels, level: Pixels) -> Image.Image:
-    """Return the image (H, W, 3), darkened, under the map (H, W): dark at 0, yellow at 255."""
+    """Return the darkened image (H, W, 3) with the heat map (H, W) over it: dark at 0, yellow at 255."""
     from matplotlib import colormaps
 
     table: Any = (colormaps["inferno"](np.arange(256))[:, :3] * 255).round().astype(np.float32)

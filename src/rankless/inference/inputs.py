@@ -1,4 +1,4 @@
-"""Images as Python programs have them: paths, PIL images, NumPy arrays and tensors."""
+"""Images from Python programs: paths, PIL images, NumPy arrays and tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def file_source(name: str) -> Source:
 
 
 def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
-    """Read an image to draw on, uint8 (3, H, W), and for the network, reduced as in training."""
+    """Read an image twice: to draw on, uint8 (3, H, W), and for the network, reduced as in training."""
     scene = SCENES.fullmatch(name)
     if scene is None or Path(name).exists():
         image = image_file.read(Path(name))
@@ -53,7 +53,7 @@ def source_of(image: ImageLike, number: int) -> Source:
 
     Args:
         image: see :data:`ImageLike`.
-        number: of the image, from 0, for messages.
+        number: the image's number, from 0, for messages.
     """
     if isinstance(image, str | os.PathLike):
         return file_source(os.fspath(image))
@@ -62,12 +62,12 @@ def source_of(image: ImageLike, number: int) -> Source:
 
 
 def whole(image: Tensor) -> Decoded:
-    """Return an image (3, H, W) as it was decoded, with every pixel."""
+    """Return an image (3, H, W) as decoded at full size."""
     return Decoded(image, 1, (image.shape[-2], image.shape[-1]))
 
 
 def reduced(image: Tensor, finder: Finder) -> tuple[Tensor, Decoded]:
-    """Reduce an image for the network as far as a file of its size would be."""
+    """Return an image, and a copy for the network, reduced by the factor used for files of this size."""
     height, width = image.shape[-2:]
     factor = 1 if isinstance(finder, CustomFinder) else finder.shown.reduction(height, width)
     if factor == 1:

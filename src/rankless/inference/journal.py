@@ -1,7 +1,7 @@
-"""The journal of a prediction: a line per image on the disk, so that a killed prediction can continue.
+"""The journal of a prediction: one line per image on disk, so that a killed prediction can continue.
 
-The file lies in the output folder while the prediction runs. At its end the formats are written from it and
-its name is removed; whoever holds it open can still read it.
+The file is in the output folder while the prediction runs. At the end, all formats are written from it and
+the file is unlinked; an open :class:`Journal` can still read it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ _AT_ONCE = 1 << 20  # bytes
 
 
 class Journal(Sequence[Entry]):
-    """The entries of all images, in their order; each is read from the disk when it is asked for.
+    """The entries of all images, in order; each is read from disk on demand.
 
     Args:
         folder: the output folder, which exists.
-        asked: what was asked for; a prediction goes on only if this is the same.
-        resume: go on with what is there.
+        asked: options of the prediction; it can be resumed only with the same ones.
+        resume: continue the existing journal.
 
     Attributes:
         failed: source and reason of each image that could not be read.
-        done: sources that needed no further work when it was opened; a video is one when its last frame was
-            predicted.
+        done: sources already finished when the journal was opened; a video is finished after its last frame.
     """
 
     def __init__(self, folder: Path, asked: Mapping[str, Any], *, resume: bool) -> None:
@@ -66,11 +65,11 @@ class Journal(Sequence[Entry]):
         self.failed.append((source, reason))
 
     def end_video(self, source: str, files: Sequence[str] = ()) -> None:
-        """Record that the last frame of a video was predicted, and the files that were written of all."""
+        """Record that a video's last frame was predicted, and the files written for the video."""
         self._append({"ended": source, "files": list(files)})
 
     def remove(self) -> None:
-        """Remove the file's name; the entries can still be read."""
+        """Unlink the file; this journal can still read the entries."""
         self.path.unlink(missing_ok=True)
 
     def __len__(self) -> int:
@@ -97,7 +96,7 @@ class Journal(Sequence[Entry]):
                 yield _entry(row)
 
     def files(self) -> Iterator[str]:
-        """Yield the paths, below the folder, of all files that were written of images and videos."""
+        """Yield the paths, relative to the folder, of all files written for images and videos."""
         for _, line in self._lines():
             yield from json.loads(line).get("files", ())
 
@@ -113,7 +112,7 @@ class Journal(Sequence[Entry]):
         self._end += len(line)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Every whole line and where it starts."""
+        """Yield each complete line with its offset in bytes."""
         at, rest = 0, b""
         while part := os.pread(self._file, _AT_ONCE, at + len(rest)):
             *lines, rest = (rest + part).split(b"\n")
@@ -122,7 +121,7 @@ class Journal(Sequence[Entry]):
                 at += len(line) + 1
 
     def _go_on(self, head: Mapping[str, Any]) -> None:
-        """Take over the lines that are there, but for a cut one and those of a video without its end."""
+        """Read the existing lines; drop an incomplete last line and the frames of an unfinished video."""
         video_start, failed_before = None, 0
         for number, (start, line) in enumerate(self._lines()):
             try:
@@ -162,7 +161,7 @@ def is_unfinished(folder: Path) -> bool:
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Check that no prediction was stopped in ``folder``."""
+    """Raise if ``folder`` has an unfinished prediction."""
     if is_unfinished(folder):
         raise UserError(
             f"--out {folder}: holds an unfinished prediction; add --resume to continue, or "
@@ -171,7 +170,7 @@ def refuse_unfinished(folder: Path) -> None:
 
 
 def refuse_nothing_to_resume(folder: Path) -> None:
-    """Check that a prediction can go on."""
+    """Raise if ``folder`` has no unfinished prediction to continue."""
     if not is_unfinished(folder):
         raise UserError(f"--out {folder}: no unfinished prediction to continue; leave --resume out")
 

@@ -1,4 +1,4 @@
-"""Opening what predicts: weights, their recipe with changes, devices, and a finder on each device."""
+"""Loading of a model for prediction: weights, recipe, devices, and one finder per device."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rankless.tasks import trained
 from rankless.tasks.custom import absolute, name_of, refuse_unasked
 from rankless.world.compat import set_tf32
 
-if TYPE_CHECKING:  # it brings torchvision, which detectors do without
+if TYPE_CHECKING:  # imports torchvision, which detectors do not need
     from rankless.inference.predict_classify import ClassFinder
 
 Finder: TypeAlias = "BoxFinder | ClassFinder | CustomFinder"
 BATCH_ON_GPU = 16
-"""Images that a GPU gets at once where nothing is said; a CPU gets one."""
+"""Default batch size on a GPU; on a CPU it is 1."""
 MOST_AT_ONCE = 4096
 
 
@@ -55,14 +55,14 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class Opened:
-    """The loaded model with its finders.
+    """A loaded model with its finders.
 
     Attributes:
         path: the weights file.
-        recipe: with the changes and the resolved precision.
+        recipe: the weights' recipe with the overrides and the resolved precision.
         finders: one per device, all alike.
-        devices: of the finders.
-        batch: images that a finder gets at once.
+        devices: the finders' devices.
+        batch: number of images per call of a finder.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class Opened:
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Inside, this process computes with the recipe's precision, as in evaluation."""
+        """Set this process's TF32 mode to the recipe's precision within the block."""
         restore = set_tf32(self.recipe.precision == "tf32")
         try:
             yield
@@ -82,7 +82,7 @@ class Opened:
 
     @contextmanager
     def computing(self, device: torch.device) -> Iterator[None]:
-        """Inside, this thread's forward passes are those of the evaluation."""
+        """Enable inference mode and the recipe's autocast for this thread within the block."""
         with torch.inference_mode(), autocast(self.recipe.precision, device):
             yield
 
@@ -92,8 +92,8 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
-        asked: how to predict.
-        others: further checks, whose errors are reported together with those of weights and devices.
+        asked: options of the prediction.
+        others: further checks; their errors are reported together with those of weights and devices.
     """
     problems: list[str] = []
     devices: list[torch.device] = []
@@ -114,7 +114,7 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
     recipe = found.recipe
     recipe = replace(recipe, precision=resolve(recipe.precision, devices[0], recipe.cpu_isa))
     found = replace(found, recipe=recipe)
-    if recipe.task not in ("detect", "classify"):  # a user's code is not asked from several threads
+    if recipe.task not in ("detect", "classify"):  # a user's code is not called from several threads
         devices = devices[:1]
     finders = [_finder(found, asked, device, str(path)) for device in devices]
     batch = asked.batch or (BATCH_ON_GPU if devices[0].type == "cuda" else 1)
@@ -122,7 +122,7 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
 
 
 def devices_named(names: str | None) -> list[torch.device]:
-    """Return the devices of ``cpu``, ``cuda:1`` or ``cuda:0,cuda:1``; None: all GPUs, or else the CPU."""
+    """Return the devices named as in ``cpu`` or ``cuda:0,cuda:1``; for None, all GPUs, or else the CPU."""
     if names is None:
         count = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
         return [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]
@@ -163,14 +163,14 @@ def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> 
 
 
 def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device, source: str) -> Finder:
-    """Return the finder of the weights' task."""
+    """Return a finder for the weights' task."""
     task = loaded.recipe.task
     if task == "detect":
         return BoxFinder(loaded, asked.confidence, device, source, asked.classes)
     if asked.classes:
         raise UserError(
             f"--classes is {','.join(map(str, asked.classes))}, which chooses among the boxes of a detector, "
-            f"and the task is '{printable(task)}'; leave it out"
+            f"but the task is '{printable(task)}'; leave it out"
         )
     if task == "classify":
         from rankless.inference.predict_classify import ClassFinder
@@ -178,7 +178,7 @@ def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device
         return ClassFinder(loaded, asked.confidence or 0.0, device, source)
     if asked.confidence is not None:
         raise UserError(
-            f"--confidence is {asked.confidence:g}, but the task '{printable(task)}' decides itself "
-            "what it reports; leave it out"
+            f"--confidence is {asked.confidence:g}, but the task '{printable(task)}' chooses itself "
+            "which results to report; leave it out"
         )
     return CustomFinder(loaded, device, source)

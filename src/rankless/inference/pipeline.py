@@ -1,7 +1,7 @@
-"""Images through a model: read ahead by threads, in batches, on every device, in order.
+"""The pipeline of prediction: threads read images ahead, devices compute batches, results keep their order.
 
 At most a few batches are in memory, however many images there are. A batch is always full (its last image is
-repeated), so what is found in an image depends neither on its neighbors nor on the number of devices.
+repeated), so an image's result depends neither on its neighbors nor on the number of devices.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Source(NamedTuple):
     """An image to predict on.
 
     Attributes:
-        name: its path, scene or video.
+        name: the image's path or scene, or the video.
         read: returns the image to draw on, uint8 (3, H, W), and the one for the network.
-        frame: its number in a video, from 0; None of a still image.
-        time: of the frame, in seconds from the video's start.
-        position: of the image or the video among all that are given.
+        frame: number of the frame in its video, from 0; None for an image.
+        time: time of the frame in seconds from the video's start; None for an image.
+        position: index of the image or video among all sources.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Answered(NamedTuple):
     """A model's answer for one image.
 
     Attributes:
-        source: of the image.
-        image: uint8 (3, H, W); None where it could not be read.
-        answer: of the finder; for a custom task its prediction and drawing.
-        reason: why it could not be read.
+        source: the image's source.
+        image: uint8 (3, H, W); None if it could not be read.
+        answer: the finder's answer; for a custom task, its prediction and drawing.
+        reason: why the image could not be read.
     """
 
     source: Source
@@ -67,13 +67,13 @@ class _Read(NamedTuple):
 
 
 def reading() -> int:
-    """Return how many threads read and draw."""
+    """Return the number of threads that read and draw."""
     return min(usable_cores(), _MOST_THREADS)
 
 
 @contextmanager
 def threads() -> Iterator[Executor]:
-    """Threads that read and draw; what waits for one is dropped at the end."""
+    """Yield a pool of threads that read and draw; cancel its waiting tasks at the end."""
     pool = ThreadPoolExecutor(reading(), "rankless-images")
     try:
         yield pool
@@ -88,9 +88,9 @@ def ordered(
 
     Args:
         pool: the threads.
-        function: may raise; the error is raised here in its turn.
-        items: consumed as results are asked for.
-        ahead: at most so many items are taken that have not been yielded.
+        function: is called in the threads; its error is raised at its result's turn.
+        items: are consumed as results are requested.
+        ahead: maximum number of items taken before their results are yielded.
     """
     waiting: deque[Future[Other]] = deque()
     for item in items:
@@ -102,7 +102,7 @@ def ordered(
 
 
 def answered(opened: Opened, sources: Iterable[Source], pool: Executor) -> Iterator[Answered]:
-    """Ask the model about every image; yield the answers in the order of the images."""
+    """Predict on every image; yield the answers in the order of the images."""
     finder = opened.finders[0]
 
     def read(source: Source) -> _Read:
@@ -134,7 +134,7 @@ def answered(opened: Opened, sources: Iterable[Source], pool: Executor) -> Itera
 
 
 def _batched(items: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
-    """Lists with ``size`` readable images each, and the unreadable ones between them."""
+    """Yield lists with ``size`` readable images each, and the unreadable ones between them."""
     batch: list[_Read] = []
     for item in items:
         batch.append(item)

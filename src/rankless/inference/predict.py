@@ -1,14 +1,13 @@
 """Prediction from a run or a weights file: annotated images and videos, and their results.
 
-Images are preprocessed as in evaluation: the detections in an image never depend on other
-images. Boxes are in pixels of the image after its EXIF rotation. In evaluation a box may have several
-classes, as is usual on COCO; here its best class alone enters NMS, so a box whose best class was suppressed
-is not shown under its second. Detectors are in :mod:`rankless.inference.predict_detect`, classifiers in
-:mod:`rankless.inference.predict_classify`, tasks of the user's own in
-:mod:`rankless.inference.predict_custom`.
+Images are preprocessed as in evaluation; the detections in an image never depend on other images. Boxes are
+in pixels of the image after its EXIF rotation. In evaluation a box may have several classes, as is usual on
+COCO; here only its best class enters NMS, so a box never appears under its second class. Detectors are in
+:mod:`rankless.inference.predict_detect`, classifiers in :mod:`rankless.inference.predict_classify`, and
+custom tasks in :mod:`rankless.inference.predict_custom`.
 
-Every image is written down as soon as it is predicted (:mod:`rankless.inference.journal`), so the memory does
-not grow with their number, and a prediction that is stopped goes on.
+Each image's result is recorded at once (:mod:`rankless.inference.journal`), so memory does not grow with the
+number of images, and a stopped prediction can be resumed.
 """
 
 from __future__ import annotations
@@ -49,33 +48,31 @@ def predict(
     task: type | str | None = None,
     progress: bool = False,
 ) -> PredictionReport:
-    """Detect objects in images and videos, classify them, or ask a task of the user's own about them.
+    """Detect objects in images and videos, classify the images, or predict with a custom task.
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
         sources: one or several: images, folders (searched with their subfolders), glob patterns, built-in
             scenes as ``digits:val:0-7``, video files, cameras as ``webcam:0``, and streams as ``rtsp://…``.
-        out: a new or empty folder for the results; None makes a new one,
-            ``predictions``, ``predictions-2`` …
-        confidence: predictions with a lower score are discarded, 0..1; by default 0.25 for detections; a
-            classifier's best five classes are reported.
+        out: a new or empty folder for the results; by default a new ``predictions``, ``predictions-2`` …
+        confidence: lowest score to keep, 0..1; by default 0.25 for detections and 0 for a classifier, which
+            reports its best five classes.
         classes: names or ids of the classes to detect; all if empty.
         device: a torch device, or several as in ``cuda:0,cuda:1``; all GPUs if there are any, else the CPU.
-        batch: images that the model gets at once; by default 16 on a GPU and 1 on a CPU. Another number may
-            change the last bits of a score.
+        batch: batch size; by default 16 on a GPU and 1 on a CPU. It may change the last bits of a score.
         overrides: ``key=value``, changes to the recipe of the weights, as in ``evaluate.iou=0.5``.
-        save: what is written, of :data:`rankless.inference.saving.KINDS`.
-        force: take an ``out`` that is not empty: results of an earlier call are replaced or removed, other
-            files stay unless they are in the way (see :mod:`rankless.files.outputs`).
-        resume: go on with the prediction into ``out`` that was stopped; all else must be as it was.
-        task: a task of your own, as for :func:`rankless.train`; one that only the weights' recipe names is
+        save: kinds of results to write, from :data:`rankless.inference.saving.KINDS`.
+        force: allow an ``out`` that is not empty: results of an earlier call are replaced or removed, other
+            files stay unless a result has the same name (see :mod:`rankless.files.outputs`).
+        resume: continue the stopped prediction in ``out``; all other arguments must be unchanged.
+        task: your own task, as for :func:`rankless.train`; a task that only the weights' recipe names is
             not run.
-        progress: show on the standard error how far it is.
+        progress: show the progress on the standard error.
 
     Raises:
         UserError: no weights, a source without images, an output folder that cannot be used, or files in it
-            that must not be replaced; lists all of them and changes nothing. Unreadable images are not an
-            error: they are listed in the report. Where no image can be read, nothing is written.
+            that must not be replaced; lists all problems and changes nothing. Unreadable images are not an
+            error: the report lists them. If no image can be read, nothing is written.
 
     Examples:
         >>> report = rankless.predict("runs/digits", ["digits:val:1000-1003"], out="found")
@@ -115,6 +112,6 @@ def predict(
             progress=progress,
         )
         if out is None:
-            with suppress(OSError):  # it holds results; without any it is not left behind
+            with suppress(OSError):  # fails for a folder with results; an empty one is removed
                 folder.rmdir()
         return report

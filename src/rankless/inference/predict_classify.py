@@ -22,18 +22,18 @@ from rankless.tasks.memory_check import refuse_giant_image
 
 
 def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
-    """Return how much each place speaks for the likeliest class, (B, h, w), float32 on the CPU.
+    """Return each cell's evidence for the likeliest class (Grad-CAM), (B, h, w), float32 on the CPU.
 
-    The highest place of an image is 1, unless no place speaks for the class.
+    An image's highest value is 1, or 0 if no cell is evidence for the class.
 
     Args:
-        model: in its evaluation mode.
-        images: as the network takes them, (B, 3, H, W); of any mode of inference.
-        source: of the weights, for messages.
+        model: the classifier, in evaluation mode.
+        images: the network's input, (B, 3, H, W), with or without inference mode.
+        source: the weights' file, for messages.
     """
-    torch.clear_autocast_cache()  # weights that were cast in the inference mode have no gradients either
+    torch.clear_autocast_cache()  # weights cast in inference mode have no gradients
     with torch.inference_mode(False), torch.enable_grad():
-        copies = images.clone().requires_grad_()  # a tensor of the inference mode has no gradients
+        copies = images.clone().requires_grad_()  # a tensor of inference mode has no gradients
         with _last_map(model, copies) as found:
             best = model(copies).float().amax(1).sum()
         if not found:
@@ -50,7 +50,7 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
 
 @contextmanager
 def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
-    """Inside, the last output of a module that lies over the image is used; none if tokens follow it."""
+    """Collect the last feature map of the forward passes within the block; none if tokens follow it."""
     found: list[Tensor] = []
     height, width = images.shape[-2:]
 
@@ -60,7 +60,7 @@ def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
         if output.dim() == 3:
             found.clear()
         if output.dim() == 4 and min(output.shape[-2:]) > 1:
-            # Of the input's shape: what has its channels last has not.
+            # Keep maps with the input's aspect ratio, which channels-last outputs do not have.
             rows, columns = output.shape[-2:]
             if abs(rows * width - columns * height) <= width + height:
                 found[:] = [output]
@@ -76,7 +76,7 @@ class ClassAnswer(NamedTuple):
 
     Attributes:
         found: the probabilities.
-        heat: where the likeliest class is seen, (h, w) over the input; None unless it was asked for.
+        heat: heat map of the likeliest class over the input, (h, w); None unless requested.
     """
 
     found: Classification
@@ -84,16 +84,16 @@ class ClassAnswer(NamedTuple):
 
 
 class ClassFinder:
-    """Predicts with a trained classifier.
+    """A predictor with a trained classifier.
 
     Args:
-        loaded: its weights, with their recipe and class names.
-        confidence: less likely classes are left out, 0..1.
-        device: of the computation.
+        loaded: the weights, with their recipe and class names.
+        confidence: lowest probability to report, 0..1.
+        device: device to compute on.
         source: the weights' file, for messages.
 
     Attributes:
-        heat: whether answers say where the class is seen.
+        heat: whether answers have a heat map.
     """
 
     def __init__(self, loaded: weights.Weights, confidence: float, device: torch.device, source: str) -> None:
@@ -121,7 +121,7 @@ class ClassFinder:
         return self.task.item(view.image)
 
     def answers(self, items: Sequence[ClassificationItem], batch: int) -> list[ClassAnswer]:
-        """Predict the classes of images; arguments as of a :class:`BoxFinder`."""
+        """Predict the classes of images; see :meth:`.predict_detect.BoxFinder.answers` for the arguments."""
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
         found = self.task.predict(self.model, padded)[: len(items)]
         if not self.heat:
@@ -136,7 +136,7 @@ class ClassFinder:
         return float(answer.found.log_probabilities.max().exp())
 
     def level(self, answer: ClassAnswer, image: Pixels) -> Pixels | None:
-        """Return where the class is seen in an image (H, W, 3), uint8 (H, W); None if not asked for."""
+        """Return the heat map, uint8 (H, W), of an image (H, W, 3); None unless requested."""
         from rankless.inference.heatmaps import in_image
 
         cropped = self.task.recipe.data.augment.crop < 1

@@ -1,4 +1,4 @@
-"""Predictions of a custom task, which describes the result of an image itself."""
+"""Prediction with a custom task, which returns each image's result as a dict."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _SCENE_SIZE = (256, 256)
 
 
 class CustomFinder:
-    """Predicts with a trained task of the user's own.
+    """A predictor with a trained custom task.
 
-    It has a method ``predict_image(model, image)``, which gets an image, uint8 RGB (3, H, W) on the CPU, and
-    returns a dict for ``predictions.json``; and it may have ``draw(image, prediction)``, which returns the
-    image to be looked at, uint8 RGB (3, h, w).
+    The task needs a method ``predict_image(model, image)``, which takes an image, uint8 RGB (3, H, W) on the
+    CPU, and returns a dict for ``predictions.json``. Its optional method ``draw(image, prediction)`` returns
+    the annotated image, uint8 RGB (3, h, w).
 
     Args:
-        loaded: its weights; their recipe names the task, which the user has asked for.
-        device: of the model.
+        loaded: the weights; their recipe names the task, which the user has chosen.
+        device: device of the model.
         source: the weights' file, for messages.
     """
 
@@ -56,7 +56,7 @@ class CustomFinder:
         return DigitScenes(split, index + 1, 0, _SCENE_SIZE).read(index).image
 
     def answer(self, image: Tensor) -> tuple[dict[str, Any], Image.Image | None]:
-        """Return the task's answer for an image, uint8 (3, H, W), and its drawing, if it draws."""
+        """Return the prediction for an image, uint8 (3, H, W), and the drawing, or None without ``draw``."""
         with _users_code(), torch.inference_mode():
             prediction = self.task.predict_image(self.model, image)
             self._check(prediction)
@@ -89,7 +89,7 @@ class CustomFinder:
 
 @contextmanager
 def _users_code() -> Iterator[None]:
-    """Inside, an error in the user's code is reported with its own lines."""
+    """Turn an error of the user's code within the block into a ``UserError`` that shows its lines."""
     try:
         yield
     except UserError:

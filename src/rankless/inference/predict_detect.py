@@ -1,4 +1,4 @@
-"""Predictions of a trained detector: boxes, each under its best class."""
+"""Prediction with a trained detector: boxes, each with its best class."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from rankless.tasks.detect import SCENE_SIZE, Detect
 from rankless.tasks.memory_check import refuse_giant_image
 
 _LOOKED_AT = 0.05
-"""Scores from here on are known even if ``confidence`` is higher, to say what a lower one would find."""
-_MOST = 100_000  # detections of an image that a recipe allows
+"""Lowest score that is computed even if ``confidence`` is higher, for hints at a better confidence."""
+_MOST = 100_000  # largest evaluate.detections that a recipe allows
 
 
 class Answer(NamedTuple):
     """A detector's answer for one image.
 
     Attributes:
-        found: from the lowest score that is looked at, in pixels of the image.
-        letterbox: how the image was placed on the input.
-        heat: of :mod:`rankless.inference.heatmaps`; None unless it was asked for.
+        found: detections in pixels of the image, also those below the confidence (down to 0.05).
+        letterbox: placement of the image on the input.
+        heat: heat map of :mod:`rankless.inference.heatmaps`; None unless requested.
     """
 
     found: Detections
@@ -44,17 +44,17 @@ class Answer(NamedTuple):
 
 
 class BoxFinder:
-    """Predicts with a trained detector.
+    """A predictor with a trained detector.
 
     Args:
-        loaded: its weights, with their recipe and class names.
-        confidence: detections with a lower score are left out, 0..1; None: 0.25.
-        device: of the computation.
+        loaded: the weights, with their recipe and class names.
+        confidence: detections with a lower score are left out, 0..1; 0.25 if None.
+        device: device to compute on.
         source: the weights' file, for messages.
         classes: names or ids of the classes to find; all if empty.
 
     Attributes:
-        heat: whether answers have the scores of all places.
+        heat: whether answers have a heat map.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class BoxFinder:
         recipe = loaded.recipe
         self.confidence = 0.25 if confidence is None else float(confidence)
         self.wanted = chosen_classes(classes, loaded.class_names)
-        # What scores lower never displaces what scores higher: more candidates change nothing above it.
+        # Candidates with lower scores never displace those with higher scores, so more of them are harmless.
         lowest = min(self.confidence, _LOOKED_AT)
         evaluate = replace(recipe.evaluate, confidence=lowest, multi_label=False)
         self.most = evaluate.detections
-        if self.wanted:  # those of other classes must not take the places
+        if self.wanted:  # other classes must not use up the maximum number of detections
             evaluate = replace(evaluate, detections=_MOST)
         recipe = replace(recipe, evaluate=evaluate)
         self.task = Detect(recipe, loaded.class_names, exported=trained.is_exported(loaded))
@@ -101,9 +101,9 @@ class BoxFinder:
         """Detect objects, each with its best class.
 
         Args:
-            items: of :meth:`item`.
-            batch: images that the network gets at once; the last one fills what is missing, so that no
-                number depends on how many images there are.
+            items: items from :meth:`item`.
+            batch: batch size; the last item fills a shorter batch, so that no result depends on the number
+                of items.
         """
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
         if self.heat:
@@ -115,7 +115,7 @@ class BoxFinder:
         ]
 
     def best(self, answer: Answer) -> float:
-        """Return the highest score, whether it reaches the confidence or not; 0.0 if none is known."""
+        """Return the highest score, even if it is below the confidence; 0.0 if there are no detections."""
         return float(answer.found.scores[0]) if len(answer.found.scores) else 0.0
 
     def result(self, answer: Answer, image: Pixels, source: str) -> DetectionResult:
@@ -134,7 +134,7 @@ class BoxFinder:
         )
 
     def level(self, answer: Answer, image: Pixels) -> Pixels | None:
-        """Return where something is seen in an image (H, W, 3), uint8 (H, W); None if not asked for."""
+        """Return the heat map, uint8 (H, W), of an image (H, W, 3); None unless requested."""
         from rankless.inference.heatmaps import in_image
 
         return None if answer.heat is None else in_image(answer.heat, answer.letterbox, self.task.size)
@@ -175,7 +175,7 @@ class _Watched:
 
 
 def chosen_classes(classes: Sequence[str | int], names: Sequence[str]) -> list[int]:
-    """Return the ids of classes that are given by name or by id."""
+    """Return the sorted ids of classes given by name or id."""
     labels, problems = [], []
     for given in classes:
         if given in names:

@@ -1,4 +1,4 @@
-"""A trained model in a Python program: images in, typed results out."""
+"""Prediction in Python programs: images in, typed results out."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def load(
     Args:
         target: a run directory (its best weights are used) or a weights file.
         overrides: ``key=value``, changes to the recipe of the weights, as in ``evaluate.iou=0.5``.
-        confidence: what scores lower is left out, 0..1; by default 0.25 for detections.
+        confidence: lowest score to keep, 0..1; by default 0.25 for detections.
         classes: names or ids of the classes to detect; all if empty.
         device: a torch device, or several as in ``cuda:0,cuda:1``; all GPUs if there are any, else the CPU.
-        batch: images that the model gets at once; by default 16 on a GPU and 1 on a CPU.
+        batch: batch size; by default 16 on a GPU and 1 on a CPU.
 
     Raises:
-        UserError: no weights, or options that do not fit them; all problems at once.
+        UserError: no weights, or options that do not fit them; lists all problems.
 
     Examples:
         >>> model = rankless.load("runs/digits")
@@ -52,7 +52,7 @@ def load(
 
 
 class Predictor:
-    """A trained model that predicts; :func:`rankless.load` makes one.
+    """A trained model that predicts; :func:`rankless.load` returns one.
 
     Attributes:
         class_names: a name per class id.
@@ -64,7 +64,7 @@ class Predictor:
         finder = opened.finders[0]
         if isinstance(finder, CustomFinder):
             raise UserError(
-                f"{opened.path}: is of the task '{opened.recipe.task}', which is not built in; predict with "
+                f"{opened.path}: its task is '{opened.recipe.task}', which is not built in; predict with "
                 "rankless.predict(…, task=…)"
             )
         self._opened, self._finder = opened, finder
@@ -75,9 +75,9 @@ class Predictor:
         """Predict on one image or on several.
 
         Args:
-            images: one or an iterable: a path or a built-in scene (``digits:val:3``), a PIL image, a NumPy
-                array uint8 RGB (H, W, 3) or gray (H, W), a tensor (3, H, W), uint8 or floats in 0..1. What
-                OpenCV reads is BGR: give ``image[..., ::-1]``.
+            images: one image or an iterable of them: a path or a built-in scene (``digits:val:3``), a PIL
+                image, a NumPy array uint8 RGB (H, W, 3) or gray (H, W), or a tensor (3, H, W), uint8 or
+                floats in 0..1. OpenCV's images are BGR: pass ``image[..., ::-1]``.
 
         Returns:
             A list with one :class:`DetectionResult` or :class:`ClassificationResult` per image.
@@ -96,16 +96,16 @@ class Predictor:
         return results
 
     def stream(self, images: Iterable[ImageLike]) -> Iterator[Result]:
-        """Predict on many images, a few of which are in memory at a time.
+        """Predict on many images, with only a few in memory at a time.
 
         Args:
-            images: as of :meth:`predict`.
+            images: images as for :meth:`predict`.
 
         Yields:
             The results in the order of the images.
 
         Raises:
-            UnreadableImage: in the turn of an image that cannot be read.
+            UnreadableImage: an image cannot be read; raised at its turn.
         """
         for result in self._results(images):
             if isinstance(result, UnreadableImage):
@@ -130,7 +130,7 @@ class Predictor:
 
 
 def _is_one(images: object) -> bool:
-    """Check whether an array is one image, and not a batch of them."""
+    """Check whether an array or a tensor is one image and not a batch."""
     if isinstance(images, np.ndarray):
         return images.ndim < 4
     return isinstance(images, torch.Tensor) and images.ndim < 4

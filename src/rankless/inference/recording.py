@@ -1,4 +1,4 @@
-"""Predict, draw and record image by image; formats of all images follow at the end."""
+"""Prediction into a folder: draw and record image by image, and write all formats at the end."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Recording:
     """A prediction into a folder.
 
     Args:
-        opened: what predicts.
+        opened: the loaded model.
         sources: images, videos, cameras and streams.
         out: the folder.
-        kinds: what is written, of :data:`rankless.inference.saving.KINDS`.
+        kinds: kinds of results to write, from :data:`rankless.inference.saving.KINDS`.
         force, resume: see :func:`rankless.predict`.
     """
 
@@ -50,12 +50,12 @@ class Recording:
         self.resume, self._is_new = resume, not out.exists()
         names = output_names(sources, out)
         self._names = names
-        self._stems = stems(names)  # of equal names alone
+        self._stems = stems(names)  # only for repeated names
         drawn = names if "annotated" in kinds else []
         files = [out / name for name in [*drawn, *saving.single_files(kinds)] or ["predictions.json"]]
         if reason := unusable(out):
             raise UserError(f"--out {out}: cannot be the output folder: {reason}; give another one")
-        # In a folder that is not there nothing can be in the way.
+        # A new folder has no files that must not be replaced.
         self.outputs = Outputs(files[:1] if self._is_new else files, verb="predict", force=force)
         self.outputs.refuse_inputs([*sources, opened.path])
         if resume:
@@ -70,14 +70,14 @@ class Recording:
         """Predict on all sources.
 
         Args:
-            asked: the options; a prediction goes on only with the same.
-            progress: show on the standard error how far it is.
+            asked: options of the prediction; it can be resumed only with the same ones.
+            progress: show the progress on the standard error.
         """
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                f"--out {self.out}: cannot be made ({error.strerror or error}); give another folder"
+                f"--out {self.out}: cannot be created ({error.strerror or error}); give another folder"
             ) from None
         journal = Journal(self.out, asked, resume=self.resume)
         try:
@@ -101,7 +101,7 @@ class Recording:
             return report
         class_names = getattr(self.opened.finders[0], "class_names", ())
         saving.write_formats(journal, self.out, self.kinds, class_names, self.outputs)
-        if self.resume:  # what was written before the stop is not of an earlier prediction
+        if self.resume:  # files written before the stop belong to this prediction
             self.outputs.keep(self.out / name for name in journal.files())
         report.removed.extend(saving.remove_others(self.outputs, self.out))
         report.notes.extend(self._notes())
@@ -111,14 +111,14 @@ class Recording:
         return report
 
     def _leave_nothing(self, journal: Journal) -> None:
-        """Remove files that were begun before the first image could be read."""
+        """Remove the journal and a new folder if no image was predicted."""
         journal.remove()
         if self._is_new:
             with suppress(OSError):
                 self.out.rmdir()
 
     def _predict_all(self, journal: Journal, *, progress: bool) -> float:
-        """Predict on the remaining images; return the seconds it took."""
+        """Predict on the remaining images; return the time taken in seconds."""
         left = [number for number, source in enumerate(self.sources) if public(source) not in journal.done]
         finder = self.opened.finders[0]
 
@@ -134,7 +134,7 @@ class Recording:
                     if bar is not None:
                         bar.advance()
             except KeyboardInterrupt:
-                # A camera has no other end.
+                # Ctrl-C is the only way to end a camera.
                 if self._video is None or not is_live(self.sources[self._video[0].position]):
                     raise
         self._end_video(journal)
@@ -159,12 +159,12 @@ class Recording:
                 yield source._replace(position=position)
 
     def _files_of(self, source: Source) -> tuple[str, str]:
-        """The name of the annotated image or video, and the stem of other files."""
+        """Return the name of the annotated image or video, and the stem of other files."""
         name = self._names[source.position]
         return name, self._stems.get(source.position) or Path(name).stem
 
     def _keep(self, one: Rendered, journal: Journal) -> None:
-        """Write what belongs to an image or a frame, and then note that it is done."""
+        """Write the files of an image or a frame, and then record it in the journal."""
         source = one.answered.source
         if self._video is not None and self._video[0].position != source.position:
             self._end_video(journal)
@@ -195,7 +195,7 @@ class Recording:
             writer.add(drawn, source.time or 0.0)
 
     def _end_video(self, journal: Journal) -> None:
-        """Finish the video that is being written, if there is one."""
+        """Finish the current video, if there is one."""
         if self._video is not None:
             source, stack, writer = self._video
             with stack:
@@ -206,7 +206,7 @@ class Recording:
             journal.end_video(source.name, files)
 
     def _leave_video(self) -> None:
-        """Remove the parts of a video that cannot be finished."""
+        """Remove the current, unfinished video, if there is one."""
         if self._video is not None:
             _, stack, writer = self._video
             self._video = None
@@ -214,16 +214,16 @@ class Recording:
                 if writer is not None:
                     with suppress(Exception):
                         writer.close()
-                raise _GivenUpError  # so that what was begun is removed
+                raise _GivenUpError  # so that the partial file is removed
 
     def _notes(self) -> Iterator[str]:
         if names := unwritable(sorted(self._seen)):
             have = counted(len(names), "class name has", "class names have")
             yield (
-                f"{have} characters that no font here can draw, and a number instead on the images: "
+                f"{have} characters that no font here can draw; the images show a number instead: "
                 f"{listed(names)}; install a font such as fonts-noto-cjk, or set RANKLESS_FONT to a font file"
             )
 
 
 class _GivenUpError(Exception):
-    """Leaves a context as an error does."""
+    """An error that makes a context manager clean up."""

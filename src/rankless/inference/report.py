@@ -16,13 +16,13 @@ class ImageReport:
 
     Attributes:
         source: the image's path or scene, or the video.
-        annotated: the image with its boxes drawn, or the video; None where nothing was drawn.
-        width, height: of the image, in pixels.
-        detections: best first; ``box`` (xyxy in pixels), ``score``, ``label`` and ``name`` of each.
-        classes: for a classifier, in place of detections: ``score``, ``label`` and ``name`` of the best five.
-        prediction: of a task of the user's own, in place of both.
-        frame: its number in the video, from 0; None of an image.
-        time: of the frame, in seconds from the video's start.
+        annotated: path of the annotated image or video; None if nothing was drawn.
+        width, height: size of the image in pixels.
+        detections: dicts with ``box`` (xyxy in pixels), ``score``, ``label`` and ``name``, best first.
+        classes: a classifier's best five classes: dicts with ``score``, ``label`` and ``name``, best first.
+        prediction: a custom task's dict; None for built-in tasks.
+        frame: number of the frame in its video, from 0; None for an image.
+        time: time of the frame in seconds from the video's start; None for an image.
     """
 
     source: str
@@ -48,7 +48,7 @@ class ImageReport:
 
 
 class ImageReports(Sequence[ImageReport]):
-    """The reports of all images; each is read when it is asked for, so a million do not fill the memory."""
+    """The reports of all images; each is read from disk on demand, so that they do not fill the memory."""
 
     def __init__(self, entries: Sequence[Entry], out: Path) -> None:
         self._entries, self._out = entries, out
@@ -88,13 +88,13 @@ class PredictionReport:
     Attributes:
         out: the folder of the results.
         weights: the weights file.
-        precision: of the forward pass: that of the file's recipe, as in evaluation.
+        precision: precision of the forward pass: the recipe's, as in evaluation.
         images: one report per readable image or frame, in the order of the sources.
         failed: source and reason of each unreadable image.
-        removed: files of an earlier call in the same folder, which this one did not write again.
-        best: the highest score of any prediction, found or left out; 0.0 where none is known.
-        seconds: how long reading, computing, drawing and writing took.
-        computed: images and frames in that time; fewer than all where the prediction went on.
+        removed: removed files of an earlier call in the same folder.
+        best: the highest score of any prediction, reported or not; 0.0 if there is none.
+        seconds: time for reading, computing, drawing and writing.
+        computed: number of images and frames in that time; a resumed prediction counts only its own.
         notes: sentences about the results, such as class names that no font can show.
     """
 
@@ -111,12 +111,12 @@ class PredictionReport:
 
     @property
     def exit_code(self) -> int:
-        """Return 0, 1 if an image could not be read, or 2 if none could."""
+        """Exit code: 0 if all images could be read, 1 if some could not, 2 if none could."""
         return 0 if not self.failed else 1 if self.images else 2
 
     @property
     def per_second(self) -> float:
-        """Return images and frames per second, from the files to the results; 0.0 if there were none."""
+        """Images and frames per second, with reading and writing; 0.0 if nothing was computed."""
         return self.computed / self.seconds if self.seconds else 0.0
 
     def predictions(self) -> list[dict[str, Any]]:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import supervision
 
 BEST = 5
-"""Number of classes that are reported of an image that is classified."""
+"""Number of classes reported for a classified image."""
 _WIDEST = 640  # pixels of an image in a notebook
-_ROWS = 10  # of the table below it
-_SHOWN = 12  # images of a list in a notebook
+_ROWS = 10  # rows of the table below it
+_SHOWN = 12  # images of a list that a notebook shows
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,7 +36,7 @@ class _Result:
         scores: float32 in 0..1, the highest first, (N,).
         classes: int64 class ids, (N,).
         class_names: the model's classes, a name per id.
-        source: the image's path, or what names it; empty if unknown.
+        source: the image's path or scene; empty if unknown.
     """
 
     image: Pixels
@@ -47,18 +47,18 @@ class _Result:
 
     @property
     def names(self) -> list[str]:
-        """Return the class name of each score."""
+        """Class name for each score."""
         return [self.class_names[label] for label in self.classes.tolist()]
 
     def __len__(self) -> int:
         return len(self.scores)
 
     def marks(self) -> list[Mark]:
-        """Return what :meth:`draw` draws."""
+        """Return the boxes and captions that :meth:`draw` draws."""
         raise NotImplementedError
 
     def draw(self) -> Image.Image:
-        """Return a copy of the image with its labels drawn on it."""
+        """Return a copy of the image with boxes and labels drawn on it."""
         return annotate(Image.fromarray(self.image), self.marks())
 
 
@@ -89,7 +89,7 @@ class DetectionResult(_Result):
         return {**_head(self), "detections": self.rows()}
 
     def marks(self) -> list[Mark]:
-        """Return what :meth:`draw` draws."""
+        """Return the boxes and captions that :meth:`draw` draws."""
         return [
             Mark((x1, y1, x2, y2), f"{self.class_names[label]}: {score:.0%}", label)
             for (x1, y1, x2, y2), score, label in self._objects()
@@ -132,7 +132,7 @@ class ClassificationResult(_Result):
     """The likeliest classes of one image, best first; at most five.
 
     Attributes:
-        probabilities: float32 of every class, (C,).
+        probabilities: probability of every class, float32 (C,).
     """
 
     probabilities: NDArray[np.float32]
@@ -149,7 +149,7 @@ class ClassificationResult(_Result):
         return {**_head(self), "classes": self.rows()}
 
     def marks(self) -> list[Mark]:
-        """Return what :meth:`draw` draws: the likeliest class around the whole image."""
+        """Return the mark that :meth:`draw` draws: a box around the image, with the likeliest class."""
         height, width = self.image.shape[:2]
         whole = (0.0, 0.0, float(width), float(height))
         return [Mark(whole, f"{row['name']}: {row['score']:.0%}", row["label"]) for row in self.rows()[:1]]
@@ -177,7 +177,7 @@ Result = DetectionResult | ClassificationResult
 
 
 class Results(list[Result]):
-    """A list of results, one per image, which a notebook shows as images."""
+    """A list of one result per image; a notebook shows the images."""
 
     def _repr_html_(self) -> str:
         more = f"<p>… and {counted(len(self) - _SHOWN, 'more image')}</p>" if len(self) > _SHOWN else ""
@@ -196,7 +196,7 @@ def _about(result: Result) -> str:
 
 
 def _html(result: Result, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the image with its drawing, at most 640 pixels wide, above a table."""
+    """Return HTML with the annotated image, at most 640 pixels wide and high, above a table."""
     drawn = result.draw()
     drawn.thumbnail((_WIDEST, _WIDEST))
     buffer = io.BytesIO()

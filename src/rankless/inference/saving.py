@@ -1,4 +1,4 @@
-"""The files in a prediction's folder: annotated media, crops, heat maps, and formats of all images."""
+"""The files in a prediction's folder: annotated images, crops, heat maps, and files with all results."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _SINGLE = {
 }
 _FOLDERS = ("yolo", "voc", "crops", "heatmaps")
 KINDS = ("annotated", "json", "jsonl", "coco", "yolo", "voc", "csv", "counts", "crops", "heatmaps")
-"""What ``--save`` knows."""
+"""Values of ``--save``."""
 _OF_BOXES = frozenset({"coco", "yolo", "voc", "crops"})
 _OF_ANY_TASK = frozenset({"annotated", "json", "jsonl"})
-_UNUSABLE = re.compile("[\0-\x1f\x7f/\\\\]")  # in the name of a folder
+_UNUSABLE = re.compile("[\0-\x1f\x7f/\\\\]")  # characters that a folder's name must not have
 
 
 def kinds_named(save: Sequence[str]) -> frozenset[str]:
-    """Return the kinds of files to write."""
+    """Return the kinds of files to write; check their names."""
     if unknown := [name for name in save if name not in KINDS]:
         raise UserError(
             f"--save has '{printable(name)}': expected {one_of(KINDS)}{nearest(name, KINDS)}"
@@ -64,9 +64,9 @@ def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
     what = "a classifier finds no boxes"
     if isinstance(getattr(finder, "model", None), ExportedClassifier):
         fit.remove("heatmaps")
-        what = "the export of a classifier says what is in an image and not where"
+        what = "an exported classifier predicts classes without positions"
     if isinstance(finder, CustomFinder):
-        fit, what = set(_OF_ANY_TASK), f"the task '{finder.name}' decides itself what it finds"
+        fit, what = set(_OF_ANY_TASK), f"the task '{finder.name}' has its own kind of results"
     if unfit := [name for name in KINDS if name in kinds - fit]:
         raise UserError(
             f"--save has {name}, but {what}; expected some of {', '.join(k for k in KINDS if k in fit)}"
@@ -79,11 +79,11 @@ class Rendered:
     """One image's entry, and the files to write for it.
 
     Attributes:
-        answered: what it was made of.
-        entry: for the journal; None where the image could not be read.
-        best: the highest score, whether it was reported or not.
+        answered: the model's answer.
+        entry: entry for the journal; None if the image could not be read.
+        best: the highest score, reported or not.
         drawn: the annotated image, RGB.
-        files: path below the output folder, and content.
+        files: path relative to the output folder, and content, of each file.
     """
 
     answered: Answered
@@ -113,7 +113,7 @@ def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: st
         result = finder.result(answered.answer, pixels, source.name)
         found = {"detections": result.rows()}
         if isinstance(result, ClassificationResult):
-            # An image of which no class is likely enough has nothing, like one without objects.
+            # An image without a likely class is recorded like one without objects.
             found = {"classes": result.rows()} if len(result) else {"detections": []}
         made.best = finder.best(answered.answer)
         made.drawn = result.draw() if "annotated" in kinds else None
@@ -129,7 +129,10 @@ def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: st
 
 
 def crops(result: DetectionResult, stem: str, suffix: str) -> Iterator[tuple[str, bytes]]:
-    """Cut out every object, best first, into a folder per class, as training data for a classifier."""
+    """Yield the path and content of a crop per object, best first, in a folder per class.
+
+    A classifier can be trained on these folders.
+    """
     height, width = result.image.shape[:2]
     suffix = suffix if suffix.lower() in JPEG else ".png"
     for number, ((x1, y1, x2, y2), name) in enumerate(
@@ -146,7 +149,7 @@ def crops(result: DetectionResult, stem: str, suffix: str) -> Iterator[tuple[str
 def write_formats(
     journal: Journal, out: Path, kinds: frozenset[str], class_names: Sequence[str], outputs: Outputs
 ) -> None:
-    """Write the formats that are made of all images together, from the journal."""
+    """Write the results of all images from the journal, in each requested format."""
 
     def entries() -> Iterator[Entry]:
         return iter(journal)
@@ -173,19 +176,19 @@ def write_formats(
 
 
 def single_files(kinds: frozenset[str]) -> list[str]:
-    """Return the names of the files that hold all images."""
+    """Return the names of the files that contain the results of all images."""
     return [name for kind in KINDS if kind in kinds for name in _SINGLE.get(kind, ())]
 
 
 def write(outputs: Outputs, path: Path, content: bytes) -> None:
-    """Write a file of one image whose name was not known before."""
+    """Write a file for one image; its name was not known when ``outputs`` was created."""
     outputs.include([path])
     with outputs.writing(path, durable=False) as file:
         file.write_bytes(content)
 
 
 def remove_others(outputs: Outputs, out: Path) -> list[Path]:
-    """Remove files of an earlier prediction that this one did not write again."""
+    """Remove files of an earlier prediction that this one did not replace; return their paths."""
     folders = [out, *(out / name for name in _FOLDERS if (out / name).is_dir())]
     if (out / "crops").is_dir():
         folders += sorted(folder for folder in (out / "crops").iterdir() if (folder / LIST).is_file())

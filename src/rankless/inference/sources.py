@@ -1,4 +1,4 @@
-"""The images and videos that the arguments of ``rankless predict`` name, and the names of outputs."""
+"""The images and videos that arguments of ``rankless predict`` name, and the names of output files."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ VIDEOS = frozenset(
         ".wmv",
     }
 )
-"""Endings by which a file counts as a video, compared in lower case."""
+"""Extensions of video files, in lower case."""
 CAMERAS = re.compile(r"webcam:(\d+)|/dev/video(\d+)")
 STREAMS = re.compile(r"(rtsps?|rtmps?|https?|udp|srt)://", re.IGNORECASE)
 JPEG = frozenset({".jpg", ".jpeg", ".jpe", ".jfif"})
 
 
 def find(sources: Sequence[str]) -> list[str]:
-    """List the images and videos that ``sources`` mean, in order, without duplicates.
+    """Return the images and videos that ``sources`` name, in order, without duplicates.
 
-    Folders are sorted by path; cameras and streams stay as they are given.
+    The files of a folder are sorted by path; cameras and streams are returned unchanged.
     """
     images: dict[str, str] = {}
     problems = []
@@ -58,17 +58,17 @@ def find(sources: Sequence[str]) -> list[str]:
 
 
 def is_live(source: str) -> bool:
-    """Return whether a source is a camera or a stream, which may have no end."""
+    """Check whether a source is a camera or a stream, which may have no end."""
     return bool(CAMERAS.fullmatch(source) or STREAMS.match(source))
 
 
 def is_video(source: str) -> bool:
-    """Return whether a source has frames: a video file, a camera or a stream."""
+    """Check whether a source has frames: a video file, a camera or a stream."""
     return is_live(source) or Path(source).suffix.lower() in VIDEOS
 
 
 def public(source: str) -> str:
-    """Return a source as it may be written down: a stream's address without user and password."""
+    """Return a source's public name: a stream's address without user and password."""
     if not STREAMS.match(source):
         return source
     scheme, _, rest = source.partition("://")
@@ -117,7 +117,13 @@ def _no_image(source: str) -> str:
 
 
 def output_names(sources: Sequence[str], out: Path) -> list[str]:
-    """Return an output name for each: PNG except for JPEG, MP4 for videos; ``-2`` … where names repeat."""
+    """Return a unique output name per source: JPEG for JPEG, MP4 for videos, else PNG.
+
+    Repeated names get ``-2``, ``-3`` …
+
+    Raises:
+        UserError: a source is in the output folder.
+    """
     folder = Path(os.path.realpath(out))
     inside = [source for source in sources if folder in Path(os.path.realpath(source)).parents]
     if inside:
@@ -148,7 +154,7 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
 
 
 def stems(names: Sequence[str]) -> dict[int, str]:
-    """Name the other output files by position, for images whose names differ only in their endings."""
+    """Return new stems, by position, for names that differ from an earlier one only in their extension."""
     taken: set[str] = set()
     found = {}
     for position, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Frames of video files, webcams and streams, and annotated videos, by PyAV (the extra ``video``)."""
+"""Reading of video files, webcams and streams, and writing of videos, with PyAV (the extra ``video``)."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from rankless.inference.pipeline import Source
 from rankless.inference.sources import CAMERAS, is_live, public
 
 _SECONDS_TO_WAIT = 15.0  # for the next frame of a camera or a stream
-_FFMPEG_WAITS = 20.0  # in seconds, longer than we do, so that a wait has one end
-_USUAL_RATE = Fraction(25)  # of a video that does not say
+_FFMPEG_WAITS = 20.0  # seconds; longer than _SECONDS_TO_WAIT, which ends a wait first
+_USUAL_RATE = Fraction(25)  # for a video without a frame rate
 _HIGHEST_RATE = 240
 _CODECS = ("libx264", "mpeg4")
 _MILLISECONDS = Fraction(1, 1000)
 
 
 class Frame(NamedTuple):
-    """A frame.
+    """A video frame.
 
     Attributes:
         pixels: uint8 RGB (H, W, 3), upright.
-        number: from 0.
-        time: in seconds from the first frame.
+        number: number of the frame, from 0.
+        time: seconds from the first frame.
     """
 
     pixels: Pixels
@@ -46,7 +46,7 @@ class Frame(NamedTuple):
 
 
 def refuse_without_av(names: list[str]) -> None:
-    """Check that videos can be read here."""
+    """Raise if there are videos to read but PyAV is not installed."""
     if names and importlib.util.find_spec("av") is None:
         raise UserError(
             f"'{public(names[0])}': video needs av; install it with: pip install 'rankless[video]'"
@@ -54,9 +54,9 @@ def refuse_without_av(names: list[str]) -> None:
 
 
 def sources(name: str) -> Iterator[Source]:
-    """Yield the frames of a video, as they are asked for.
+    """Yield the frames of a video on demand.
 
-    What cannot be read is a source that says so: the frames before it stand.
+    If a frame cannot be read, the last source raises :class:`UnreadableImage` when it is read.
     """
     shown = public(name)
     try:
@@ -72,7 +72,7 @@ def frames(name: str) -> Iterator[Frame]:
 
 
 def _as_they_come(name: str) -> Iterator[Frame]:
-    """Read the frames in a thread: FFmpeg takes no Ctrl-C while it waits for a camera or a server."""
+    """Yield frames that a thread reads: FFmpeg ignores Ctrl-C while it waits for a camera or a server."""
     come: queue.Queue[Frame | UnreadableImage | None] = queue.Queue(2)
     left = threading.Event()
 
@@ -139,13 +139,13 @@ def _unopened(name: str, said: str) -> str:
         there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
         return f"the camera cannot be opened ({said}); cameras here: {there}"
     if is_live(name):
-        hint = "check host, port and path of its address, and that it is sent now"
+        hint = "check host, port and path of its address, and that it is being sent"
         return f"the stream cannot be opened ({said}); {hint}"
-    return f"not a video that can be read ({said}); expected a file that a player shows; give another one"
+    return f"not a video that can be read ({said}); expected a file that video players play; give another"
 
 
 def frame_count(name: str) -> int:
-    """Return about how many frames a video file has; 0 if it does not say, or has no end."""
+    """Return the approximate number of frames of a video file; 0 if unknown, or for a camera or stream."""
     import av
 
     if is_live(name):
@@ -162,7 +162,7 @@ def frame_count(name: str) -> int:
 
 
 def rate_of(name: str) -> Fraction:
-    """Return a video's frames per second, which its annotated copy gets."""
+    """Return a video's frames per second, for its annotated copy."""
     import av
 
     if is_live(name):
@@ -175,27 +175,27 @@ def rate_of(name: str) -> Fraction:
 
 
 class Writer:
-    """Writes an annotated video: H.264 in MP4, each frame shown when it was in the source."""
+    """A writer of an annotated video: H.264 in MP4, with the frame times of the source."""
 
     def __init__(self, path: Path, rate: Fraction) -> None:
         import av
 
         library: Any = av
-        # Players begin before they have all of it where the table of frames comes first.
+        # With the table of frames first, players can start before the file is complete.
         self._container = library.open(str(path), "w", format="mp4", options={"movflags": "faststart"})
         codec = next(name for name in _CODECS if name in av.codecs_available)
         self._stream = self._container.add_stream(codec, rate=rate)
         self._stream.pix_fmt = "yuv420p"
-        # A millisecond fits every rate, and frames of a camera come when they come.
+        # Milliseconds suit every frame rate, and the irregular times of a camera.
         self._stream.time_base = self._stream.codec_context.time_base = _MILLISECONDS
         self._last, self._size = -1, (0, 0)
 
     def add(self, image: Image.Image, time: float) -> None:
-        """Add a frame of the first one's size, RGB, ``time`` seconds from the start."""
+        """Add an RGB frame at ``time`` seconds from the start, fitted to the first frame's size."""
         import av
 
         if self._last < 0:
-            # This format stores colors for every second pixel only: sides are even.
+            # This pixel format stores colors for every second pixel, so both sides must be even.
             self._size = image.width + image.width % 2, image.height + image.height % 2
             self._stream.width, self._stream.height = self._size
         pixels = np.asarray(image.convert("RGB"))
@@ -208,7 +208,7 @@ class Writer:
             self._container.mux(packet)
 
     def close(self) -> None:
-        """Write the remaining frames."""
+        """Write the remaining frames and close the file."""
         if self._last >= 0:
             for packet in self._stream.encode():
                 self._container.mux(packet)
@@ -216,7 +216,7 @@ class Writer:
 
 
 def _padded(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """The frame with its last column and row repeated up to an even size; one of another size is resized."""
+    """Pad a frame to an even size by repeating its last column and row; resize one of another size."""
     height, width = pixels.shape[:2]
     if not (0 <= size[0] - width <= 1 and 0 <= size[1] - height <= 1):
         return np.asarray(Image.fromarray(pixels).resize(size))
@@ -231,7 +231,7 @@ def _opened(name: str) -> Any:
     if is_live(name):
         options = {"rtsp_transport": "tcp"} if name.lower().startswith("rtsp") else {}
         return av.open(name, options=options, timeout=_FFMPEG_WAITS)
-    # A name with a colon would be taken for an address.
+    # FFmpeg would take a relative name with a colon for an address.
     return av.open(str(Path(name).absolute()))
 
 
@@ -241,7 +241,7 @@ def _rate(stream: Any) -> Fraction:
 
 
 def _upright(pixels: Pixels, frame: Any) -> Pixels:
-    """A frame turned as its video says, as phones' videos do."""
+    """Rotate a frame by its rotation metadata, which phones write."""
     quarters = round(math.remainder(getattr(frame, "rotation", 0), 360) / 90) % 4
     return np.ascontiguousarray(np.rot90(pixels, quarters))
 
