@@ -403,7 +403,7 @@ def test_what_computes_something_else_is_discarded(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--confidence", "0.5"], "--confidence is of the NMS inside; add --nms, or leave it out"),
+        (["--confidence", "0.5"], "--confidence has an effect only with --nms; add --nms, or leave it out"),
         (["--nms", "evaluate.nms=diou"], "the recipe's evaluate.nms is 'diou'; add evaluate.nms=iou"),
         (["--nms", "--confidence", "2"], "--confidence is 2: expected a number from 0 to 1"),
         (["optim.lr=1"], "key 'optim.lr': an export does not use it; expected one of model.image_size"),
@@ -450,7 +450,7 @@ def test_files_that_cannot_be_exported_or_read_are_errors(
         UserError, match=r"raw\.onnx: is an ONNX file, which .*; expected a run or a weights file"
     ):
         export(exported["raw"], format="onnx", out=tmp_path / "net")
-    with pytest.raises(UserError, match=r"writes weights alone; leave out --nms"):
+    with pytest.raises(UserError, match=r"writes only weights; leave out --nms"):
         export(trained, format="pth", out=tmp_path / "net", nms=True)
     with pytest.raises(UserError, match=r"takes images of 64 × 64 pixels, not 96 × 96; leave out"):
         predict(exported["nms"], ["digits:val:0"], out=tmp_path / "1", overrides=("model.image_size=96",))

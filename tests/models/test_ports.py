@@ -595,7 +595,10 @@ def test_a_cfg_gives_the_network(tmp_path: Path):
         (["--from", "ultralitics-yolov3"], "did you mean 'ultralytics-yolov3'?"),
         (["--from", "x"], "mmdetection          github.com/open-mmlab/mmdetection"),
         (["--from", "eriklindernoren"], "which builds any cfg: give --model NAME or --cfg FILE"),
-        (["--from", "tianxiaomo", "--model", "yolov3"], "which is of yolov4; leave --model and --cfg out"),
+        (
+            ["--from", "tianxiaomo", "--model", "yolov3"],
+            "which is a port of yolov4; leave --model and --cfg out",
+        ),
         (["--from", "mmdetection", "model.width=0.125"], "is it a checkpoint of github.com/open-mmlab/mmdet"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The comparison of an export with PyTorch on real images, right after writing."""
+"""Comparison of a newly written export with PyTorch on real images."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rankless.structures import Detections, network_input
 from rankless.tasks import open_task
 
 IMAGES = 4
-"""Images that are compared."""
+"""Number of images to compare."""
 _BEST = 100
-"""Candidates of an image whose boxes are compared: those with the best scores, which NMS may leave."""
+"""Number of an image's best candidates whose boxes are compared: those that may survive NMS."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Limits:
     """The permitted differences between an export and PyTorch.
 
     Attributes:
-        scores: scores and probabilities.
-        boxes: sides of boxes in pixels of the input, for boxes as large as the input.
-        missing: fraction of the detections that may be others, where NMS is inside.
+        scores: largest difference of a score or a probability.
+        boxes: largest difference of a box's side, in pixels of the input.
+        missing: fraction of the detections that may differ after NMS.
     """
 
     scores: float
@@ -39,7 +39,7 @@ class Limits:
     missing: float
 
 
-# What is seen: 1e-6 and 1e-4 pixels in float32, 5e-3 and 1 pixel in float16.
+# Observed differences of scores and boxes: 1e-6 and 1e-4 pixels in float32, 5e-3 and 1 pixel in float16.
 LIMITS = {"fp32": Limits(1e-3, 0.1, 0.0), "fp16": Limits(0.05, 8.0, 0.1)}
 
 
@@ -49,12 +49,12 @@ class Agreement:
 
     Attributes:
         images: number of compared images.
-        data: where they are from.
+        data: source of the images.
         scores: largest difference of a score or a probability.
-        boxes: largest difference of a side of a box, in pixels of the input, behind NMS in those of the
-            image; in proportion for boxes of more than 1000 pixels; None of a classifier.
-        detections: of PyTorch, behind NMS; None without NMS.
-        missing: detections that only one of the two has.
+        boxes: largest difference of a box's side, in pixels of the input, or of the image after NMS; for
+            boxes of more than 1000 pixels, per 1000 pixels; None for a classifier.
+        detections: number of PyTorch's detections after NMS; None without NMS.
+        missing: number of detections that only one of the two has.
     """
 
     images: int
@@ -65,7 +65,7 @@ class Agreement:
     missing: int = 0
 
     def sentence(self) -> str:
-        """Say it in a line."""
+        """Return the result as a one-line sentence."""
         where = f"{counted(self.images, 'image')} of {self.data}"
         if self.boxes is None:
             return f"compared with PyTorch on {where}: probabilities differ by at most {self.scores:.1e}"
@@ -81,7 +81,7 @@ class Agreement:
         return f"compared with PyTorch on {where}: {same}; {far}"
 
     def is_close(self, limits: Limits) -> bool:
-        """Return whether nothing differs by more than the limits."""
+        """Check whether all differences are within the limits."""
         few = self.missing <= limits.missing * max(self.detections or 0, 1)
         return self.scores <= limits.scores and (self.boxes or 0.0) <= limits.boxes and few
 
@@ -104,9 +104,9 @@ def compare(plan: Plan, session: Session, source: str) -> Agreement:
 
 
 def images(plan: Plan) -> tuple[Any, str]:
-    """Return a batch of the first images to be scored (trained on where none are), and where they are from.
+    """Return a batch of the recipe's first evaluation images, and a description of their source.
 
-    Where that data is not here, or none of it can be read, it is the built-in images.
+    Without evaluation images, training images are used; if no image can be read, the built-in digits.
     """
     recipe, names = plan.facts.recipe, plan.facts.class_names
     recipe = replace(recipe, evaluate=replace(recipe.evaluate, rectangular=False))
@@ -118,7 +118,7 @@ def images(plan: Plan) -> tuple[Any, str]:
         data = task.evaluation_data()
         candidates: Iterator[Any] = (data.item(index, 0) for index in range(min(len(data), 4 * IMAGES)))
         items = [item for item in candidates if not item.unreadable][:IMAGES]
-    except UserError:  # the data is elsewhere
+    except UserError:  # the data is not on this machine
         pass
     if items:
         where = (
@@ -134,7 +134,7 @@ def images(plan: Plan) -> tuple[Any, str]:
 
 
 def _candidates(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], data: str) -> Agreement:
-    """Compare boxes (B, P, 4) and scores (B, P, C) of all candidates, and boxes of the best."""
+    """Compare the scores (B, P, C) of all candidates, and the boxes (B, P, 4) of the best ones."""
     boxes, scores = ours
     best = scores.amax(2).topk(min(_BEST, scores.shape[1]), 1).indices.unsqueeze(-1).expand(-1, -1, 4)
     return Agreement(
@@ -161,13 +161,13 @@ def _detections(plan: Plan, theirs: nn.Module, batch: Any, data: str) -> Agreeme
         count += len(ours.boxes)
         for found, side in ((ours, 0), (others, 1)):
             alone = set(range(len(found.boxes))) - {match[side] for match in matches}
-            # What scores as much as the confidence may be on either side of it.
+            # A detection with a score near the confidence may be above it on one side only.
             missing += sum(float(found.scores[one]) - confidence > limits.scores for one in alone)
     return Agreement(len(batch.images), data, scores, boxes, count, missing)
 
 
 def _matches(ours: Detections, theirs: Detections, limits: Limits) -> list[tuple[int, int]]:
-    """Pair equal detections of an image: of one class, no farther apart than the limits."""
+    """Pair an image's equal detections: those of the same class that differ by no more than the limits."""
     pairs: list[tuple[int, int]] = []
     free = set(range(len(theirs.boxes)))
     for first in range(len(ours.boxes)):
@@ -184,12 +184,12 @@ def _matches(ours: Detections, theirs: Detections, limits: Limits) -> list[tuple
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Return how far boxes (…, 4) are apart in pixels; of boxes beyond a thousand pixels in proportion."""
+    """Return the differences of boxes (…, 4) in pixels; for larger boxes, per 1000 pixels of their side."""
     sides = (ours[..., 2:] - ours[..., :2]).amax(-1, keepdim=True)
     return (ours - theirs).abs() / (sides / 1000).clamp(min=1)
 
 
 def _number(value: Tensor) -> float:
-    """Return a difference; NaN differs infinitely."""
+    """Return a difference as a float; infinity for NaN."""
     found = float(value)
     return found if found == found else float("inf")

@@ -34,7 +34,7 @@ class Exported:
     Attributes:
         weights: the source file.
         files: the new files.
-        agreement: the comparison with PyTorch; None of ``darknet`` and ``pth``, which hold the same numbers.
+        agreement: the comparison with PyTorch; None for ``darknet`` and ``pth``, which store only weights.
     """
 
     weights: Path
@@ -48,19 +48,19 @@ class Exported:
 
 
 class DisagreementError(UserError):
-    """An export computes something else than PyTorch. The command line exits with 1."""
+    """An export computes other results than PyTorch. The command line exits with 1."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Program:
-    """A format of files that compute.
+    """An export format that contains the computation, not only the weights.
 
     Attributes:
-        endings: of the files; the first is the one that is given to a program.
-        write: writes them, given the first.
-        session: reads them.
+        endings: extensions of the files; the first is the main file, which other programs open.
+        write: writes the files, given the path of the first.
+        session: opens the written files.
     """
 
     endings: tuple[str, ...]
@@ -99,28 +99,28 @@ def export(
 ) -> Exported:
     """Export a run's weights for other software.
 
-    What computes (``onnx``, ``torchscript``, ``pt2``, ``openvino``) is compared with PyTorch on real images
-    before it takes its name.
+    Files of ``onnx``, ``torchscript``, ``pt2`` and ``openvino`` are compared with PyTorch on real images
+    before they are copied to ``out``.
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
-        format: ``onnx`` for ONNX Runtime and most other programs, ``openvino`` writes ``.xml`` and ``.bin``,
-            ``torchscript`` for LibTorch, ``pt2`` is a program of ``torch.export``; ``darknet`` writes
-            ``.cfg``, ``.weights`` and ``.names``, which Darknet and OpenCV read; ``pth`` a state dict of
-            PyTorch's, under the names of the model.
-        out: the new files' path, with or without the format's ending; by default ``target``'s name in this
-            folder.
+        format: ``onnx`` for ONNX Runtime and most other programs; ``openvino`` (``.xml`` and ``.bin``);
+            ``torchscript`` for LibTorch; ``pt2``, a program of ``torch.export``; ``darknet`` (``.cfg``,
+            ``.weights`` and ``.names``) for Darknet and OpenCV; ``pth``, a PyTorch state dict with the
+            model's parameter names.
+        out: the new files' path, with or without the format's extension; by default ``target``'s name in the
+            current folder.
         force: replace existing files.
         overrides: ``key=value``, changes to the recipe, such as ``evaluate.iou=0.5``.
-        nms: NMS inside.
-        confidence: of the NMS, 0..1: what scores no higher is left out; 0.25 if not given.
-        batch: images that the file takes at once; any number if not given.
-        any_size: it takes any height and width in multiples of 32.
-        half: the network computes in float16; inputs and outputs are float32.
+        nms: include NMS in the exported model.
+        confidence: threshold of the NMS, 0..1: only detections with a higher score are kept; by default 0.25.
+        batch: fixed batch size; by default any.
+        any_size: accept any height and width that are multiples of 32.
+        half: compute in float16; inputs and outputs are float32.
 
     Raises:
         UserError: no such format, no weights, a model that the format does not support, or files that exist.
-        DisagreementError: what was written does not compute what PyTorch computes; nothing is left of it.
+        DisagreementError: the export computes other results than PyTorch; its files are removed.
 
     Examples:
         >>> done = rankless.export("runs/digits", format="onnx", out="digits", force=True)
@@ -143,7 +143,7 @@ def export(
         return _program(planned(target, asked, overrides), format, stem, force)
     if overrides or asked != ExportOptions():
         raise UserError(
-            f"--format {format}: writes weights alone; leave out --nms, --confidence, --batch, --any-size, "
+            f"--format {format}: writes only weights; leave out --nms, --confidence, --batch, --any-size, "
             "--half and key=value"
         )
     path = trained_weights_of(target)
@@ -152,11 +152,11 @@ def export(
 
 @dataclass(frozen=True)
 class Made:
-    """Exported files in a folder of our own, already compared with PyTorch.
+    """Exported files in a temporary folder, already compared with PyTorch.
 
     Attributes:
-        files: as many as the format has endings.
-        session: computes them.
+        files: one file per extension of the format.
+        session: runs the files.
         agreement: the comparison with PyTorch.
     """
 
@@ -166,13 +166,16 @@ class Made:
 
 
 def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
-    """Write what computes, and compare it with PyTorch.
+    """Write the files of an export, and compare them with PyTorch.
 
     Args:
-        plan: what is exported.
+        plan: the model to export, and its options.
         format: one of :data:`PROGRAMS`.
-        folder: for the files.
-        name: of the file, for messages.
+        folder: folder for the files.
+        name: the file's name, for messages.
+
+    Raises:
+        DisagreementError: the export computes other results than PyTorch.
     """
     program = PROGRAMS[format]
     files = [folder / f"model{ending}" for ending in program.endings]
@@ -189,7 +192,7 @@ def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
 
 
 def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
-    """Write what computes, compare it, and let it take its name."""
+    """Write the files of an export to a temporary folder, compare them, and copy them to their paths."""
     files = tuple(stem.with_name(stem.name + ending) for ending in PROGRAMS[format].endings)
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([plan.source])
@@ -204,7 +207,7 @@ def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
 def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
     recipe = loaded.recipe
     if recipe.task != "detect":
-        raise UserError(f"{source}: is of the task '{recipe.task}'; Darknet's format takes detectors only")
+        raise UserError(f"{source}: its task is '{recipe.task}'; Darknet's format takes detectors only")
     # Dropout has no weights, and is inactive in exported models.
     model = recipe.model
     if isinstance(model, YoloModel | AnchorFreeModel):
@@ -254,5 +257,5 @@ FORMATS = (*PROGRAMS, *_WEIGHTS)
 
 
 def _endings(format: str) -> tuple[str, ...]:
-    """Return the endings of the files that a format writes."""
+    """Return the extensions of the files that a format writes."""
     return PROGRAMS[format].endings if format in PROGRAMS else _ENDINGS[format]

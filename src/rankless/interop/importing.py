@@ -1,4 +1,4 @@
-"""``rankless import``: convert other projects' weights to weights files with recipe and class names."""
+"""Conversion of other projects' weights to weights files with recipe and class names."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def checked_name(source: Path) -> list[str]:
     """Compare a file's SHA-256 with the digits in its name, as in ``resnet18-f37072fd.pth``.
 
     Returns:
-        A note about the result; nothing for other names. The digits may also be a date, so that a difference
-        is a warning.
+        A list with a note about the result, or an empty list for names without digits. A difference is only a
+        warning, because the digits may be a date.
     """
     said = _DIGITS.search(source.name)
     if said is None:
@@ -52,19 +52,19 @@ def checked_name(source: Path) -> list[str]:
     if found.startswith(said[1]):
         return [f"its SHA-256 begins with {said[1]}, as its name says"]
     return [
-        f"warning: its SHA-256 begins with {found[:8]}, not with the {said[1]} of its name; if it is a "
-        "published file it is damaged: download it again"
+        f"warning: its SHA-256 begins with {found[:8]}, not with the {said[1]} of its name; if this is a "
+        "published file, it is damaged: download it again"
     ]
 
 
-PRECISION = "precision=fp32"  # the numbers that were published are those of single precision
-# ImageNet's classifiers are scored on the middle of the image; training crops the published part of it.
+PRECISION = "precision=fp32"  # published scores were computed in single precision
+# ImageNet's classifiers are scored on the center of the image; training uses the published random crop.
 _CROP = "data.augment.crop=0.08"
-_LEAST_CROPPED = 128  # pixels; CIFAR's classifiers see the whole image
+_LEAST_CROPPED = 128  # pixels; CIFAR's classifiers see the uncropped image
 
 
 def build_any(recipe: Recipe, classes: int) -> nn.Module:
-    """Build the recipe's model on the CPU, initialized by the recipe's seed as in training."""
+    """Build the recipe's model on the CPU, initialized with the recipe's seed as in training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(recipe.seed, "model"))
         if recipe.task == "classify":
@@ -73,7 +73,7 @@ def build_any(recipe: Recipe, classes: int) -> nn.Module:
 
 
 def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
-    """List the layers of a model with the overrides of a recipe; see :func:`rankless.models.work.layers`.
+    """Return a model's layers and its number of parameters; see :func:`rankless.models.work.layers`.
 
     Raises:
         UserError: no such model, or it cannot be built with these options.
@@ -89,12 +89,12 @@ def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
 
 
 def _task_of(name: str) -> str:
-    """Return the task of the model called ``name``; other names than the detectors' are of classifiers."""
+    """Return the task of the model ``name``: ``detect`` for a known detector, otherwise ``classify``."""
     return "detect" if name in zoo.MODELS else "classify"
 
 
 def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe to write: the defaults, the model and the overrides."""
+    """Return the recipe to store with the weights: the defaults for the model, with overrides."""
     named = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "model.name"]
     if model is not None and named:
         raise UserError(f"--model is '{model}' and model.name is '{named[-1]}': give one of the two")
@@ -103,15 +103,15 @@ def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
         return load.default([PRECISION, *overrides])
     if name is None:
         raise UserError(
-            "of which model are the weights? give --model NAME, such as yolov4-tiny, resnet50 or "
+            "the model of the weights is unknown: give --model NAME, such as yolov4-tiny, resnet50 or "
             "timm/convnext_tiny (rankless models lists them), model.cfg=FILE, or --cfg FILE for Darknet's"
         )
     stem = name.removesuffix(".cfg")
     if (name.startswith("yolo") or stem != name) and name not in zoo.MODELS:
         near = nearest(name, zoo.MODELS)
         raise UserError(
-            f"'--model' is '{name}': no such model; expected {one_of(zoo.MODELS)}{near}; for another network "
-            f"of Darknet's give its cfg: --cfg {stem}.cfg"
+            f"'--model' is '{name}': no such model; expected {one_of(zoo.MODELS)}{near}; for another Darknet "
+            f"network give its cfg: --cfg {stem}.cfg"
         )
     task = [] if any(word.startswith("task=") for word in overrides) else [f"task={_task_of(name)}"]
     options = [*task, f"model.name={json.dumps(name)}", PRECISION]
@@ -122,11 +122,11 @@ def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
 
 
 def read_class_names(path: Path | None, classes: int | None) -> tuple[str, ...] | None:
-    """Read the names in a file, a JSON list or one per line; None without a file.
+    """Read class names from a file with a JSON list or one name per line; return None if ``path`` is None.
 
     Args:
-        path: of the file.
-        classes: how many there have to be; None: any number.
+        path: the file.
+        classes: expected number of names; None for any.
     """
     if path is None:
         return None
@@ -136,13 +136,13 @@ def read_class_names(path: Path | None, classes: int | None) -> tuple[str, ...] 
         raise UserError(f"--names {path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise UserError(
-            f"--names {path}: not UTF-8 text (byte {error.start}); expected a class name on every line"
+            f"--names {path}: not UTF-8 text (byte {error.start}); expected one class name per line"
         ) from None
     names = _listed(path, text) if text.lstrip().startswith("[") else text.strip().splitlines()
     names = [name.strip() for name in names]
     problems = [f"--names {path}:{n}: an empty name" for n, name in enumerate(names, 1) if not name]
     if not names:
-        problems = [f"--names {path}: has no names; expected a class name on every line, or a JSON list"]
+        problems = [f"--names {path}: has no names; expected one class name per line, or a JSON list"]
     if classes is not None and classes != len(names):
         problems.append(
             f"--classes is {classes}, but {path} has {counted(len(names), 'name')}; leave --classes out"
@@ -173,10 +173,10 @@ class ImportReport:
     Attributes:
         source: the checkpoint.
         weights: the new weights file.
-        model: the model's name.
+        model: the model's name, or the cfg file.
         class_names: a name per class id.
         tensors: number of tensors in the model.
-        taken: number of tensors from the file.
+        taken: number of tensors taken from the checkpoint.
         sha256: digest of the weights.
         notes: messages about the conversion.
     """
@@ -216,15 +216,17 @@ def import_weights(
     Args:
         source: a checkpoint; see :func:`~rankless.models.checkpoints.foreign.read_checkpoint`.
         out: the weights file to write; ``force`` replaces an existing one.
-        model: as ``model.name`` in a recipe, or else a Darknet ``cfg`` file.
+        model: the model, as ``model.name`` in a recipe.
+        cfg: a Darknet cfg file, in place of ``model``.
         names: a file of class names: one per line, or a JSON list; by default "0", "1" …
-        classes: number of classes without names; by default that of the checkpoint's head.
-        key: the entry of the checkpoint that holds the weights; chosen if not given.
-        partial: load every matching tensor; initialize the others by the recipe's seed.
-        by_order: match the tensors by their order, whatever their names; with ``partial`` up to the first of
-            another shape.
-        port: the port whose names the tensors have, of :data:`~rankless.models.checkpoints.ports.PORTS`.
-        overrides: ``key=value`` for the recipe that is written with the weights.
+        classes: number of classes if ``names`` is not given; by default that of the checkpoint's head.
+        key: the checkpoint's entry with the weights; by default chosen automatically.
+        partial: load every matching tensor; initialize the others with the recipe's seed.
+        by_order: match tensors by their order instead of their names; with ``partial``, only up to the first
+            one with another shape.
+        port: the port of YOLO that named the tensors, from
+            :data:`~rankless.models.checkpoints.ports.PORTS`.
+        overrides: ``key=value``, changes to the recipe that is stored with the weights.
     """
     outputs = _outputs(source, out, force, (cfg, names))
     class_names = read_class_names(names, classes)
@@ -267,9 +269,9 @@ def _fitted(
 
     Args:
         checkpoint: the tensors.
-        recipe: of the model.
-        classes: their names, or their number; None: that of the checkpoint's head.
-        source: for messages.
+        recipe: the recipe that names the model.
+        classes: class names, or the number of classes; None for that of the checkpoint's head.
+        source: the checkpoint's file, for messages.
         by_order, partial: see :func:`import_weights`.
 
     Returns:
@@ -295,8 +297,8 @@ def _from_darknet(
     """Read Darknet's .weights for a cfg or a named model.
 
     Returns:
-        The tensors under the model's names; the recipe, with the cfg's text and options; the number of
-        classes; whether the file ends before the network does, as published backbones do.
+        The tensors with the model's names; the recipe; the number of classes; and whether the file has
+        weights for only the first layers, as published backbones do.
     """
     if cfg is not None and model is not None:
         raise UserError(f"--cfg is {cfg} and --model is '{model}': give one of the two")
@@ -331,7 +333,7 @@ def _from_darknet(
     )
     state = dict(read.state)
     for name in read.state:
-        if name.endswith("running_var"):  # PyTorch counts the batches too; the counter is not used
+        if name.endswith("running_var"):  # PyTorch's batch norms also have a counter, which is not used
             state[name.replace("running_var", "num_batches_tracked")] = torch.tensor(0)
     whole = read.filled == read.convolutions
     checkpoint = Checkpoint(state, [*facts, *read.notes], read.seen)
@@ -339,14 +341,14 @@ def _from_darknet(
 
 
 def _of_other_classes(source: Path, cfg: Path | None, network: Network) -> UserError | None:
-    """Return the error about weights of a cfg's network, but with other classes; None if they are not."""
+    """Return the error for a cfg with another number of classes than the weights; None if they agree."""
     known = classes_of(source, network) if cfg else None
     if known in (None, network.classes):
         return None
     return UserError(
-        f"{source}: its heads are of {counted(known or 0, 'class', 'classes')}, those of --cfg {cfg} of "
-        f"{network.classes}; expected the cfg that it was trained with; import it with that one, and train "
-        "your own classes from it, for which new heads are made:\n"
+        f"{source}: its heads have {counted(known or 0, 'class', 'classes')}, but those of --cfg {cfg} have "
+        f"{network.classes}; expected the cfg that it was trained with; import it with that cfg, and train "
+        "your own classes from it, which get new heads:\n"
         f"  rankless import {source} --cfg ORIGINAL.cfg --out pretrained.safetensors\n"
         "  rankless train fine-tune model.pretrained=pretrained.safetensors data.root=DATA"
     )
@@ -361,14 +363,16 @@ def _from_port(
     overrides: Sequence[str],
     partial: bool,
 ) -> tuple[Checkpoint, Recipe]:
-    """Read a checkpoint of a port; return its tensors by our names, and the recipe."""
+    """Read a port's checkpoint; return its tensors with Rankless' names, and the recipe."""
     port = port_named(name)
     if model is None and cfg is None:
         if not port.model:
-            raise UserError(f"--from is '{name}', which builds any cfg: give --model NAME or --cfg FILE, too")
+            raise UserError(
+                f"--from is '{name}', which builds any cfg: give --model NAME or --cfg FILE as well"
+            )
         model = port.model
     elif port.model and (cfg is not None or model != port.model):
-        raise UserError(f"--from is '{name}', which is of {port.model}; leave --model and --cfg out")
+        raise UserError(f"--from is '{name}', which is a port of {port.model}; leave --model and --cfg out")
     options = [*port.options, *overrides]
     if cfg is not None:
         described = read_cfg(str(cfg))
@@ -384,7 +388,7 @@ def _from_port(
 
 
 def _likely_port(checkpoint: Checkpoint, recipe: Recipe, model: str | None) -> str:
-    """Return the port that a file's names are of, where the model is one that ports have; else nothing."""
+    """Return the name of the port that wrote a checkpoint, judged by its tensors; empty if it is unknown."""
     known = darknet.MODELS.get(model or "")
     if known is None or known.anchor_free:
         return ""
@@ -393,12 +397,12 @@ def _likely_port(checkpoint: Checkpoint, recipe: Recipe, model: str | None) -> s
 
 
 def _is_darknet(source: Path) -> bool:
-    """Check for ``.weights``, or a published backbone such as ``darknet53.conv.74``."""
+    """Check whether a file is Darknet's: ``.weights``, or a backbone such as ``darknet53.conv.74``."""
     return source.suffix == ".weights" or ".conv." in source.name
 
 
 def _head(recipe: Recipe) -> Head:
-    """Find the tensors with a first dimension that depends on the classes; return it for 2 and 3 classes."""
+    """Return the tensors that depend on the classes, with their first dimensions for 2 and 3 classes."""
     two, three = (build_any(recipe, classes).state_dict() for classes in (2, 3))
     return {
         name: (two[name].shape[0], three[name].shape[0])
@@ -408,7 +412,10 @@ def _head(recipe: Recipe) -> Head:
 
 
 def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source: Path, partial: bool) -> int:
-    """Infer the number of classes from the shape of the checkpoint's head; a backbone has the published."""
+    """Infer the number of classes from the shape of the checkpoint's head.
+
+    For a backbone without a head, return the published model's number.
+    """
     ours = build_any(recipe, 2).state_dict()
     theirs, _ = align(ours, state)
     counts = set[float]()
@@ -416,14 +423,14 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
         if name in theirs and theirs[name].ndim:
             counts.add(2 + (theirs[name].shape[0] - of_two) / (of_three - of_two))
     if not counts and agrees_in_order(ours, state, tuple(head)):
-        return 2  # the names differ: reported where the names are compared
+        return 2  # the names differ, which is reported when they are compared
     if not counts and partial:
         detects = recipe.task == "detect"
         return zoo.MODELS[recipe.model.name].classes if detects else variant(recipe.model).classes
     count = counts.pop() if len(counts) == 1 else 0
     if count < 1 or count != int(count):
         raise UserError(
-            f"{source}: the number of classes is unclear (is it the weights of another model than "
+            f"{source}: the number of classes is unclear (are these the weights of another model than "
             f"{recipe.model.name}?); give --names FILE or --classes N"
         )
     return int(count)

@@ -1,4 +1,4 @@
-"""Writing ONNX files, with and without NMS inside."""
+"""Writing of ONNX files, with or without NMS."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _DIMENSIONS = {
     "detections": ("found", "7"),
 }
 
-# Each candidate has its best class alone, as in `rankless predict`, and the best candidates alone reach NMS.
-# The operator compares y1, x1, y2, x2, whose IoU is that of x1, y1, x2, y2.
+# As in `rankless predict`, a candidate keeps only its best class, and only the best candidates reach NMS.
+# The operator expects y1, x1, y2, x2; x1, y1, x2, y2 have the same IoU.
 _NMS = """\
 <ir_version: {ir}, opset_import: ["" : {opset}]>
 nms (float[batch, candidates, 4] boxes, float[batch, candidates, classes] scores)
@@ -83,11 +83,11 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def model(plan: Plan, *, half: bool | None = None) -> Any:
-    """Return the ``onnx.ModelProto`` of the export; arguments as of :func:`write`.
+    """Return the ``onnx.ModelProto`` of an export.
 
     Args:
-        plan: what is exported.
-        half: whether the network computes in float16; as planned if not given.
+        plan: the model to export, and its options.
+        half: whether the network computes in float16; by default as planned.
     """
     onnx = needed("onnx", "onnx", "--format onnx")
     needed("onnxscript", "onnx", "--format onnx")
@@ -104,7 +104,7 @@ def model(plan: Plan, *, half: bool | None = None) -> Any:
                 dynamo=True,
                 verbose=False,
             )
-        except Exception as error:  # of many types
+        except Exception as error:  # the exporter raises many types
             raise plan.unable(error) from error
     proto: Any = made.model_proto if made is not None else None
     if plan.facts.nms is not None:
@@ -132,7 +132,7 @@ def _nms(facts: Facts, ir: int) -> str:
 
 def _name_dimensions(proto: Any) -> None:
     """Name the free dimensions of inputs and outputs."""
-    del proto.graph.value_info[:]  # it has the exporter's names, and nobody needs it
+    del proto.graph.value_info[:]  # optional, and has the exporter's names
     for value in (*proto.graph.input, *proto.graph.output):
         for side, name in zip(value.type.tensor_type.shape.dim, _DIMENSIONS[value.name], strict=True):
             if not side.HasField("dim_value"):
@@ -140,7 +140,7 @@ def _name_dimensions(proto: Any) -> None:
 
 
 def _state_kernel_sizes(proto: Any, onnx: Any) -> None:
-    """Give convolutions the size of their kernels, which ONNX leaves optional and OpenCV's dnn wants."""
+    """Add the kernel size to convolutions: it is optional in ONNX, but OpenCV's dnn needs it."""
     sizes = {tensor.name: list(tensor.dims[2:]) for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         is_stated = any(attribute.name == "kernel_shape" for attribute in node.attribute)

@@ -1,4 +1,4 @@
-"""Writing OpenVINO's files, from the ONNX model."""
+"""Writing of OpenVINO files, converted from the ONNX model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rankless.interop.plan import Plan
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write an ``.xml``, and the ``.bin`` beside it; in float16 the weights are stored so.
+    """Write an ``.xml`` and the ``.bin`` beside it; with ``plan.half``, the weights are stored in float16.
 
     Args:
-        plan: what is exported.
-        path: the ``.xml``.
+        plan: the model to export, and its options.
+        path: the ``.xml`` file.
     """
     openvino: Any = needed("openvino", "openvino", "--format openvino")
     onnx = needed("onnx", "onnx", "--format openvino")

@@ -1,7 +1,7 @@
 """The model to export: its inputs and outputs, the shapes it accepts, and the metadata of the file.
 
 The exported model takes ``images``, float32 RGB in 0..1 (B, 3, H, W), and returns boxes and scores, or
-probabilities. Decoding and normalization are inside, in float32 whatever the network computes in.
+probabilities. It includes decoding and normalization in float32, whatever the network's precision.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PortableDetector(nn.Module):
     def __init__(self, detector: nn.Module, *, half: bool = False) -> None:
         super().__init__()
         if "backbone" in detector._modules:
-            # PyTorch's exporters look modules up by their names, and the method would be found first.
+            # PyTorch's exporters look up modules as attributes, where a method ``backbone`` would win.
             found = property(lambda self: self._modules["backbone"])
             detector.__class__ = type(type(detector).__name__, (type(detector),), {"backbone": found})
         self.detector = detector.half() if half else detector
@@ -57,7 +57,7 @@ class PortableClassifier(nn.Module):
 
     Args:
         classifier: takes normalized images and returns logits.
-        mean, std: of the normalization, a number per channel.
+        mean, std: mean and standard deviation of the normalization, one number per channel.
         half: whether the network computes in float16.
     """
 
@@ -79,19 +79,19 @@ class PortableClassifier(nn.Module):
 
 
 class WithNms(nn.Module):
-    """A detector with NMS behind it, for formats of PyTorch's; the numbers of ``rankless predict``.
+    """A detector followed by NMS, for PyTorch's formats; its results are those of ``rankless predict``.
 
     Args:
         detector: a :class:`PortableDetector`.
-        settings: of the NMS, by IoU.
-        confidence: candidates that score no higher are left out.
+        settings: settings of the NMS, which compares boxes by IoU.
+        confidence: only candidates with a higher score are kept.
     """
 
     def __init__(self, detector: PortableDetector, settings: Evaluate, confidence: float) -> None:
         super().__init__()
         self.detector, self.iou, self.confidence = detector, settings.iou, confidence
         self.class_agnostic = settings.class_agnostic
-        importlib.import_module("torchvision")  # its NMS, with what PyTorch's exporters know about it
+        importlib.import_module("torchvision")  # registers its NMS for PyTorch's exporters
 
     def forward(self, images: Tensor) -> Tensor:
         """Return detections (N, 7): image, x1, y1, x2, y2, score, class; best first in each image."""
@@ -103,7 +103,7 @@ class WithNms(nn.Module):
         boxes = boxes.gather(1, order.unsqueeze(-1).expand(-1, -1, 4))
         images_of = torch.arange(boxes.shape[0], device=boxes.device).unsqueeze(1).expand_as(labels)
         groups = images_of if self.class_agnostic else images_of * scores.shape[2] + labels
-        # No two groups overlap; float64, as the shifts would round float32.
+        # The shifts separate the groups; they are float64, because float32 would round the boxes.
         wide = boxes.double()
         shifts = groups.double() * (wide.amax() - wide.amin() + 1)
         (chosen,) = torch.where((best > self.confidence).flatten())
@@ -122,7 +122,7 @@ _KEYS = {
 }
 _STRIDE = 32
 CONFIDENCE = 0.25
-"""Detections that score no higher are left out of files with NMS, as ``rankless predict`` leaves them out."""
+"""Default confidence threshold of exports with NMS, as in ``rankless predict``."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ class ExportOptions:
     """Options of an export.
 
     Attributes:
-        nms: NMS inside.
-        confidence: of the NMS; None: 0.25.
-        batch: images that the file takes at once; None: any number.
-        any_size: it takes any height and width in multiples of 32.
-        half: the network computes in float16.
+        nms: include NMS in the exported model.
+        confidence: confidence threshold of the NMS; None for 0.25.
+        batch: fixed batch size; None for any.
+        any_size: accept any height and width that are multiples of 32.
+        half: compute in float16.
     """
 
     nms: bool = False
@@ -146,15 +146,15 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """The model to export.
+    """The model to export, and its options.
 
     Attributes:
         source: the weights file.
-        task: of the recipe, for predictions and images.
-        model: trained, in float32.
-        facts: what the file says.
-        batch: images that it takes at once; None: any number.
-        any_size: it takes any height and width in multiples of 32.
+        task: the recipe's task, for predictions and images.
+        model: the trained model in float32.
+        facts: the file's metadata.
+        batch: fixed batch size; None for any.
+        any_size: the file accepts any height and width that are multiples of 32.
         half: the network computes in float16.
     """
 
@@ -167,15 +167,15 @@ class Plan:
     half: bool
 
     def in_half(self) -> Plan:
-        """Return the plan of the same model in float16."""
+        """Return a plan of the same model in float16."""
         facts = replace(self.facts, recipe=replace(self.facts.recipe, precision="fp16"))
         return replace(self, facts=facts, half=True)
 
     def portable(self, *, half: bool | None = None) -> nn.Module:
-        """Return the model as other programs get it, without NMS; a copy.
+        """Return a copy of the model in the form for other programs, without NMS.
 
         Args:
-            half: in float16; as planned if not given.
+            half: whether the network computes in float16; by default as planned.
         """
         half, network = self.half if half is None else half, copy.deepcopy(self.model).requires_grad_(False)
         if self.facts.recipe.task == "classify":
@@ -183,19 +183,19 @@ class Plan:
         return PortableDetector(network, half=half).eval()
 
     def with_nms(self) -> nn.Module:
-        """Return the model with its NMS, if it is asked for; a copy."""
+        """Return a copy of the model in the form for other programs, with NMS if requested."""
         made = self.portable()
         if self.facts.nms is None or not isinstance(made, PortableDetector):
             return made
         return WithNms(made, self.facts.recipe.evaluate, self.facts.nms).eval()
 
     def example(self) -> Tensor:
-        """Return random images, (B, 3, H, W), with which the model is traced."""
+        """Return random images (B, 3, H, W) for tracing the model."""
         drawn = torch.Generator().manual_seed(0)
         return torch.rand(self.batch or 2, 3, *self.facts.size, generator=drawn)
 
     def program(self, module: nn.Module) -> Any:
-        """Trace a module with ``torch.export``, with the shapes that the file takes."""
+        """Trace a module with ``torch.export``, with dynamic shapes for a free batch size or image size."""
         dim = torch.export.Dim
         shapes: dict[int, Any] = {} if self.batch else {0: dim("batch")}
         if self.any_size:
@@ -203,11 +203,11 @@ class Plan:
         try:
             with quiet(), torch.no_grad():
                 return torch.export.export(module, (self.example(),), dynamic_shapes=(shapes or None,))
-        except Exception as error:  # of many types
+        except Exception as error:  # torch.export raises many types
             raise self.unable(error) from error
 
     def unable(self, error: Exception) -> UserError:
-        """Say that PyTorch cannot export the model."""
+        """Return the error for a model that PyTorch cannot export."""
         reason = " ".join(str(error).split())[:300]
         return UserError(
             f"{self.source}: PyTorch cannot export {self.facts.recipe.model.name} ({reason}); expected a "
@@ -216,11 +216,11 @@ class Plan:
 
 
 def planned(target: Path, asked: ExportOptions, overrides: Sequence[str]) -> Plan:
-    """Load the model to export, and decide how to export it.
+    """Load the model to export, and check the options.
 
     Args:
         target: a run directory or a weights file.
-        asked: options.
+        asked: options of the export.
         overrides: changes to the recipe, ``key=value``.
     """
     path = trained_weights_of(target)
@@ -274,23 +274,23 @@ def _changed(recipe: Recipe, overrides: Sequence[str], path: Path) -> Recipe:
 
 
 def _problems(recipe: Recipe, asked: ExportOptions, exports: Exports) -> list[str]:
-    """Find options that do not fit the recipe."""
+    """Return a message for each option that does not fit the recipe."""
     problems = []
     is_detector = recipe.task == "detect"
     if asked.confidence is not None and not asked.nms:
-        problems.append("--confidence is of the NMS inside; add --nms, or leave it out")
+        problems.append("--confidence has an effect only with --nms; add --nms, or leave it out")
     elif asked.confidence is not None and not 0 <= asked.confidence <= 1:
         problems.append(f"--confidence is {asked.confidence:g}: expected a number from 0 to 1")
     if asked.batch is not None and asked.batch < 1:
         problems.append(f"--batch is {asked.batch}: expected a whole number of at least 1")
     if asked.nms and not is_detector:
-        problems.append("--nms is for detectors, and these weights are a classifier's; leave it out")
+        problems.append("--nms is for detectors, but these weights are a classifier's; leave it out")
     elif asked.nms and recipe.evaluate.nms != "iou":
         problems.append(
-            f"--nms computes NMS by IoU, and the recipe's evaluate.nms is '{recipe.evaluate.nms}'; add "
+            f"--nms computes NMS by IoU, but the recipe's evaluate.nms is '{recipe.evaluate.nms}'; add "
             "evaluate.nms=iou, or leave --nms out"
         )
     if asked.any_size and not (is_detector and exports.any_shape):
         kind = f"{recipe.model.name} has anchors of one size" if is_detector else "a classifier has one size"
-        problems.append(f"--any-size is for YOLO and anchor-free detectors, and {kind}; leave it out")
+        problems.append(f"--any-size is for YOLO and anchor-free detectors, but {kind}; leave it out")
     return problems

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, the exporters' progress, deprecations and advice are not printed."""
+    """Suppress the exporters' progress, deprecation warnings and advice within the block."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

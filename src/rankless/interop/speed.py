@@ -1,4 +1,4 @@
-"""The number of images per second that a model computes on this machine."""
+"""Measurement of a model's images per second on this machine."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _WARM_UP = 2  # calls that are not counted: the first allocate memory and choose
 
 
 def inputs(plan: Plan, count: int) -> Tensor:
-    """Return real images as a model's input, float32 (count, 3, H, W); few ones are repeated."""
+    """Return real images as a model's input, float32 (count, 3, H, W); they repeat if there are too few."""
     seen = network_input(images(plan)[0].images)
     return seen[torch.arange(count) % len(seen)].contiguous()
 
 
 def of_pytorch(model: nn.Module, seen: Tensor, seconds: float) -> float:
-    """Return the images per second of a module of PyTorch's in float32, on a GPU where there is one.
+    """Return the images per second of a PyTorch module in float32, on a GPU if there is one.
 
     Args:
         model: takes images (B, 3, H, W).
-        seen: the images.
-        seconds: how long to measure.
+        seen: the images, one batch.
+        seconds: time to measure.
     """
     device = compute_device()
     model, seen = model.to(device), seen.to(device)
@@ -45,13 +45,13 @@ def of_pytorch(model: nn.Module, seen: Tensor, seconds: float) -> float:
 
 
 def of_session(session: Session, seen: Tensor, seconds: float) -> float:
-    """Return the images per second of an exported file; arguments as above."""
+    """Return the images per second of an exported file; see :func:`of_pytorch` for the arguments."""
     array = seen.numpy()
     return _rate(lambda: session(array), len(seen), seconds)
 
 
 def _rate(call: Callable[[], Any], count: int, seconds: float) -> float:
-    """Return images per second: ``count`` in each call, by the calls' median, which a pause moves little."""
+    """Return images per second from the median time of calls with ``count`` images each."""
     for _ in range(_WARM_UP):
         call()
     times: list[float] = []

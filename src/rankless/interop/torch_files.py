@@ -1,4 +1,4 @@
-"""Writing what PyTorch itself reads: TorchScript, and programs of ``torch.export``. Both are code."""
+"""Writing of PyTorch's own formats: TorchScript, and programs of ``torch.export``. Both contain code."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from rankless.interop.plan import Plan
 from rankless.interop.quiet import quiet
 
 TEXTS = "metadata.json"
-"""The extra file inside, with the entries of :mod:`rankless.models.exported.facts`."""
+"""Name of the extra file with the metadata of :mod:`rankless.models.exported.facts`."""
 
 
 class TorchSession:
-    """A file of this page, which this very process has written; see ``models.exported.sessions.Session``."""
+    """A session for a file that this process has just written; see ``models.exported.sessions.Session``.
+
+    Loading such a file runs its code, so it must come from this process.
+    """
 
     def __init__(self, path: Path, plan: Plan, *, script: bool) -> None:
         self.texts: Mapping[str, str] = plan.facts.texts()
@@ -32,7 +35,7 @@ class TorchSession:
                 self._module = torch.export.load(path).module()
 
     def __call__(self, images: NDArray[np.float32]) -> list[NDArray[Any]]:
-        """Compute the outputs of images (B, 3, H, W) in 0..1."""
+        """Return the outputs for images (B, 3, H, W) in 0..1."""
         with torch.no_grad():
             computed = self._module(torch.from_numpy(images))
         return [one.numpy() for one in (computed if isinstance(computed, tuple) else (computed,))]
@@ -43,7 +46,7 @@ def write_torchscript(plan: Plan, path: Path) -> None:
     with quiet(), torch.no_grad():
         try:
             traced: Any = torch.jit.trace(plan.with_nms(), (plan.example(),), check_trace=False)
-        except Exception as error:  # of many types
+        except Exception as error:  # torch.jit raises many types
             raise plan.unable(error) from error
         torch.jit.save(traced, str(path), _extra_files={TEXTS: json.dumps(plan.facts.texts())})
 
