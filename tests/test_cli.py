@@ -344,7 +344,7 @@ def test_weights_of_pytorch_in_place_of_a_model_are_named(calls, capsys):
     about_model, about_data, line = problems(capsys, "train", "model=yolov8n.pt", "data=coco8.yaml")
     assert about_model.endswith("did you mean 'model.pretrained'?")  # the way to import is said once
     assert line.startswith(
-        "yolov8n.pt: only weights of a network in 'rankless models' fit, once they are imp"
+        "yolov8n.pt: only weights of a network in 'rankless models' fit, after an import: "
     )
     for words in (["model=yolov8n.pt"], ["yolov4-tiny", "model=yolov8n.pt", "data.root=x"]):
         (said,) = problems(capsys, "train", *words)
@@ -467,7 +467,7 @@ def test_files_given_as_elsewhere_lead_to_keys(calls, capsys, tmp_path, monkeypa
     ]
     for name in ("obj.data", "data.yaml", "nameless.yaml"):
         assert problems(capsys, "train", name) == [
-            f"{name}: describes a data set, and is no recipe; name it as the data: "
+            f"{name}: this describes a data set and is not a recipe; give it as the data: "
             f"rankless train yolov4-tiny data.root={name}"
         ]
     (said,) = problems(capsys, "train", "./flowers")

@@ -132,7 +132,7 @@ def test_a_chosen_loss_has_its_keys():
         (["data.augment.policy=randaugment"],
          "key 'data.augment.policy': it has an effect only with task 'classify', and task is 'detect'"),
         (["task=classify", "model.name=resnet18", "evaluate.tta=full"],
-         "'evaluate.tta' is 'full', which needs an input of any size, and many classifiers take only one: "
+         "'evaluate.tta' is 'full', which needs inputs of several sizes, but many classifiers take only one: "
          "expected none or flip"),
         (["task=classify", "model.name=resnet18", "data.augment.close_mosaic=2"],
          "'data.augment.close_mosaic' is 2, but mixup and cutmix are both off: leave it out"),

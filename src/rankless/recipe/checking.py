@@ -1,4 +1,4 @@
-"""Validate the values of a recipe in one pass, and report every mistake in them together."""
+"""Validation of a recipe's values in one pass, which reports all mistakes together."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rankless.recipe.model_kinds import ModelKeys, losses_of
 from rankless.recipe.recorded import with_network
 
 Handler = Callable[[Any], Any]
-"""Validates the values with pydantic."""
+"""A function that validates values with pydantic."""
 
 NameCheck = Callable[[str, str], str | None]
-"""Checks a model's name for a task; returns the problem as a sentence, or None."""
+"""A function that takes a task and a model's name, and returns the problem as a sentence, or None."""
 
 _Clash = tuple[str, list[KeyPath]]
-"""A message about values that do not go together, and their keys, the culprit first."""
+"""A message about values that contradict each other, and their keys, the wrong one first."""
 
 MOST_KEYS = 1000
 
@@ -36,8 +36,8 @@ class Location:
 
     Attributes:
         name: the file, or "command line".
-        line: in the file, from 1.
-        order: position on the command line.
+        line: the line in the file, from 1; None on the command line.
+        order: the position on the command line.
     """
 
     name: str
@@ -69,10 +69,10 @@ class Source:
     """The origin of a recipe's values.
 
     Attributes:
-        name: used in messages about values without a known location.
+        name: name for messages about values without a known location.
         places: the location of each key and section.
-        problems: found before validation; reported together with those of the values.
-        check_name: checks the model's name.
+        problems: problems found before validation; reported together with those of the values.
+        check_name: checks the model's name; None for no check.
     """
 
     name: str = "Recipe"
@@ -81,12 +81,15 @@ class Source:
     check_name: NameCheck | None = None
 
     def of(self, path: KeyPath) -> Location:
-        """Return the location of a key, or of its enclosing key if a YAML anchor repeats it."""
+        """Return the location of a key; for a key inside a YAML alias, that of the enclosing key."""
         known = (self.places[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.places)
         return next(known, Location(self.name))
 
     def written(self, path: KeyPath, *, is_section: bool) -> list[KeyPath]:
-        """List the given paths at or below an unknown one; for a section, those of its values."""
+        """List the given paths to report for an unknown one.
+
+        For a section, they are the paths of its values; otherwise the outermost given path at or below it.
+        """
         below = [one for one in self.places if one[: len(path)] == path] or [path]
         if is_section:
             return [one for one in below if not any(other[: len(one)] == one != other for other in below)]
@@ -94,16 +97,16 @@ class Source:
 
 
 def checked(recipe: type, given: Any, validate: Handler, source: Source | None) -> Any:
-    """Return the recipe of these values, with defaults for the keys that are not given.
+    """Return a validated recipe, with defaults for omitted keys.
 
     Args:
-        recipe: the class.
+        recipe: the class ``Recipe``.
         given: a recipe, a tree of keys and values, or the arguments of the class.
         validate: pydantic's validation.
-        source: the origin of the values; by default Python.
+        source: the origin of the values; by default a call of ``Recipe`` in Python.
 
     Raises:
-        UserError: every problem, in the order of the lines; those of the command line come last.
+        UserError: lists all problems by line; problems of the command line come last.
     """
     if isinstance(given, recipe):
         return validate(given)
@@ -115,7 +118,7 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
         raise UserError(f"{source.of(())}: {no_section(recipe, (), given)}")
     if counted(given) > MOST_KEYS:  # each unknown key is compared with all known ones
         what = f"this recipe has more than {MOST_KEYS:,} keys"
-        raise UserError(f"{source.of(())}: {what}: expected some of the {len(leaves(recipe))} there are")
+        raise UserError(f"{source.of(())}: {what}: expected some of the {len(leaves(recipe))} known keys")
     tree, bad = _completed(with_network(_all_in_full(given)))
     kinds = Kinds.of(tree.get("task", recipe.task), tree["model"], tree["loss"])  # type: ignore[attr-defined]
     made, clashes = None, list[_Clash]()
@@ -141,10 +144,10 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
 def _in_sentences(
     error: ValidationError, recipe: type, tree: Mapping[str, Any], kinds: Kinds, source: Source
 ) -> tuple[dict[KeyPath, str], list[_Clash]]:
-    """Return messages about wrong keys and values by path, and about values that contradict each other."""
+    """Return messages about wrong keys and values by path, and contradictions between values."""
     bad: dict[KeyPath, str] = {}
     clashes: list[_Clash] = []
-    known = leaves(recipe, kinds._replace(task=""))  # those of the other task are wrong for another reason
+    known = leaves(recipe, kinds._replace(task=""))  # keys of the other task are reported elsewhere
     for one in error.errors(include_url=False):
         if one["type"] == "clash":
             clashes.append((one["ctx"]["sentence"], [(*key.split("."),) for key in one["ctx"]["keys"]]))
@@ -169,7 +172,7 @@ def _in_sentences(
 def _unknown_name(
     tree: Mapping[str, Any], kinds: Kinds, bad: Mapping[KeyPath, str], source: Source
 ) -> Iterator[Problem]:
-    """Report an unknown model at its name, or at the task if the model is that task's default."""
+    """Yield the problem with the model's name, located at the task if the name is not given."""
     path = ("model", "name")
     name = at(tree, path)
     is_open = path in bad or at(tree, ("model", "cfg")) or (name is None and "task" not in tree)
@@ -180,7 +183,7 @@ def _unknown_name(
 
 
 def in_full(section: Any, path: KeyPath) -> Any:
-    """Expand a section that is given as one value: ``heavy`` becomes ``{"preset": "heavy"}``."""
+    """Expand a section given as a single value: ``heavy`` becomes ``{"preset": "heavy"}``."""
     key = SHORTHANDS.get(path)
     if not key or section is None or isinstance(section, Mapping | list) or is_dataclass(section):
         return section
@@ -188,7 +191,7 @@ def in_full(section: Any, path: KeyPath) -> Any:
 
 
 def counted(tree: Any) -> int:
-    """Count the keys of a tree up to the limit: anchors can make a tree endless."""
+    """Count a tree's keys up to just above ``MOST_KEYS``: YAML anchors can make a tree endless."""
     count, waiting = 0, [tree]
     while waiting and count <= MOST_KEYS:
         if isinstance(section := waiting.pop(), Mapping):
@@ -205,11 +208,11 @@ def _all_in_full(tree: Any, path: KeyPath = ()) -> Any:
 
 
 def _text(name: Any) -> str:
-    return str(name).encode("utf-8", "backslashreplace").decode()  # half of a character is no text to others
+    return str(name).encode("utf-8", "backslashreplace").decode()  # escapes lone surrogates
 
 
 def _completed(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """Fill in the default loss of the model; also return problems with the loss's name."""
+    """Return the tree with the model's default loss filled in, and problems with the loss's name."""
     model, loss, bad = tree.get("model", {}), tree.get("loss", {}), dict[KeyPath, str]()
     known, name = losses_of(model), loss_kind(loss)
     if name not in ("auto", *known):
@@ -230,7 +233,7 @@ def _completed(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, str]
 def _without_effect(
     recipe: type, tree: Mapping[str, Any], kinds: Kinds, bad: Mapping[KeyPath, str]
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Find keys that have no effect given the values of other keys, as they declare."""
+    """Yield given keys that have no effect because of other keys' values, with a message for each."""
     for path, key in leaves(recipe, kinds._replace(task="")).items():
         if not key.conditions:
             continue

@@ -1,4 +1,4 @@
-"""Durations in steps: the meaning of ``2000``, ``'5 epochs'`` and ``'80%'``."""
+"""Conversion of durations such as ``2000``, ``'5 epochs'`` and ``'80%'`` to steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 
 
 def epochs_of(duration: int | str) -> Fraction | None:
-    """Return the epochs that a duration is given in; None for steps and fractions of the run."""
+    """Return a duration's number of epochs; None for durations in steps or percent."""
     number, unit = _parts(duration)
     return number if unit.startswith("epoch") else None
 
@@ -19,8 +19,8 @@ class RunLength:
 
     Attributes:
         epochs: passes over the training images.
-        images: how many training images there are.
-        batch: images in a step.
+        images: number of training images.
+        batch: number of images per step.
     """
 
     epochs: int
@@ -29,7 +29,7 @@ class RunLength:
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run."""
+        """Number of steps of the run."""
         return -(-self.epochs * self.images // self.batch)
 
     def exact(self, duration: int | str) -> Fraction:
@@ -40,23 +40,23 @@ class RunLength:
         return number * self.images / self.batch if unit.startswith("epoch") else number
 
     def whole(self, duration: int | str) -> int:
-        """Return the number of steps after which a duration has passed."""
+        """Return a duration in steps, rounded up."""
         return math.ceil(self.exact(duration))
 
     def ends(self, step: int, every: int | str) -> bool:
-        """Check whether one of the periods of a length ends with ``step`` (from 1); none has length 0."""
+        """Check whether a period of length ``every`` ends with ``step`` (from 1); never for length 0."""
         period = self.exact(every)
         return bool(period) and step // period > (step - 1) // period
 
     def is_last(self, duration: int | str, epoch: int, step: int | None = None) -> bool:
-        """Check whether an image is seen in the last part of a run.
+        """Check whether an image is seen within the last ``duration`` of a run.
 
-        Whole epochs end with an image, which may stand in the middle of a step.
+        For complete epochs, the epoch decides, because an epoch may end in the middle of a step.
 
         Args:
-            duration: of that part.
-            epoch: of the image, from 0.
-            step: in which it is seen, from 0; by default the first of its epoch.
+            duration: length of the last part.
+            epoch: the image's epoch, from 0.
+            step: the image's step, from 0; by default the first of its epoch.
         """
         epochs = epochs_of(duration)
         if epochs is not None and epochs.denominator == 1:
@@ -66,7 +66,7 @@ class RunLength:
 
 
 def _parts(duration: int | str) -> tuple[Fraction, str]:
-    """Return number and unit: ``epoch``, ``epochs``, ``%``, or nothing for steps."""
+    """Return a duration's number and unit: ``epoch``, ``epochs``, ``%``, or an empty string for steps."""
     if isinstance(duration, int):
         return Fraction(duration), ""
     number = duration.rstrip(" %abcdefghijklmnopqrstuvwxyz")

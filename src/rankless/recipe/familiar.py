@@ -1,4 +1,4 @@
-"""Other trainers' names for recipe keys and values; used only in messages."""
+"""Other trainers' names for recipe keys and values; they are used only in messages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from rankless.errors import printable
 
 PYTORCH = (".pt", ".pth")
-"""Endings of PyTorch's files."""
-_DEVICES = "--devices N on the command line: where a run happens is no part of a recipe"
+"""Extensions of PyTorch's files."""
+_DEVICES = "--devices N on the command line: a recipe does not say where a run happens"
 RUN = "--run runs/NAME on the command line"
 BATCH = "the images of a step on all devices together (a number per GPU times the GPUs)"
 BATCH_KEY = f"batch.images, {BATCH}"
 _MICRO = "batch.images for a step of all devices together, batch.micro for a forward pass"
 _IN_FLOAT32 = "not needed: weights, batch norms and optimizer stay in float32"
-_RANKS = "not needed: the launcher, or --devices N, says it"
+_RANKS = "not needed: the launcher, or --devices N, sets it"
 _CLASSES = "not needed: the classes are those of the data, or those of data.classes"
 
 ELSEWHERE: Mapping[str, str] = {
@@ -78,7 +78,7 @@ ELSEWHERE: Mapping[str, str] = {
     "warmup_epochs": "schedule.warmup='3 epochs'",
     "weights": "model.pretrained",
 }
-"""Foreign name to its equivalent here."""
+"""Other trainers' names, mapped to their Rankless equivalents."""
 
 SECTIONS: Mapping[str, str] = {
     "batch": "images",
@@ -89,7 +89,7 @@ SECTIONS: Mapping[str, str] = {
     "optim": "name",
     "schedule": "name",
 }
-"""Section to the key meant by a plain value in its place, as in ``batch=8``."""
+"""Section to the key that a plain value in its place means, as in ``batch=8``."""
 
 _FILES: Mapping[str, str] = {
     ".cfg": "model.cfg",
@@ -98,38 +98,41 @@ _FILES: Mapping[str, str] = {
 
 
 def key_of_file(name: str, default: str) -> str:
-    """Return the key that takes a file with this suffix."""
+    """Return the recipe key that takes a file with this extension, or ``default``."""
     return _FILES.get(Path(name).suffix, default)
 
 
 def without_key(word: str) -> str:
-    """Say what to write instead of a word without ``=``, which may name a file or a folder."""
+    """Suggest what to write instead of a word without ``=``, which may name a file or a folder."""
     if not Path(word).exists():
         return "expected key=value, as in optim.lr=0.02"
     return f"expected key=value; did you mean {key_of_file(word, 'data.root')}={word}?"
 
 
 def imported(name: str) -> tuple[str, str]:
-    """Return the name of a weights file after import, and a note with the command if it is PyTorch's."""
+    """Return a weights file's name after import, and for PyTorch's files a note with the command."""
     if not name.endswith(PYTORCH):
         return name, ""
     ours = f"{Path(name).stem}.safetensors"
     line = f"rankless import {name} --model NAME --out {ours}"
-    return ours, f"{name}: only weights of a network in 'rankless models' fit, once they are imported: {line}"
+    return (
+        ours,
+        f"{name}: only weights of a network in 'rankless models' fit, after an import: {line}",
+    )
 
 
 PUBLISHED = (
     "published weights are imported first (rankless import FILE --model NAME --out NEW.safetensors), and "
-    "those of timm's classifiers are model.pretrained=timm; docs/weights.md says where they are"
+    "those of timm's classifiers are model.pretrained=timm; docs/weights.md lists where to find them"
 )
 
 
 def line_of_file(name: str, values: Mapping[str, str]) -> str:
-    """Write the command that trains with a cfg or a weights file.
+    """Return the command that trains with a cfg or a weights file, as the end of a message.
 
     Args:
         name: the file.
-        values: the other overrides by key; the data is taken from them.
+        values: the other overrides by key; the command takes the data from them.
     """
     ours, note = imported(name)
     data = values.get("data.root") or values.get("data") or "FOLDER"
@@ -143,16 +146,16 @@ _OTHER_YOLO = re.compile(
 
 
 def other_yolo(name: str) -> str:
-    """Name the nearest model for a YOLO that is not available, such as yolov8n; empty for other names."""
+    """Return a hint at the nearest model for an unavailable YOLO such as yolov8n; empty for other names."""
     match = _OTHER_YOLO.fullmatch(name)
     if not match:
         return ""
     if match["kind"] and match["kind"][1:].lower() == "cls":
-        return "that family is not here; classifiers are: rankless train resnet18 data.root=FOLDER"
+        return "that family is not available; for a classifier: rankless train resnet18 data.root=FOLDER"
     recipe = "yolov4" if match["size"].lower() in tuple("mlxbce") else "yolov4-tiny"
     return (
-        "that family is not here; the nearest are yolov4-tiny (6 million parameters) and yolov4 (64 million),"
-        f" which read the same data.yaml, as in: rankless train {recipe} data.root=data.yaml"
+        "that family is not available; the nearest are yolov4-tiny (6 million parameters) and yolov4 "
+        f"(64 million), which read the same data.yaml, as in: rankless train {recipe} data.root=data.yaml"
     )
 
 
@@ -171,11 +174,11 @@ VALUES: Mapping[tuple[str, str], str] = {
     ("precision", "O1"): "here it is bf16 or fp16",
     **{("batch_norm", word): _SYNC for word in ("SyncBatchNorm", "SyncBN", "sync_bn", "syncbn")},
 }
-"""A key and a foreign value of it to an explanation."""
+"""Key and another trainer's value for it, mapped to an explanation."""
 
 
 def answer(meant: str) -> str:
-    """Translate a foreign name, as the end of a message."""
+    """Return the end of a message about another trainer's name with this equivalent."""
     nothing = "not needed"
     return (
         f"{nothing} here{meant.removeprefix(nothing)}" if meant.startswith(nothing) else f"here it is {meant}"

@@ -1,4 +1,4 @@
-"""The types of a recipe's values, and the declarations of a key beside its type.
+"""The types of a recipe's values, and further declarations for keys.
 
 Every number has a limit, so that a typo cannot exhaust the memory.
 """
@@ -19,12 +19,12 @@ from rankless.recipe.durations import RunLength
 
 config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-# --- what a key declares, as ``key: Annotated[Fraction, DETECT_ONLY, PREDICTING] = 0.6`` -----------------
+# --- declarations of a key, as in ``key: Annotated[Fraction, DETECT_ONLY, PREDICTING] = 0.6`` ------------
 
 
 @dataclass(frozen=True)
 class Only:
-    """The key has an effect only where ``key``, a dotted path, has one of these values."""
+    """Declaration that a key has an effect only if ``key``, a dotted path, has one of these values."""
 
     key: str
     values: tuple[str | int, ...]
@@ -32,9 +32,9 @@ class Only:
 
 @dataclass(frozen=True)
 class Reads:
-    """The built-in tasks that read the key when a trained model is scored, and when it predicts.
+    """Declaration of the built-in tasks that read a key when a trained model is scored, and when it predicts.
 
-    A declaration of a section holds for its keys; keys without one are read by training and scoring.
+    A section's declaration applies to its keys; keys without one are read by training and scoring.
     """
 
     scoring: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ FREE = "free to change when a run is resumed: it changes no number that was comp
 
 # --- types --------------------------------------------------------------------------------------------------
 
-Float = Annotated[float, Strict()]  # a whole number is accepted, too, but no text
+Float = Annotated[float, Strict()]  # accepts whole numbers, but no text
 Int = Annotated[int, Strict()]
 Bool = Annotated[bool, Strict()]
 Text = Annotated[str, Strict(), Field(description="text")]
@@ -71,13 +71,13 @@ Size = tuple[Side, Side]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Activation = Literal["auto", "leaky", "mish", "swish", "relu", "prelu"]
 Anchors = Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]
-NamesFile = Annotated[Name, Field(description="auto, or a file with a class name a line")]
+NamesFile = Annotated[Name, Field(description="auto, or a file with one class name per line")]
 ClassPairs = tuple[tuple[Text, Text], ...]
 ClassWeights = Annotated[tuple[NotNegative, ...], Field(min_length=1)]
 
 
 def _number_as_text(name: Any) -> Any:
-    """Return the class name ``7`` as the text that it is in the data."""
+    """Convert a class name such as ``7`` to text, as in the data."""
     return str(name) if isinstance(name, int) and not isinstance(name, bool) else name
 
 
@@ -92,14 +92,14 @@ NoBool = BeforeValidator(_no_bool)
 
 
 LINK_VALUES: Mapping[str, int | float] = {"epoch": 1, "step": 1, "loss": 1.0, "val_loss": 1.0, "lr": 1.0}
-"""What the name of a link to weights may hold, by an example of each."""
+"""Fields of a link's name, each with an example value."""
 _IN_LINKS = re.compile(
     rf"(?:[^{{}}/\0-\x1f]|{{({'|'.join(LINK_VALUES)})(:0?\d{{0,2}}(\.\d{{1,2}})?[dfeg]?)?}}){{1,80}}"
 )
 
 
 def _link_name(pattern: str) -> str:
-    """Refuse a name that cannot be formatted, is the same for all epochs, or is no file's."""
+    """Refuse a pattern that cannot be formatted, is the same for all epochs, or gives no valid file name."""
     with suppress(ValueError):
         known = not pattern or (_IN_LINKS.fullmatch(pattern) and re.search("{(epoch|step)[:}]", pattern))
         if known and len(pattern.format(**LINK_VALUES)) <= 200:
@@ -113,7 +113,7 @@ LinkName = Annotated[str, Strict(), AfterValidator(_link_name), Field(descriptio
 
 
 def _plain_steps(duration: int | str) -> int | str:
-    """Return ``'20 steps'`` as 20, and refuse more than the whole run."""
+    """Convert ``'20 steps'`` to 20, and refuse more than 100%."""
     if isinstance(duration, str) and duration.endswith(("step", "steps")):
         return int(duration.partition("s")[0])
     if isinstance(duration, str) and duration.endswith("%") and float(duration.rstrip(" %")) > 100:
@@ -139,14 +139,14 @@ Minutes = Annotated[
     str,
     _text(r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*) ?min$", "minutes as in '10 min'"),
 ]
-# A bare number means steps; it is recorded with that word, which tells it from the epochs of older recipes.
+# A bare number means steps; it is recorded with the unit, because older recipes recorded bare epochs.
 _RECORDED = PlainSerializer(_with_unit, return_type=str, when_used="json")
 Duration = Annotated[CountOrZero | _IN_UNITS_OR_0, AfterValidator(_plain_steps), _RECORDED]
 Period = Annotated[Count | _IN_UNITS, AfterValidator(_plain_steps), _RECORDED]
 
 
 def _rising(milestones: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Refuse durations of the same unit that do not rise; others are compared when the data is known."""
+    """Refuse durations of the same unit that do not increase; others are compared when the data is known."""
     for earlier, later in itertools.pairwise(milestones):
         units = {re.sub("[0-9. ]|s$", "", str(one)) for one in (earlier, later)}
         if len(units) == 1 and not _ONE_STEP.exact(earlier) < _ONE_STEP.exact(later):
@@ -159,22 +159,22 @@ Milestones = Annotated[tuple[Period, ...], AfterValidator(_rising)]
 
 
 def clash(sentence: str, *keys: str) -> PydanticCustomError:
-    """Return the error about values that are each valid but do not go together.
+    """Return the error about values that are valid alone but contradict each other.
 
     Args:
         sentence: the message.
-        keys: dotted paths from the recipe's root, the culprit first.
+        keys: dotted paths from the recipe's root, the wrong one first.
     """
     return PydanticCustomError("clash", "{sentence}", {"sentence": sentence, "keys": keys})
 
 
 def get(value: Any, key: str, default: Any) -> Any:
-    """Return a key of a section, which is an instance or a mapping of its keys."""
+    """Return the value of a key in a section, which is an instance or a mapping."""
     return value.get(key, default) if isinstance(value, Mapping) else getattr(value, key, default)
 
 
 def given(section: Any) -> Mapping[str, Any]:
-    """Return the given values of a section; for an instance, those that differ from the defaults."""
+    """Return the values given in a section; for an instance, those that differ from the defaults."""
     if isinstance(section, Mapping):
         return section
     known = getattr(section, "__pydantic_fields__", {}).items()

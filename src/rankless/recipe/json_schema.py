@@ -19,7 +19,7 @@ from rankless.recipe.schema import Recipe
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12); a key's description is the text below its field."""
+    """Return the JSON Schema (draft 2020-12); a key's description is the docstring below its field."""
     whole = TypeAdapter(Recipe).json_schema()
     known = {one.__name__: one for one in classes(Recipe)}
     for definition in (whole, *whole["$defs"].values()):
@@ -50,12 +50,12 @@ def schema() -> dict[str, Any]:
 
 
 def descriptions(section: type) -> dict[str, str]:
-    """Return the text below each field of a section's class and of those it inherits from, by key."""
+    """Return the docstring below each field of a section's class, with those of its bases, by key."""
     found: dict[str, str] = {}
     for one in reversed(section.__mro__):
         try:
             (body,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        except (OSError, TypeError):  # made of other losses, or built into Python
+        except (OSError, TypeError):  # AutoLoss, or a class of Python's
             continue
         for field, text in itertools.pairwise(body.body):  # type: ignore[attr-defined]
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):

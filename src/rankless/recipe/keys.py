@@ -1,4 +1,4 @@
-"""The keys of a recipe, read from its classes: path, type, default and declarations.
+"""The keys of a recipe, collected from its classes: path, type, default and declarations.
 
 The keys depend on the task and on the kinds of ``model`` and ``loss``.
 """
@@ -18,7 +18,7 @@ from rankless.recipe.loss_kinds import LOSSES, LossKeys, loss_kind
 from rankless.recipe.model_kinds import MODELS, ModelKeys, losses_of, model_kind
 
 KeyPath = tuple[str, ...]
-"""Keys from the outside in: ``("optim", "lr")``."""
+"""Keys from the outermost to the innermost: ``("optim", "lr")``."""
 
 KINDS: Mapping[str, Mapping[str, type[ModelKeys] | type[LossKeys]]] = {"model": MODELS, "loss": LOSSES}
 """Section to its kinds by tag."""
@@ -42,7 +42,10 @@ class Kinds(NamedTuple):
 
     @classmethod
     def of(cls, task: Any, model: Any, loss: Any) -> Kinds:
-        """Return the kinds of these sections (instances or mappings); a loss that does not fit is auto."""
+        """Return the kinds of these sections, which are instances or mappings.
+
+        A loss that the model does not support counts as the model's published one.
+        """
         known = losses_of(model)
         return cls(str(task), model_kind(model), name if (name := loss_kind(loss)) in known else known[0])
 
@@ -52,10 +55,10 @@ class Key:
     """A key that holds a value.
 
     Attributes:
-        path: from the recipe's root.
-        section: the class that declares it.
-        field: pydantic's description: type, limits, default.
-        declared: the annotations of the key and of its sections.
+        path: path from the recipe's root.
+        section: the class that declares the key.
+        field: pydantic's field: type, limits, default.
+        declared: the declarations of the key and of its sections.
     """
 
     path: KeyPath
@@ -65,31 +68,31 @@ class Key:
 
     @property
     def default(self) -> Any:
-        """The value if the recipe does not give the key."""
+        """Value of the key if the recipe omits it."""
         return self.field.default
 
     @property
     def is_free(self) -> bool:
-        """True if the key may change when a run is resumed."""
+        """Whether the key may change when a run is resumed."""
         return FREE in self.declared
 
     @property
     def conditions(self) -> list[Only]:
-        """The conditions on other keys under which this one has an effect."""
+        """Conditions on other keys without which this key has no effect."""
         return [one for one in self.declared if isinstance(one, Only)]
 
     @property
     def task(self) -> str:
-        """The only built-in task that reads the key; empty if both do."""
+        """Name of the only built-in task that reads the key; empty if both do."""
         return next((str(one.values[0]) for one in self.conditions if one.key == "task"), "")
 
     @property
     def reads(self) -> Reads:
-        """The tasks that read the key after training."""
+        """Tasks that read the key after training."""
         return next((one for one in self.declared if isinstance(one, Reads)), SCORING)
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of its values."""
+        """Return the JSON Schema of the key's values."""
         about = Field(description=self.field.description)
         kind: Any = Annotated[self.field.annotation, *self.field.metadata, about]
         return TypeAdapter(kind).json_schema()
@@ -100,9 +103,9 @@ def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
     """Map the path of every key that holds a value to its :class:`Key`, in the recipe's order.
 
     Args:
-        recipe: the class.
-        kinds: return only the keys of recipes of these kinds; by default those of all kinds, each as in the
-            first kind that has it.
+        recipe: the class ``Recipe``.
+        kinds: return only the keys of recipes of these kinds; by default the keys of all kinds, each as
+            declared by the first kind that has it.
     """
     found: dict[KeyPath, Key] = {}
     for path, one in _walk(recipe, (), kinds, ()):
@@ -115,21 +118,21 @@ def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
 
 @cache
 def sections(recipe: type) -> dict[KeyPath, tuple[str, ...]]:
-    """Map the path of every section to its keys, of all kinds; the recipe itself is ``()``."""
+    """Map the path of every section to its keys in all kinds; the recipe itself has the path ``()``."""
     walked = [*_walk(recipe, (), None, ())]
     outer = [path for path, one in walked if not isinstance(one, Key)]
     return {path: tuple(dict.fromkeys(p[-1] for p, _ in walked if p and p[:-1] == path)) for path in outer}
 
 
 def classes(recipe: type) -> list[type]:
-    """List the classes of a recipe's sections, of all kinds, and the recipe's own."""
+    """List the recipe's class and the classes of its sections in all kinds."""
     return list(dict.fromkeys(one for _, one in _walk(recipe, (), None, ()) if not isinstance(one, Key)))
 
 
 def _walk(
     section: type, at: KeyPath, kinds: Kinds | None, declared: tuple[Any, ...]
 ) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield path and :class:`Key` of every key, path and class of every section, of each kind."""
+    """Yield the path and class of every section, and the path and :class:`Key` of every key, in each kind."""
     yield at, section
     for name, field in section.__pydantic_fields__.items():  # type: ignore[attr-defined]
         path, beside = (*at, name), (*field.metadata, *declared)
@@ -146,7 +149,7 @@ def _walk(
 
 
 def at(tree: Any, path: KeyPath, default: Any = None) -> Any:
-    """Return the value at a path of nested sections, which are mappings or instances."""
+    """Return the value at a path in nested sections, which are mappings or instances."""
     for name in path:
         tree = get(tree, name, default)
         if tree is default:

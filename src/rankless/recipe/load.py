@@ -1,6 +1,7 @@
-"""Read recipes from text, files and the command line, and write them.
+"""Reading of recipes from text, files and the command line, and writing of them.
 
-recipe = load("digits", ["epochs=5", "model.image_size=[192, 320]"])
+Example:
+    recipe = load("digits", ["epochs=5", "model.image_size=[192, 320]"])
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ from rankless.recipe.recorded import upgraded, with_network
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 
 COMMAND_LINE = "command line"
-"""The name of the location of what the command line gives."""
+"""Name of the location of values from the command line."""
 
 _RECIPE = TypeAdapter(Recipe)
 _NAME, _CFG, _LOSS_NAME = ("model", "name"), ("model", "cfg"), ("loss", "name")
 
 
 def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
-    """Load the recipe of a file and apply overrides.
+    """Load a recipe and apply overrides.
 
     Args:
         source: the name of a shipped recipe, or a file: a path, anything that ends in .yaml or .yml, or
             the name of a file that exists.
         overrides: ``key=value`` with dotted keys and YAML values: ``optim.lr=0.02``,
             ``model.image_size=[192, 320]``. The last one for a key counts. A preset, as in
-            ``data.augment=heavy``, replaces the file's values of its section. Where ``model.pretrained`` is
-            given and no network, the weights bring theirs (:mod:`rankless.recipe.pretrained`). Keys of a
-            shipped recipe that the network does not have are left out, with a warning.
-        check_name: what is wrong with a model's name for a task (:func:`rankless.models.names.problem`);
-            without it any name is accepted here.
+            ``data.augment=heavy``, replaces the file's values in its section. With ``model.pretrained`` and
+            no network, the network is that of the weights (:func:`.recorded.with_network`). Keys of a shipped
+            recipe that the network does not have are left out, with a warning.
+        check_name: returns the problem with a model's name for a task, as
+            :func:`rankless.models.names.problem` does; without it, any name is accepted here.
 
     Raises:
-        UserError: every problem of the file and of the overrides, with line and nearest valid key.
+        UserError: lists all problems of the file and the overrides, with line and nearest valid key.
     """
     if key := key_of_file(str(source), ""):
         line = line_of_file(str(source), dict(one.partition("=")[::2] for one in several(overrides)))
@@ -60,19 +61,19 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
 
 
 def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
-    """Return the recipe of all defaults, with overrides applied as in :func:`load`.
+    """Return the default recipe with overrides, as in :func:`load`.
 
     Raises:
-        UserError: every problem of the overrides.
+        UserError: lists all problems of the overrides.
     """
     return _built({}, Source(COMMAND_LINE, check_name=check_name), overrides)
 
 
 def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
-    """Apply overrides to a recipe, as in :func:`load`.
+    """Return a copy of a recipe with overrides, as in :func:`load`.
 
     Raises:
-        UserError: every problem of the overrides.
+        UserError: lists all problems of the overrides.
     """
     # Values that equal the default count as not given, so that another model may have other keys.
     tree = _given(recipe)
@@ -82,7 +83,7 @@ def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
 
 
 def is_cut(path: Path) -> bool:
-    """Check whether a file written by :func:`dump` lost its end; each line is a key, in a known order.
+    """Check whether a file written by :func:`dump` is cut off, judged by its last character and last key.
 
     Raises:
         UserError: the file cannot be read.
@@ -94,7 +95,7 @@ def is_cut(path: Path) -> bool:
 
 
 def is_recipe(path: Path) -> bool:
-    """Check whether a YAML file has sections of a recipe, and does not describe data."""
+    """Check whether a YAML file has sections of a recipe and does not describe a data set."""
     try:
         tree, _, _ = yaml12.read_in_part(*_text(path))
     except UserError:
@@ -104,24 +105,24 @@ def is_recipe(path: Path) -> bool:
 
 
 def dump(recipe: Recipe) -> str:
-    """Write the whole recipe as YAML; reading it back gives an equal recipe."""
+    """Return the complete recipe as YAML; reading it back gives an equal recipe."""
     return yaml12.write(_tree(recipe))
 
 
 def to_json(recipe: Recipe) -> str:
-    """Write the whole recipe as JSON on one line, for weights files and states."""
+    """Return the complete recipe as one line of JSON, for weights files and states."""
     return json.dumps(_tree(recipe), ensure_ascii=False, separators=(",", ":"))
 
 
 def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
-    """Read the recipe that :func:`to_json` wrote.
+    """Read a recipe written by :func:`to_json`.
 
     Args:
         text: the JSON.
-        name: where it comes from, for messages: such as the name of a weights file.
+        name: the source for messages, such as the name of a weights file.
 
     Raises:
-        UserError: not JSON, or an invalid recipe (such as one with keys of a newer version).
+        UserError: the text is not JSON, or the recipe is invalid (such as one with keys of a newer version).
     """
     try:
         tree = json.loads(text)
@@ -131,25 +132,25 @@ def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
-    """List the dotted keys with different values, in the recipe's order, with the old and the new value."""
+    """List the dotted keys with different values, in the recipe's order, each with old and new value."""
     before, after = dict(_flat(old)), dict(_flat(new))
     keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
     return [(key, before.get(key), after.get(key)) for key in keys]
 
 
 def free_keys() -> list[str]:
-    """List the keys that may change when a run is resumed, those without a section first."""
+    """List the dotted keys that may change when a run is resumed, keys outside of sections first."""
     return [".".join(path) for path in sorted(leaves(Recipe), key=len) if leaves(Recipe)[path].is_free]
 
 
 def deciding(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
-    """List the changed keys that past results depend on, with the old and the new value."""
+    """List the changed keys that affect past results, each with old and new value."""
     free = free_keys()
     return [one for one in differences(old, new) if one[0] not in free]
 
 
 def shipped() -> dict[str, str]:
-    """Map the names of the recipes in the package to their descriptions (the first lines of the headers)."""
+    """Map the names of the shipped recipes to their descriptions, which are their files' first lines."""
     folder = resources.files("rankless.recipe") / "shipped"
     names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".yaml"))
     return {
@@ -179,7 +180,7 @@ def _parse(
         raise UserError(f"{name}: the file is empty: expected at least one key, such as 'model:'")
     if _describes_data(tree, name):
         raise UserError(
-            f"{name}: describes a data set, and is no recipe; name it as the data: "
+            f"{name}: this describes a data set and is not a recipe; give it as the data: "
             f"rankless train yolov4-tiny data.root={name}"
         )
 
@@ -193,7 +194,7 @@ def _parse(
 
 
 def _describes_data(tree: Any, name: str) -> bool:
-    """Check for Darknet's ``.data`` file and Ultralytics's ``data.yaml``, which people give as a recipe."""
+    """Check for Darknet's ``.data`` and Ultralytics's ``data.yaml``, which users mistake for recipes."""
     is_yaml = (
         isinstance(tree, dict) and "train" in tree and not tree.keys().isdisjoint(("names", "nc", "val"))
     )
@@ -201,10 +202,10 @@ def _describes_data(tree: Any, name: str) -> bool:
 
 
 def _built(tree: Any, source: Source, overrides: Overrides, *, is_shipped: bool = False) -> Recipe:
-    """Return the recipe of a tree of keys and values with overrides applied."""
+    """Return the recipe for a tree of keys and values, with overrides applied."""
     ours, places, problems = _overridden(overrides)
     if not isinstance(tree, Mapping) or counted(tree) > MOST_KEYS:
-        return _RECIPE.validate_python(tree, context=source)  # which says so
+        return _RECIPE.validate_python(tree, context=source)  # raises the error
     whole = _over(tree, ours, presets_win=True)
     source = dataclasses.replace(
         source, places={**source.places, **places}, problems=[*source.problems, *problems]
@@ -229,10 +230,10 @@ def _built(tree: Any, source: Source, overrides: Overrides, *, is_shipped: bool 
 
 
 def _named_twice(tree: Mapping[str, Any], source: Source) -> Iterator[Problem]:
-    """Refuse a name beside a cfg, which takes its place.
+    """Yield a problem if both ``model.name`` and ``model.cfg`` are given.
 
-    A cfg on the command line replaces the name that a file gives, and the default's name stands in every
-    recipe that a run records.
+    Two cases are allowed: a cfg on the command line replaces a file's name, and the default name in a file is
+    ignored, because every recorded recipe has it.
     """
     name, where, beside = at(tree, _NAME), source.of(_NAME), source.of(_CFG)
     if name is None or not at(tree, _CFG) or at(tree, ("task",), Recipe.task) != "detect":
@@ -245,7 +246,7 @@ def _named_twice(tree: Mapping[str, Any], source: Source) -> Iterator[Problem]:
 
 
 def _overridden(overrides: Overrides) -> tuple[dict[str, Any], dict[KeyPath, Location], list[Problem]]:
-    """Return the overrides as a tree, the locations of its keys, and the problems found."""
+    """Return the overrides as a tree, with the locations of its keys and the problems found."""
     if isinstance(overrides, Mapping):
         raise UserError(f"overrides is {overrides!r}: expected a list of texts, as in ['epochs=1']")
     tree, places, problems = dict[str, Any](), dict[KeyPath, Location](), list[Problem]()
@@ -272,17 +273,17 @@ def _overridden(overrides: Overrides) -> tuple[dict[str, Any], dict[KeyPath, Loc
 
 
 def _over(old: Any, new: Any, path: KeyPath = (), *, presets_win: bool = False) -> Any:
-    """Return a tree with the values of another one in place of its own.
+    """Merge two trees of keys and values; the values of ``new`` replace those of ``old``.
 
     Args:
         old, new: trees of keys and values.
-        path: of both.
-        presets_win: leave out the old values of a section where the new ones name a preset.
+        path: path of both trees in the recipe.
+        presets_win: drop all old values of a section for which ``new`` names a preset.
     """
     old, new = in_full(old, path), in_full(new, path)
     if not isinstance(new, Mapping) or old is None:
         return new
-    if not isinstance(old, Mapping):  # in the place of a section that is an error, which is reported
+    if not isinstance(old, Mapping):  # a value in place of a section, which is reported as an error
         return old if path in sections(Recipe) else new
     if presets_win and "preset" in new:
         return dict(new)
@@ -326,7 +327,7 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
     is_path = isinstance(source, Path) or bool(re.search(r"[/\\]|\.ya?ml$", name))
     if not is_path and not path.exists():
         raise UserError(
-            f"no recipe '{name}': neither a file nor one of the shipped {', '.join(shipped())}"
+            f"no recipe '{name}': expected a file or a shipped recipe: {', '.join(shipped())}"
             f"{_instead_of(name, check_name)}"
         )
     try:
@@ -336,7 +337,7 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         near = nearest(name, beside) or (f"; {other}" if (other := other_yolo(path.stem)) else "")
         near = near or nearest(path.stem, shipped())
         raise UserError(
-            f"{name}: no such file, nor one of the shipped recipes {', '.join(shipped())}{near}"
+            f"{name}: no such file; expected a file or a shipped recipe: {', '.join(shipped())}{near}"
         ) from None
     except IsADirectoryError:
         if (path / "recipe.yaml").is_file():
@@ -351,7 +352,7 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
 
 
 def _instead_of(name: str, check_name: NameCheck | None) -> str:
-    """Suggest a recipe with a similar name, or the model of this name."""
+    """Return a hint at a recipe with a similar name, or at the model with this name."""
     if other := other_yolo(name):
         return f"; {other}"
     near = nearest(name, shipped())
@@ -365,7 +366,7 @@ def _instead_of(name: str, check_name: NameCheck | None) -> str:
 
 
 def _tree(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe as a JSON tree, without keys that have no effect on it."""
+    """Return the recipe as a tree for JSON, without keys of other tasks, models and losses."""
     known = leaves(Recipe, Kinds.of(recipe.task, recipe.model, recipe.loss))
 
     def filtered(tree: dict[str, Any], at: KeyPath) -> dict[str, Any]:
@@ -377,12 +378,12 @@ def _tree(recipe: Recipe) -> dict[str, Any]:
 
     tree = filtered(_RECIPE.dump_python(recipe, mode="json"), ())
     if tree["model"].get("cfg") and recipe.model.name == ModelKeys.name:
-        del tree["model"]["name"]  # the cfg is the network, and not what the default names
+        del tree["model"]["name"]  # the cfg describes the network, not the default name
     return tree
 
 
 def _given(section: Any) -> dict[str, Any]:
-    """Return the values of a section and of those in it that are not the defaults."""
+    """Return the values of a section and its subsections that differ from the defaults."""
     return {
         name: _given(value) if dataclasses.is_dataclass(value) else value
         for name, value in given(section).items()

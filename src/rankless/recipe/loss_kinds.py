@@ -1,4 +1,4 @@
-"""The kinds of loss, each with the keys that have an effect on it and no others.
+"""The kinds of loss, each with exactly the keys that affect it.
 
 A recipe's ``loss`` is a tagged union of these classes; the kind is ``loss.name``.
 """
@@ -23,7 +23,7 @@ from rankless.recipe.fields import (
 )
 
 BoxSimilarity = Literal["iou", "giou", "diou", "ciou", "eiou", "siou"]
-"""Similarities of two boxes, of which 1 minus is a box loss: the names in :mod:`rankless.geometry.boxes`."""
+"""Name of a similarity of boxes in :mod:`rankless.geometry.boxes`; the box loss is 1 minus the similarity."""
 
 
 _FOCAL = Only("loss.objectness_loss", ("focal", "quality-focal"))
@@ -34,7 +34,7 @@ class LossKeys:
     """The loss; each has its own keys. ``auto`` is the loss that the model was published with."""
 
     name: str = "auto"
-    """Which loss; ``auto`` is the one the model was published with."""
+    """Name of the loss; ``auto`` is the one the model was published with."""
 
 
 @dataclass(frozen=True, config=config)
@@ -48,32 +48,32 @@ class _YoloLoss(LossKeys):
     classes: Literal["auto"] | NotNegative = "auto"
     """Factor on the loss of the classes."""
     box_loss: Literal["auto", "mse", BoxSimilarity] = "auto"
-    """How a box is compared with the truth; ``mse`` is YOLOv3's error of center and size."""
+    """How a box is compared with the ground truth; ``mse`` is YOLOv3's error of center and size."""
     objectness_loss: Literal["auto", "bce", "focal", "quality-focal"] = "auto"
     """Binary cross-entropy, focal loss, or quality focal loss, whose target is the IoU."""
     gamma: Annotated[NotNegative, _FOCAL] = 2.0
     """Exponent of the focal losses."""
     alpha: Annotated[Literal["none"] | Fraction, _FOCAL] = "none"
-    """The focal losses' weight of positives; negatives weigh 1 - alpha. ``none`` weighs both alike."""
+    """Weight of positives in the focal losses; negatives weigh 1 - alpha. ``none`` weighs both equally."""
     ignore: Literal["auto"] | Fraction = "auto"
-    """Predictions that overlap any truth by more than this IoU are not counted as negatives."""
+    """Predictions that overlap any ground-truth box by more than this IoU are not counted as negatives."""
     smoothing: Literal["auto"] | ProperFraction = "auto"
     """Label smoothing of the classes."""
 
 
 @dataclass(frozen=True, config=config)
 class Yolov3Loss(_YoloLoss):
-    """The loss of YOLOv3: a truth belongs to its best anchor alone."""
+    """The loss of YOLOv3: a ground-truth box is assigned only to its best anchor."""
 
     name: Literal["yolov3"] = "yolov3"
 
 
 @dataclass(frozen=True, config=config)
 class _ManyAnchorsLoss(_YoloLoss):
-    """A loss by which a truth may belong to several anchors."""
+    """A loss that may assign a ground-truth box to several anchors."""
 
     anchor_iou: Literal["auto"] | Fraction = "auto"
-    """Every anchor of a layer whose shape matches by more than this IoU is positive too (1: only the
+    """Anchors of a layer are also positive if their shape's IoU with the box is above this (1: only the
     best)."""
 
 
@@ -93,13 +93,13 @@ class CfgLoss(_ManyAnchorsLoss):
 
 @dataclass(frozen=True, config=config)
 class AnchorFreeLoss(LossKeys):
-    """The loss of the anchor-free heads."""
+    """The loss of anchor-free heads."""
 
     name: Literal["anchor-free"] = "anchor-free"
     assign: Literal["simota", "task-aligned"] = "task-aligned"
-    """Which points are positives: ``simota`` or ``task-aligned``."""
+    """How points are assigned to ground-truth boxes: ``simota`` or ``task-aligned``."""
     box_loss: BoxSimilarity = "giou"
-    """How a box is compared with the truth."""
+    """How a box is compared with the ground truth."""
     box: NotNegative = 2.5
     """Factor on the loss of the boxes."""
     classes: NotNegative = 1.0
@@ -119,12 +119,12 @@ class PublishedLoss(LossKeys):
 
 @dataclass(frozen=True, config=config)
 class _ClassifierLoss(LossKeys):
-    """The keys that the losses of classifiers have in common."""
+    """The keys that all losses of classifiers have."""
 
     smoothing: ProperFraction = 0.0
     """Label smoothing ε: y (1 - ε) + ε / C (Szegedy et al., 2016)."""
     class_weights: Literal["none", "balanced"] | ClassWeights = "none"
-    """Factor of each class, or ``balanced``: in inverse proportion to their number of training images."""
+    """Factor of each class, or ``balanced``: inversely proportional to its number of training images."""
 
 
 @dataclass(frozen=True, config=config)
@@ -147,7 +147,7 @@ class FocalLoss(_ClassifierLoss):
 
 
 def _left_open(*kinds: type[LossKeys]) -> type[LossKeys]:
-    """Return the class of losses that have the keys of all of these, each of which may be ``auto``."""
+    """Return a loss class with the keys of all these classes, each of which may also be ``auto``."""
     types: dict[str, Any] = {"name": Literal["auto"]}
     for kind in kinds:
         for name, one in get_type_hints(kind, include_extras=True).items():
@@ -165,7 +165,7 @@ AutoLoss = _left_open(Yolov4Loss, AnchorFreeLoss, FocalLoss)
 
 
 def loss_kind(loss: Any) -> str:
-    """Return the tag of a loss, which is an instance or a mapping of its keys."""
+    """Return the tag of a loss, which is an instance or a mapping."""
     return str(get(loss, "name", "auto"))
 
 
@@ -181,9 +181,9 @@ AnyLoss = Annotated[
     Discriminator(loss_kind),
 ]
 LOSSES: Mapping[str, type[LossKeys]] = by_tag(AnyLoss)
-"""Tag to kind."""
+"""Tag to loss class."""
 
 
 def Loss(**keys: Any) -> LossKeys:  # noqa: N802 (it stands where a class would)
-    """Return the section ``loss`` of these keys; without a name the recipe's model decides which it is."""
+    """Return the section ``loss`` with these keys; without a name, the recipe's model determines the loss."""
     return LOSSES.get(loss_kind(keys), AutoLoss)(**keys)

@@ -1,4 +1,4 @@
-"""Messages about wrong keys and values: valid keys, near misses, and expected values."""
+"""Messages about wrong keys and values, with valid keys, similar names and expected values."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rankless.recipe.keys import KINDS, Key, KeyPath, Kinds, leaves, sections
 from rankless.recipe.model_kinds import MODELS
 
 _FAR = 10_000
-"""A maximum from here on is only a guard, and is not part of what a key expects."""
+"""A maximum of at least this is only a guard, and messages mention it only for larger values."""
 
 
 def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
-    """Write the message about a key that does not exist, or not in recipes of these kinds.
+    """Return the message about a key that does not exist, or does not exist in recipes of these kinds.
 
     Args:
-        recipe: the class.
+        recipe: the class ``Recipe``.
         path: path of the key or section.
         kinds: the kinds of the recipe.
         model: the model's name.
@@ -53,7 +53,7 @@ def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
 
 
 def no_section(recipe: type, path: KeyPath, value: Any) -> str:
-    """Write the message about a plain value where a section is expected."""
+    """Return the message about a plain value in place of a section."""
     dotted, keys = ".".join(path), sections(recipe)[path]
     what = f"'{dotted}' is" if path else "this recipe is"
     what = f"{what} {shown(value)}: expected a section with keys among {', '.join(keys)}"
@@ -67,7 +67,7 @@ def no_section(recipe: type, path: KeyPath, value: Any) -> str:
 
 
 def wrong_value(key: Key, value: Any) -> str:
-    """Write the message about a wrong value, with the expected one and the nearest valid one."""
+    """Return the message about a wrong value, with the expected values and the nearest valid one."""
     schema, dotted = key.schema(), ".".join(key.path)
     what = f"'{dotted}' is {shown(value)}: expected {expected(schema)}{_too_large(value, schema)}"
     if dotted == "model.anchors" and (pairs := _flat_pairs(value)):
@@ -85,7 +85,7 @@ def wrong_value(key: Key, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Write a value as a user would, shortened to a readable length."""
+    """Return a value as a user would write it, shortened to a readable length."""
     if value is None:
         return "empty"
     if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def shown(value: Any) -> str:
 
 
 def expected(schema: Mapping[str, Any]) -> str:
-    """Describe a JSON Schema: ``a whole number of at least 1``."""
+    """Return a description of a JSON Schema, such as ``a whole number of at least 1``."""
     if "anyOf" in schema:
         return ", or ".join(expected(option) for option in schema["anyOf"])
     words = _words(schema)
@@ -122,7 +122,7 @@ def expected(schema: Mapping[str, Any]) -> str:
 
 
 def _instead_of(recipe: type, path: KeyPath) -> str:
-    """Suggest what to write for a key that does not exist, as the end of a sentence."""
+    """Return the end of a message that suggests a key in place of an unknown one."""
     every = [*leaves(recipe), *(section for section in sections(recipe) if section)]
     dotted, names = ".".join(path), [".".join(other) for other in every]
     if dotted in names:
@@ -130,7 +130,7 @@ def _instead_of(recipe: type, path: KeyPath) -> str:
         return (
             f": dots are for the command line; in a file write '{last}:' indented under '{'.'.join(outer)}:'"
         )
-    # The last word decides: with their section before them, all keys of a section resemble each other.
+    # Only the last part is compared: with their section's name, all keys of a section are similar.
     beside = [other[-1] for other in every if other[:-1] == path[:-1]]
     lasts = [other[-1] for other in every]
     if path[-1] not in lasts and path[-1].lower() in ELSEWHERE:
@@ -147,7 +147,7 @@ def _listed(words: list[str], joint: str) -> str:
 
 
 def _flat_pairs(value: Any) -> str:
-    """Write anchors that are grouped by head, [[[w, h], …], …], as one list; empty if they are not."""
+    """Return anchors grouped by head, [[[w, h], …], …], as the text of one list; empty for other values."""
     try:
         pairs = [(float(width), float(height)) for head in value for width, height in head]
     except (TypeError, ValueError):
@@ -182,7 +182,7 @@ def _number(schema: Mapping[str, Any]) -> str:
 
 
 def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
-    """Name the large limit that a number exceeds; it is not mentioned otherwise."""
+    """Return the end of a message with the large limit that a number exceeds; empty if it exceeds none."""
     options = _options(schema)
     items = [one.get("items") or (one.get("prefixItems") or [one])[0] for one in options]
     limits = [one["maximum"] for one in (*items, *options) if one.get("maximum", 0) >= _FAR]
@@ -194,7 +194,7 @@ def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
 
 
 def _unquoted(text: str, schema: Mapping[str, Any]) -> str:
-    """Hint that a number is text because of quotes or underscores."""
+    """Return a hint for a number that is text because of quotes or underscores; empty for other text."""
     if not any(option.get("type") in ("integer", "number") for option in _options(schema)):
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The kinds of model, each with the keys that have an effect on it and no others.
+"""The kinds of model, each with exactly the keys that affect it.
 
 A recipe's ``model`` is a tagged union of these classes; the kind follows from ``model.name``, or from
 ``model.cfg``.
@@ -44,22 +44,22 @@ class ModelKeys:
     """The network; its kind follows from ``name``, and each kind has its own keys."""
 
     label: ClassVar[str] = ""  # with an article, for messages
-    pattern: ClassVar[str] = ""  # of the names that belong to this kind
+    pattern: ClassVar[str] = ""  # matches the names of this kind
     losses: ClassVar[tuple[str, ...]] = ("cross-entropy", "focal")
 
     name: Name = "yolov4-tiny"
-    """One that ``rankless models`` lists, or ``timm/NAME``."""
+    """A name that ``rankless models`` lists, or ``timm/NAME``."""
     image_size: Annotated[Literal["auto"] | Side | Size, PREDICTING] = "auto"
-    """The network's input in pixels: one side, or [height, width]; multiples of 32 in a detector; ``auto`` is
-    the size the model was published with."""
+    """Size of the network's input in pixels: one side, or [height, width]; multiples of 32 for a detector;
+    ``auto`` is the size the model was published with."""
     pretrained: Annotated[Text, TRAINING] = ""
-    """Weights to start from: a run, a file that Rankless wrote or imported, or ``timm``; they bring their
-    network where neither ``name`` nor ``cfg`` is given."""
+    """Weights to start from: a run, a file that Rankless wrote or imported, or ``timm``. Without ``name`` and
+    ``cfg``, the network is that of the weights."""
     freeze: Annotated[Duration, TRAINING] = 0
     """How long the backbone is frozen: steps, or as in ``5 epochs`` or ``10%`` (of the run)."""
     checkpointing: Bool = False
-    """Activation checkpointing: blocks are computed again in the backward pass instead of keeping what they
-    computed; less memory, more time, the same bits."""
+    """Activation checkpointing: the backward pass computes the activations of blocks again instead of keeping
+    them; less memory, more time, the same bits."""
 
     @classmethod
     def losses_of(cls, model: Any) -> tuple[str, ...]:
@@ -82,24 +82,24 @@ class Involution:
     """Involution before the heads (Li et al., 2021); ``model.involution: 7`` sets the kernel."""
 
     kernel: Annotated[Literal[0, 3, 5, 7], NoBool] = 0
-    """Side of its kernels in pixels; 0 disables it."""
+    """Side of the kernels in pixels; 0 disables involution."""
     where: Annotated[Literal["head", "trunk"], Only("model.involution.kernel", (3, 5, 7))] = "head"
-    """``head`` inserts one in front of each head alone; ``trunk`` replaces the map, so that the next up- or
-    down-sampling reads the involution's output as well."""
+    """``head`` inserts an involution before each head only; with ``trunk``, the next up- or down-sampling
+    also reads its output."""
 
 
 @dataclass(frozen=True, config=config)
 class _ConvolutionalDetector(ModelKeys):
-    """The keys of every detector built from this project's layers."""
+    """The keys of all detectors built from this project's layers."""
 
     width: Annotated[Float, Field(gt=0, le=64)] = 1.0
     """Factor on every channel count of the backbone and the neck."""
     dropout: ProperFraction = 0.0
     """Fraction of the channels dropped before each head's last convolution."""
     activation: Activation = "auto"
-    """Replaces the published one everywhere; ``auto`` leaves it."""
+    """Activation function in place of the published ones; ``auto`` keeps them."""
     involution: Involution = field(default_factory=Involution)
-    """Its options."""
+    """The options of involution."""
 
 
 @dataclass(frozen=True, config=config)
@@ -113,16 +113,16 @@ class YoloModel(_ConvolutionalDetector):
     """A Darknet cfg file that describes the network in place of ``name``, or its text."""
     anchors: Literal["default", "kmeans"] | Anchors = "default"
     """``default`` (published), ``kmeans`` (from the training boxes), or [[width, height], …] in pixels of the
-    input, the smallest first."""
+    input, smallest first."""
     num_anchors: Literal["auto"] | Annotated[Int, Field(ge=1, le=100)] = "auto"
-    """Anchors per head; ``auto`` is as published. The finest map takes the first ones."""
+    """Anchors per head; ``auto`` is the published number. The finest map gets the first ones."""
     scale_xy: Literal["auto"] | Annotated[Float, Field(ge=1, le=100)] = "auto"
-    """How far a center may lie beyond its cell, Darknet's ``scale_x_y`` of every head: the center is ``s·σ(t)
-    - (s - 1)/2`` cells from the cell's corner; ``auto`` is as published."""
+    """Darknet's ``scale_x_y`` of every head, which lets a center lie outside of its cell: the center is
+    ``s·σ(t) - (s - 1)/2`` cells from the cell's corner; ``auto`` is the published value."""
 
     @classmethod
     def losses_of(cls, model: Any) -> tuple[str, ...]:
-        """List the losses of the anchors; a cfg describes its own."""
+        """List the losses for heads with anchors, the published one first; a cfg file has its own."""
         if get(model, "cfg", ""):
             return ("cfg", "yolov3", "yolov4")
         older = str(get(model, "name", cls.name)).startswith("yolov3")
@@ -158,7 +158,7 @@ class AnchorFreeModel(_ConvolutionalDetector):
 
 @dataclass(frozen=True, config=config)
 class TorchvisionModel(ModelKeys):
-    """A detector of torchvision's."""
+    """A detector of torchvision."""
 
     label: ClassVar[str] = "a torchvision model"
     pattern: ClassVar[str] = r"^torchvision/"
@@ -167,7 +167,7 @@ class TorchvisionModel(ModelKeys):
 
 @dataclass(frozen=True, config=config)
 class TimmModel(ModelKeys):
-    """A classifier of timm's."""
+    """A classifier of timm."""
 
     label: ClassVar[str] = "a timm model"
     pattern: ClassVar[str] = r"^timm/"
@@ -186,8 +186,8 @@ class ResnetModel(ModelKeys):
     dropout: ProperFraction = 0.0
     """Fraction of the features dropped before the last layer."""
     activation: Literal["auto", "leaky", "mish", "swish", "relu"] = "auto"
-    """Replaces the published one everywhere; ``auto`` leaves it. Not ``prelu``, whose slope the layers of a
-    block would share."""
+    """Activation function in place of the published one; ``auto`` keeps it. ``prelu`` is not possible, because
+    the layers of a block would share its slope."""
 
 
 @dataclass(frozen=True, config=config)
@@ -195,25 +195,25 @@ class Separable:
     """Depthwise-separable 3×3 convolutions of a DenseNet; ``separable: true`` is a dilation of 1."""
 
     dilation: Annotated[Literal[0, 1, 2], NoBool] = 0
-    """Of the depthwise convolution, whose output keeps its size; 0 leaves ordinary convolutions."""
+    """Dilation of the depthwise convolution, which keeps the map's size; 0 keeps ordinary convolutions."""
     norm_between: Annotated[Bool, Only("model.densenet.separable.dilation", (1, 2))] = False
-    """A batch norm between the depthwise and the 1×1 convolution."""
+    """Insert a batch norm between the depthwise and the 1×1 convolution."""
 
 
 @dataclass(frozen=True, config=config)
 class Densenet:
-    """The options of a DenseNet; ``auto`` is as published."""
+    """The options of a DenseNet; ``auto`` is the published value."""
 
     depth: Literal["auto"] | Annotated[Int, Field(ge=7, le=2000)] = "auto"
-    """Number of layers, of CIFAR's networks: 3n + 4, or 6n + 4 with bottlenecks."""
+    """Number of layers; for CIFAR's networks 3n + 4, or 6n + 4 with bottlenecks."""
     growth: Literal["auto"] | Annotated[Int, Field(ge=1, le=4096)] = "auto"
-    """Channels that each layer adds."""
+    """Number of channels that each layer adds."""
     compression: Literal["auto"] | Annotated[Float, Field(gt=0, le=1)] = "auto"
-    """Fraction of the channels that remain after a transition."""
+    """Fraction of the channels that a transition keeps."""
     bottleneck: Literal["auto"] | Bool = "auto"
-    """A 1×1 convolution before each 3×3."""
+    """Put a 1×1 convolution before each 3×3."""
     stem: Literal["auto", "imagenet", "small"] = "auto"
-    """``imagenet`` (7×7 with stride 2 and pooling) or ``small`` (3×3, for images of some 32 pixels)."""
+    """``imagenet`` (7×7 with stride 2 and pooling) or ``small`` (3×3, for images of about 32 pixels)."""
     separable: Separable = field(default_factory=Separable)
     """Depthwise-separable 3×3 convolutions."""
 
@@ -228,9 +228,9 @@ class DensenetModel(ModelKeys):
     dropout: ProperFraction = 0.0
     """Fraction of each layer's new features that is dropped."""
     activation: Activation = "auto"
-    """Replaces the published one everywhere; ``auto`` leaves it."""
+    """Activation function in place of the published ones; ``auto`` keeps them."""
     densenet: Densenet = field(default_factory=Densenet)
-    """Its options."""
+    """The options of the DenseNet."""
 
 
 @dataclass(frozen=True, config=config)
@@ -243,12 +243,12 @@ class DarknetClassifierModel(ModelKeys):
     dropout: ProperFraction = 0.0
     """Fraction of the features dropped before the last layer."""
     activation: Activation = "auto"
-    """Replaces the published one everywhere; ``auto`` leaves it."""
+    """Activation function in place of the published ones; ``auto`` keeps them."""
 
 
 @dataclass(frozen=True, config=config)
 class CustomModel(DensenetModel, AnchorFreeModel, YoloModel):
-    """A model that only a custom task knows: every key is allowed."""
+    """A model that only a custom task knows; all keys are allowed."""
 
     label: ClassVar[str] = "a custom model"
     pattern: ClassVar[str] = ""
@@ -261,7 +261,7 @@ class CustomModel(DensenetModel, AnchorFreeModel, YoloModel):
 
 
 def model_kind(model: Any) -> str:
-    """Return the tag of a model, which is an instance or a mapping of its keys."""
+    """Return the tag of a model, which is an instance or a mapping."""
     name = get(model, "name", ModelKeys.name)
     if get(model, "cfg", "") or not isinstance(name, str):
         return "yolo"
@@ -280,11 +280,11 @@ AnyModel = Annotated[
     Discriminator(model_kind),
 ]
 MODELS: Mapping[str, type[ModelKeys]] = by_tag(AnyModel)
-"""Tag to kind."""
+"""Tag to model class."""
 
 
 def Model(**keys: Any) -> ModelKeys:  # noqa: N802 (it stands where a class would)
-    """Return the section ``model`` of these keys, which is of the kind that they describe."""
+    """Return the section ``model`` with these keys; ``name`` or ``cfg`` determines its kind."""
     return MODELS[model_kind(keys)](**keys)
 
 
@@ -294,7 +294,7 @@ def losses_of(model: Any) -> tuple[str, ...]:
 
 
 def loss_of(model: Any, loss: LossKeys | None = None) -> LossKeys:
-    """Return the loss of a model; one without a name becomes the one that the model was published with."""
+    """Return the loss for a model; a loss without a name becomes the model's published one."""
     name = losses_of(model)[0]
     if (loss and loss.name != "auto") or name == "auto":
         return loss or AutoLoss()

@@ -1,4 +1,4 @@
-"""Recipes that were recorded: inside weights files, and by earlier versions."""
+"""Recipes recorded in weights files or by earlier versions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rankless.runs.directory import weights_of
 
 _LONGEST_HEADER = 100 * MIB  # the limit of safetensors
 _OWN = ("pretrained", "freeze", "checkpointing")
-"""What a recipe says in ``model`` about its own training, whatever the weights were trained with."""
+"""Keys of ``model`` that describe a training, and are not taken over from pretrained weights."""
 _SEEN = ("fit", "resample", "pad")
-"""How the network was shown its images."""
+"""Keys of ``data`` that determine how images are placed on the network's input."""
 
 
 def recipe_in(path: Path) -> dict[str, Any] | None:
-    """Return the recipe inside a weights file as it is recorded, a tree of keys and values.
+    """Return the recipe in a weights file as a tree of keys and values, unchanged.
 
-    None if there is none to be read: loading the file reports what is wrong with it.
+    Return None if it cannot be read; loading the file reports the error.
     """
     try:
         with opened(path) as file:
@@ -37,20 +37,19 @@ def recipe_in(path: Path) -> dict[str, Any] | None:
 
 
 def instruction_set_of(path: Path) -> str:
-    """Return the ``cpu_isa`` of the recipe inside a weights file; ``native`` where there is none."""
+    """Return the ``cpu_isa`` of the recipe in a weights file; ``native`` if there is none."""
     return "avx2" if (recipe_in(path) or {}).get("cpu_isa") == "avx2" else "native"
 
 
 def with_network(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the network in the weights file that ``model.pretrained`` names, unless one is given.
+    """Return a recipe's tree with the network of ``model.pretrained``, unless the tree names a network.
 
-    It is the task and the keys of ``model`` that the weights were trained with, and how images were brought
-    onto the input; what is given wins. A file that cannot be read, or that holds no recipe, adds nothing: the
-    training reports what is wrong with it. Nor does one of a task that is not built in, because nothing in a
-    file decides what code runs.
+    The task, the keys of ``model``, and the placement of images on the input are taken from the weights'
+    recipe; given values win. A file without a readable recipe adds nothing; the training reports the error.
+    Weights of a custom task add nothing, because a file must not decide which code runs.
 
     Args:
-        tree: of keys and values.
+        tree: tree of keys and values.
     """
     model, data = tree.get("model"), tree.get("data", {})
     file = model.get("pretrained") if isinstance(model, Mapping) else None
@@ -69,23 +68,22 @@ def with_network(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {**tree, "task": task, "model": model, "data": data}
 
 
-# Before durations had units, a recipe was recorded with bare numbers in all of these; the last three meant
-# epochs.
+# Before durations had units, recipes recorded bare numbers for all of these keys; the last three were epochs.
 _DURATIONS = (
     ("schedule", "warmup"),
     ("evaluate", "every"),
     ("model", "freeze"),
     ("data", "augment", "close_mosaic"),
 )
-# What was recorded has all of these; nobody writes them all.
+# A recorded recipe has all of these keys; a recipe written by hand does not.
 _RECORDED = (("threads",), ("reduce",), ("seed",), ("checkpoint", "keep"), ("ema", "decay"), *_DURATIONS)
 
 
 def upgraded(tree: Any) -> Any:
-    """Translate a recorded recipe to today's keys and values with the same meaning.
+    """Translate a recorded recipe to the present keys and values with the same meaning.
 
-    Durations were bare numbers, most of them of epochs; mosaics dropped boxes with less than a quarter of
-    their area before ``mosaic_min_area`` was a key.
+    Durations used to be bare numbers, most of them in epochs. Before ``mosaic_min_area`` existed, mosaics
+    dropped boxes with less than a quarter of their area left.
     """
     if any(_value(tree, path) is None for path in _RECORDED):
         return tree

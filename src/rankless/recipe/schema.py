@@ -1,8 +1,8 @@
 """The recipe: everything that affects the trained weights, and nothing else.
 
-Where a run happens (devices, hosts, the run directory) is set on the command line. A recipe is frozen, and
-written into the run directory and into every weights file. Of a preset of ``data.augment`` only the values
-are recorded, so it may change between versions without changing any recorded recipe.
+Devices, hosts and the run directory are set on the command line. A recipe is frozen, and is written into the
+run directory and into every weights file. It records the values of a ``data.augment`` preset, not its name,
+so presets may change between versions without changing recorded recipes.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ from rankless.recipe.model_kinds import AnyModel, Model, ModelKeys, YoloModel
 __all__ = ["BUILT_IN_TASKS", "Loss", "Model"]
 
 IN_RECIPE = " (in a recipe: data.train, data.val)"
-"""Where splits are named, in messages; whoever took one from an option leaves it out."""
+"""A part of messages about wrong splits; ``rankless.evaluate`` removes it for its option ``split``."""
 
 Preset = Literal["none", "light", "yolov3", "yolov4", "heavy"]
 
-# Of yolov3.cfg: hue .1, saturation and exposure 1.5 (the largest factors, so one less here), and jitter .3.
-# Jitter moves each edge by up to .3 of the side, in or out: at most 1.6 times as much is seen, shifted by at
-# most .3. It also changes the aspect, which no key here does.
+# From yolov3.cfg: hue .1, saturation and exposure 1.5 (the largest factors, so one less here), and jitter .3.
+# Jitter moves each edge in or out by up to .3 of the side, so that the view grows to at most 1.6 times the
+# side and shifts by at most .3. It also changes the aspect ratio, which no key here does.
 _YOLOV3 = {"hue": 0.1, "saturation": 0.5, "value": 0.5, "scale": 0.6, "translate": 0.3}
 
 PRESETS: Mapping[str, Mapping[str, float | str]] = {
     "none": dict.fromkeys(("flip", "hue", "saturation", "value", "scale", "translate"), 0.0),
     "light": {},  # the defaults
     "yolov3": _YOLOV3,
-    "yolov4": {**_YOLOV3, "mosaic": 1.0},  # of yolov4.cfg
+    "yolov4": {**_YOLOV3, "mosaic": 1.0},  # from yolov4.cfg
     "heavy": {
         "saturation": 0.7,
         "value": 0.4,
@@ -87,16 +87,16 @@ PRESETS: Mapping[str, Mapping[str, float | str]] = {
         "mixup_probability": 0.15,
     },
 }
-"""Preset to the keys in which it differs from the defaults."""
+"""Preset to its values that differ from the defaults."""
 
 
 @dataclass(frozen=True, config=config)
 class Augment:
-    """Augmentation of the training images: a preset's name, or keys. Zero switches a part off."""
+    """Augmentation of the training images: a preset's name, or keys. Zero disables an operation."""
 
     preset: InitVar[Preset] = "light"
-    """Values for the keys that are not given; ``light`` is the defaults. A recorded recipe holds the
-    values."""
+    """Values for the omitted keys; ``light`` has the defaults. A recorded recipe has the values in place of
+    the preset."""
     flip: Fraction = 0.5
     """Probability of a horizontal flip."""
     flip_vertical: Fraction = 0.0
@@ -120,17 +120,17 @@ class Augment:
     mosaic: Annotated[Fraction, DETECT_ONLY] = 0.0
     """Probability that four images are combined into one input (detection)."""
     mosaic_min_area: Annotated[Fraction, DETECT_ONLY] = 0.1
-    """A mosaic drops a box of which less than this fraction of its area is left to see (detection)."""
+    """A mosaic drops a box if less than this fraction of its area remains visible (detection)."""
     close_mosaic: Duration = 0
-    """How long the end of the run is without mosaic, mixup, cutmix and copy-paste: steps, or as in ``10
+    """Duration at the end of the run without mosaic, mixup, cutmix and copy-paste: steps, or as in ``10
     epochs`` or ``10%`` (of the run)."""
     partners: Annotated[Literal["data", "batch"], DETECT_ONLY] = "data"
-    """Where mosaic, mixup and copy-paste take the other images from: the whole ``data``, or the same
-    micro-``batch``, so that each image is decoded only once (detection)."""
+    """Source of the other images for mosaic, mixup and copy-paste: all ``data``, or the same micro-``batch``,
+    so that each image is decoded only once (detection)."""
     copy_paste: Annotated[Fraction, DETECT_ONLY] = 0.0
     """Probability that objects of another image are pasted into this one (detection)."""
     crop: Annotated[Float, Field(gt=0, le=1), Reads(("classify",), ("classify",))] = 1.0
-    """Smallest fraction of the area that a random crop leaves; 1 disables cropping. In detection a crop never
+    """Smallest fraction of the area that a random crop keeps; 1 disables cropping. In detection, a crop never
     cuts a box."""
     blur: Fraction = 0.0
     """Probability of a Gaussian blur."""
@@ -146,14 +146,15 @@ class Augment:
     """α of the Beta distribution from which the weight of a blend of two images is drawn; 0 disables
     mixup."""
     cutmix: Annotated[NotNegative, CLASSIFY_ONLY] = 0.0
-    """The same for pasting a part of one image into the other (classification)."""
+    """α of the Beta distribution for pasting a part of one image into another; 0 disables cutmix
+    (classification)."""
     mixup_probability: Fraction = 1.0
     """Fraction of the images to which mixup and cutmix apply."""
 
     @model_validator(mode="before")
     @classmethod
     def _expand_the_preset(cls, given: Any) -> Any:
-        """Add the preset's values for the keys that are not given; its type refuses an unknown preset."""
+        """Add the preset's values for omitted keys; the type of ``preset`` refuses an unknown name."""
         keys: Any = given.kwargs if isinstance(given, ArgsKwargs) else given
         name = keys.get("preset") if isinstance(keys, dict) else None
         if not isinstance(name, str) or name not in PRESETS:
@@ -162,7 +163,7 @@ class Augment:
         return ArgsKwargs(given.args, keys) if isinstance(given, ArgsKwargs) else keys
 
     def __post_init__(self, preset: Preset) -> None:
-        """Accept the preset, which the validator has expanded."""
+        """Ignore the preset, which the validator has already expanded."""
 
 
 Format = Literal[
@@ -178,25 +179,25 @@ class Data:
     """``digits`` (built in), a folder, a file such as a ``data.yaml``, ``torchvision/NAME``, or the address
     of tar shards, ``https://…`` or ``s3://…``."""
     folder: Name = "data"
-    """Where the files of ``torchvision/NAME`` are, as torchvision's ``root``."""
+    """Folder with the files of ``torchvision/NAME``, as torchvision's ``root``."""
     format: Format = "auto"
-    """Of the data; ``auto`` detects it."""
+    """Format of the data; ``auto`` detects it."""
     train: Name = "train"
     """Name of the split to train on, or its annotation file, relative to ``root``."""
     val: Name = "val"
-    """Name or file of the split to evaluate on; ``none`` trains without evaluations, on every image where the
-    data has no splits, and the last weights are the run's."""
+    """Name or file of the split to evaluate on. ``none`` trains without evaluations (on all images, if the
+    data has no splits), and the last weights are the result."""
     classes: NamesFile | ClassNames = "auto"
-    """``auto`` is all classes of the data; a list, or a file of names, selects some of them and orders them.
-    Where the data has only numbers, it names the classes 0, 1, …."""
+    """``auto`` uses all classes of the data; a list, or a file of names, selects and orders them. If the data
+    has only numbers, it names the classes 0, 1, …."""
     fit: Annotated[Literal["letterbox", "stretch"], DETECT_ONLY, PREDICTING] = "letterbox"
-    """How an image is resized to the input: ``letterbox`` preserves its aspect ratio, ``stretch`` fills the
-    input, which is Darknet's default."""
+    """How an image is resized to the input: ``letterbox`` preserves its aspect ratio; ``stretch``, Darknet's
+    default, fills the input."""
     resample: Annotated[Literal["antialias", "darknet"], DETECT_ONLY, PREDICTING] = "antialias"
-    """How an image becomes smaller: ``antialias`` averages all its pixels; ``darknet`` reads the four around
-    each point, as OpenCV and Darknet do, and decodes every pixel whatever ``detail`` is."""
+    """How an image is reduced: ``antialias`` averages all pixels; ``darknet`` interpolates between the four
+    pixels around each point, as OpenCV and Darknet do, and decodes at full size, whatever ``detail`` is."""
     pad: Annotated[Int, Field(ge=0, le=255), DETECT_ONLY, PREDICTING] = 114
-    """Gray value of the margin around an image; Darknet's letterbox has 128."""
+    """Gray value of the margin around an image; Darknet uses 128."""
     detail: Annotated[NotNegative, PREDICTING] = 2.0
     """Decode at 1/2, 1/4 or 1/8 size while the result is at least this many times the displayed size; 0
     disables."""
@@ -204,11 +205,11 @@ class Data:
     """Draw a new input size every few steps, from ``1 / (1 + x)`` to ``1 + x`` times ``model.image_size``
     (detection)."""
     multi_scale_every: Annotated[Count, DETECT_ONLY, TRAINING] = 10
-    """Steps between two draws."""
+    """Number of steps between two draws."""
     cache: Annotated[Literal["none", "ram", "disk"], FREE] = "none"
-    """Where decoded images are cached: not at all, in memory, or on disk. It changes no result."""
+    """Where decoded images are cached: nowhere, in memory, or on disk. It changes no result."""
     max_bad: Annotated[Fraction, FREE] = 0.01
-    """A larger fraction of unreadable images ends a run."""
+    """Largest fraction of unreadable images; a run with more of them ends."""
     train_images: Annotated[Images, DETECT_ONLY, TRAINING] = 4096
     """Number of training images of the built-in data; other data has a fixed number."""
     val_images: Annotated[Images, DETECT_ONLY] = 256
@@ -234,13 +235,13 @@ class Batch:
     """The images of one step, processed in micro-batches."""
 
     images: Annotated[BatchImages, TRAINING] = 64
-    """The global batch, whatever the number of devices."""
+    """Size of the global batch, on any number of devices."""
     micro: Annotated[BatchImages, Field(validate_default=True)] = 8
-    """Images in one micro-batch; divides ``images``."""
+    """Number of images per micro-batch; divides ``images``."""
 
     @property
     def micro_batches(self) -> int:
-        """Return the number of micro-batches per step, the largest useful number of ranks."""
+        """Number of micro-batches per step, which is the largest useful number of ranks."""
         return self.images // self.micro
 
     @field_validator("micro")
@@ -273,14 +274,14 @@ class Evaluate:
     """Evaluation during the run and after it."""
 
     every: Annotated[Duration, FREE, TRAINING] = "1 epoch"
-    """The time between evaluations: steps, or as in ``5 epochs`` or ``10%`` (of the run); the last step is
-    always evaluated. 0: only then."""
+    """Time between evaluations: steps, or as in ``5 epochs`` or ``10%`` (of the run). The last step is always
+    evaluated; 0 evaluates only that one."""
     best: Annotated[Name, TRAINING] = "auto"
-    """The score of the best checkpoint: ``loss`` (on the evaluation images), AP, AP50 … of a detector, top1,
-    nll … of a classifier; ``auto`` is AP, top1, or what a custom task names. Of ``loss`` and ``nll`` the
-    lowest is the best."""
+    """Score that selects the best checkpoint: ``loss`` (on the evaluation images), AP, AP50 … for a detector,
+    top1, nll … for a classifier. ``auto`` is AP, top1, or a custom task's own choice. For ``loss`` and
+    ``nll``, the lowest value is the best."""
     batch: Literal["auto"] | BatchImages = "auto"
-    """Images that are evaluated at a time; ``auto`` is ``batch.micro``."""
+    """Batch size of the evaluation; ``auto`` is ``batch.micro``."""
     confidence: Annotated[Fraction, DETECT_ONLY] = 0.001
     """Detections with a lower score are discarded."""
     nms: Annotated[Literal["iou", "diou"], DETECT_ONLY, PREDICTING] = "iou"
@@ -290,31 +291,32 @@ class Evaluate:
     class_agnostic: Annotated[Bool, DETECT_ONLY, PREDICTING] = False
     """NMS compares boxes of all classes."""
     multi_label: Annotated[Bool, DETECT_ONLY] = True
-    """A box may have several classes, as is usual on COCO; otherwise only the best one."""
+    """Give a box several classes, as is usual on COCO; otherwise only its best one."""
     detections: Annotated[Int, Field(ge=1, le=100_000), DETECT_ONLY, PREDICTING] = 100
-    """Largest number of detections per image."""
+    """Maximum number of detections per image."""
     rectangular: Annotated[Bool, DETECT_ONLY] = False
     """Batch images of similar aspect ratio, with an input no larger than they need."""
     tta: Annotated[Literal["none", "flip", "full"], PREDICTING] = "none"
     """Test-time augmentation: also predict on the mirrored image (``flip``), and in three sizes as well
     (``full``)."""
     classes_map: ClassPairs = ()
-    """Pairs of a class of the evaluation data and the model's class that it is, where their names do not say
-    it (``--classes-map``)."""
+    """Pairs of a class of the evaluation data and the model's class, if their names differ
+    (``--classes-map``)."""
 
 
 @dataclass(frozen=True, config=config)
 class Checkpoint:
-    """When the state is saved."""
+    """Saving of the training state."""
 
     every: Annotated[Minutes | Period, FREE] = "10 min"
-    """The time between checkpoints: steps, or as in ``10 min``, ``1 epoch`` or ``10%`` (of the run); the last
+    """Time between checkpoints: steps, or as in ``10 min``, ``1 epoch`` or ``10%`` (of the run); the last
     step is always saved."""
     keep: Annotated[Count, FREE] = 2
-    """Number of newest checkpoints to retain; the best is retained too."""
+    """Number of newest checkpoints to keep; the best one is also kept."""
     name: LinkName = ""
-    """Of a link in the run directory to the weights of each checkpoint that ends an epoch, as in
-    ``ep{epoch:03d}-loss{loss:.3f}-val{val_loss:.3f}``; also ``step`` and ``lr``. Empty: no link."""
+    """Name of a link in the run directory to the weights of each checkpoint that ends an epoch, as in
+    ``ep{epoch:03d}-loss{loss:.3f}-val{val_loss:.3f}``; ``step`` and ``lr`` are also available. Empty: no
+    link."""
 
 
 @dataclass(frozen=True, config=config)
@@ -323,9 +325,9 @@ class Optim:
 
     name: Literal["sgd", "adam", "adamw", "muon"] = "sgd"
     """``sgd`` (with momentum), ``adam``, ``adamw``, or ``muon``, which makes the steps of large weights
-    orthogonal and leaves all else to AdamW."""
+    orthogonal and uses AdamW for all other parameters."""
     lr: Positive = 0.01
-    """The peak learning rate, which the schedule scales."""
+    """Peak learning rate, which the schedule scales."""
     momentum: ProperFraction = 0.9
     """Momentum of SGD and Muon."""
     nesterov: Annotated[Bool, Only("optim.name", ("sgd",))] = False
@@ -333,10 +335,10 @@ class Optim:
     betas: tuple[ProperFraction, ProperFraction] = (0.9, 0.999)
     """Coefficients of the running averages of Adam and AdamW."""
     weight_decay: NotNegative = 5e-4
-    """In ``sgd`` and ``adam`` added to the gradient (L2), in ``adamw`` and ``muon`` taken from the
-    weights."""
+    """Weight decay: ``sgd`` and ``adam`` add it to the gradient (L2); ``adamw`` and ``muon`` subtract it from
+    the weights."""
     decay_norms_and_biases: Bool = False
-    """Weight decay on all parameters; otherwise only on weights of convolutions and linear layers."""
+    """Apply weight decay to all parameters; otherwise only to weights of convolutions and linear layers."""
     clip: NotNegative = 0.0
     """Largest global norm of the gradient; 0 disables clipping."""
 
@@ -365,18 +367,18 @@ class Schedule:
     """The learning rate as a function of the step."""
 
     name: Literal["cosine", "step", "poly", "exponential", "one-cycle", "constant"] = "cosine"
-    """``cosine`` down to ``final``, ``step`` (times ``gamma`` at each milestone), ``poly`` (``(1 - done) **
+    """``cosine`` (down to ``final``), ``step`` (times ``gamma`` at each milestone), ``poly`` (``(1 - done) **
     power``), ``exponential`` (times ``decay`` after each epoch), ``one-cycle`` (up and down once) or
     ``constant``."""
     warmup: Annotated[Literal["auto"] | Duration, _WITH_WARMUP] = "5%"
     """How long the rate rises from 0: steps, or as in ``5 epochs`` or ``5%`` (of the run). ``auto`` is
-    ``5%``, and step n has at most n / 40 of ``optim.lr``, which lowers the peak of a run of few steps and
-    changes no run of 800 or more. All but ``one-cycle``."""
+    ``5%``, with at most n / 40 of ``optim.lr`` in step n, which lowers the peak of short runs and does not
+    change runs of 800 or more steps. Not for ``one-cycle``."""
     warmup_power: Annotated[Positive, _WITH_WARMUP] = 1.0
     """The rise is ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4."""
     length: Annotated[Literal["run"] | Period, _schedule("cosine", "poly")] = "run"
-    """When ``cosine`` and ``poly`` reach their end: ``run``, or a duration, which may be longer than the run,
-    as ``200 epochs`` of 90 (``T_max`` in PyTorch)."""
+    """When ``cosine`` and ``poly`` reach their end: at the end of the ``run``, or after a duration, which may
+    be longer than the run, such as ``200 epochs`` for a run of 90 (``T_max`` in PyTorch)."""
     final: Fraction = 0.01
     """Last rate of ``cosine``, as a fraction of ``optim.lr``."""
     milestones: Milestones = ()
@@ -385,18 +387,18 @@ class Schedule:
     gamma: Positive = 0.1
     """The factor at each milestone."""
     power: Annotated[Positive, _schedule("poly")] = 0.9
-    """Exponent of ``poly``; 1 is a straight line, Darknet's classifiers use 4."""
+    """Exponent of ``poly``; 1 is linear, Darknet's classifiers use 4."""
     decay: Annotated[Float, Field(gt=0, le=1), _schedule("exponential")] = 0.95
-    """The factor of ``exponential``, after each epoch that follows the warm-up."""
+    """Factor of ``exponential`` after each epoch that follows the warm-up."""
     rise: Annotated[Period, _schedule("one-cycle")] = "30%"
-    """How long ``one-cycle`` rises to the peak, as in ``warmup``."""
+    """How long ``one-cycle`` rises to the peak: a duration, as in ``warmup``."""
     div_factor: Annotated[Float, Field(ge=1, le=1e9), _schedule("one-cycle")] = 25.0
     """The first rate of ``one-cycle`` is ``optim.lr`` divided by this."""
     final_div_factor: Annotated[Float, Field(ge=1, le=1e9), _schedule("one-cycle")] = 10_000.0
     """The last rate of ``one-cycle`` is its first one divided by this."""
     cycle_momentum: Annotated[Bool, _schedule("one-cycle")] = True
-    """In ``one-cycle`` the momentum (the first of ``optim.betas``) falls from 0.95 to 0.85 at the peak, and
-    rises again."""
+    """Let the momentum (or the first of ``optim.betas``) fall from 0.95 to 0.85 at the peak of ``one-cycle``,
+    and rise again."""
 
 
 @dataclass(frozen=True, config=config)
@@ -412,33 +414,34 @@ class Recipe:
     epochs: Annotated[Count, FREE, TRAINING] = 100
     """Passes over the training images."""
     seed: Annotated[Seed, TRAINING] = 0
-    """Seeds all random numbers."""
+    """Seed of all random numbers."""
     loss: AnyLoss = field(default_factory=AutoLoss)
     """The loss; the available keys follow from ``loss.name``."""
     optim: Annotated[Optim, TRAINING] = field(default_factory=Optim)
     schedule: Annotated[Schedule, TRAINING] = field(default_factory=Schedule)
     precision: Annotated[Precision, PREDICTING] = "auto"
-    """Of the forward pass; ``auto`` is bf16 where the device computes it natively, else fp32 (fp16 on older
-    GPUs). ``fp32`` is IEEE single precision everywhere; ``tf32`` lets GPUs round the factors of matrix
+    """Precision of the forward pass. ``auto`` is bf16 if the device computes it natively, else fp32 (fp16 on
+    older GPUs). ``fp32`` is IEEE single precision everywhere; ``tf32`` lets GPUs round the factors of matrix
     products and convolutions to 10 bits, and is fp32 on a CPU."""
     cpu_isa: Annotated[Literal["native", "avx2"], PREDICTING] = "native"
     """Instruction set of the CPU: the best available, or ``avx2``, which gives the same bits on all x86 CPUs
     but does not compute bf16."""
     batch_norm: Annotated[Literal["micro", "sync", "frozen"], TRAINING] = "micro"
-    """Statistics of the ``micro``-batch, of the whole global batch (``sync``), or ``frozen``."""
+    """Statistics of batch norms: those of the ``micro``-batch, of the global batch (``sync``), or
+    ``frozen``."""
     reduce: Annotated[Literal["exact", "fast"], TRAINING] = "exact"
-    """``exact`` adds along the fixed tree; ``fast`` leaves the order of the sum to the backend."""
+    """``exact`` adds gradients in the order of a fixed tree; ``fast`` leaves the order to the backend."""
     find_unused_parameters: Annotated[Bool, FREE, TRAINING] = False
-    """Where the loss of a micro-batch does not depend on a parameter, its gradient is zero; otherwise that is
-    an error."""
+    """Accept parameters that the loss of a micro-batch does not depend on, with a gradient of zero; otherwise
+    they are an error."""
     ema: Annotated[Ema, TRAINING] = field(default_factory=Ema)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Annotated[Checkpoint, TRAINING] = field(default_factory=Checkpoint)
     workers: Annotated[Literal["auto"] | Annotated[Int, Field(ge=0, le=256)], FREE] = "auto"
-    """Loader processes per rank; 0 loads in the rank's process, ``auto`` starts as many as there are cores
-    for beside the ranks. It changes no number."""
+    """Number of loader processes per rank; 0 loads in the rank's process, ``auto`` uses the cores that the
+    ranks leave free. It changes no result."""
     threads: Annotated[Int, Field(ge=1, le=1024)] = 1
-    """CPU threads per operation; changes the bits of a convolution."""
+    """Number of CPU threads per operation; it changes the bits of convolutions."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -491,8 +494,8 @@ class Recipe:
     def _sizes_are_possible(cls, evaluate: Evaluate, info: ValidationInfo) -> Evaluate:
         if info.data.get("task") == "classify" and evaluate.tta == "full":
             raise clash(
-                "'evaluate.tta' is 'full', which needs an input of any size, and many classifiers take only "
-                "one: expected none or flip",
+                "'evaluate.tta' is 'full', which needs inputs of several sizes, but many classifiers take "
+                "only one: expected none or flip",
                 "evaluate.tta",
             )
         return evaluate

@@ -1,4 +1,4 @@
-"""The recipe keys that have an effect when a trained model is evaluated or predicts."""
+"""The recipe keys that affect the evaluation of a trained model, or its predictions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankless.recipe.schema import Recipe
 
 
 def keys_of_prediction(task: str) -> list[str]:
-    """List the keys that prediction reads, of recipes of a built-in task."""
+    """List the dotted keys that prediction with a built-in task reads."""
     return [
         ".".join(path)
         for path, key in leaves(Recipe).items()
@@ -20,14 +20,14 @@ def keys_of_prediction(task: str) -> list[str]:
 
 
 def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
-    """Refuse changes to a recipe that change no score.
+    """Refuse changes to a recipe that affect no score.
 
     Args:
         overrides: ``key=value``, as for :func:`rankless.recipe.load.load`.
-        task: of the recipe; a custom one may read any key.
+        task: the recipe's task; a custom task may read any key.
 
     Raises:
-        UserError: lists all of them.
+        UserError: lists all keys without effect.
     """
     keys = _keys(overrides)
     if "task" in keys or task not in BUILT_IN_TASKS:
@@ -40,10 +40,10 @@ def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
 
 
 def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
-    """Refuse changes to a recipe that change no prediction; arguments as above.
+    """Refuse changes to a recipe that affect no prediction; see :func:`refuse_unused_in_scoring`.
 
     Raises:
-        UserError: lists all of them.
+        UserError: lists all keys without effect.
     """
     used = keys_of_prediction(task)
     unused = [key for key in _keys(overrides) if key not in used]
@@ -63,7 +63,7 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
 
 
 def _is_scored(path: KeyPath, task: str) -> bool:
-    """Check whether scoring reads a key, or one of a section; an unknown one is reported elsewhere."""
+    """Check whether scoring reads a key, or any key of a section; an unknown key counts as read."""
     inside = [key for known, key in leaves(Recipe).items() if known[: len(path)] == path]
     return not inside or any(task in key.reads.scoring for key in inside)
 
