@@ -1,7 +1,7 @@
-"""Rankless trains image detectors; the number of devices never changes the result.
+"""A trainer of image detectors and classifiers whose results do not depend on the number of devices.
 
-The names below are the public ones; each is imported when it is first used, so that importing the package is
-quick and never imports torch.
+The names in ``__all__`` are public. Each is imported on first use, so that importing the package is quick and
+never imports torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command ``rankless``; it listens for requests to stop before anything slow is imported."""
+"""The entry point of the command ``rankless``, which handles signals before it imports slow modules."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import sys
 
 from rankless.errors import INTERRUPTED, STOPPED
 
-# Python looks for garbage after 700 new objects, and imports make half a million; at the end it walks through
-# all of them once more. Together that was a sixth of what `predict` takes for one image.
+# Python collects garbage after 700 new objects, and imports create half a million; at exit it collects once
+# more. Together, that took a sixth of the time of `predict` for one image.
 _OBJECTS = 10_000
 _LOCAL_RANK = re.compile(r"\0--local[-_]rank[=\0][0-9]+(?=\0|\Z)")
 
 
 def main() -> int:
-    """Run the command line; the exit code."""
+    """Run the command line and return the exit code."""
     gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
     atexit.register(gc.disable)
-    # Old launchers and their scripts add it, whatever they start; LOCAL_RANK has the same number.
+    # Old launchers add --local-rank to every command they start; LOCAL_RANK has the same number.
     words = "".join(f"\0{word}" for word in sys.argv[1:])
     sys.argv[1:] = _LOCAL_RANK.sub("", words).split("\0")[1:]
     if sys.argv[1:2] == ["train"]:
@@ -39,13 +39,13 @@ def main() -> int:
 
 
 def _end(number: int, _: object) -> None:
-    """A request that comes while libraries are still loading ends a training as a later one does."""
+    """End a training on a signal during imports, with the exit code of a later request to stop."""
     print(f"stopped by {signal.Signals(number).name}; the run had not begun", file=sys.stderr, flush=True)
-    os._exit(STOPPED)  # an exception could be caught by whatever is being imported
+    os._exit(STOPPED)  # an exception could be caught by the module being imported
 
 
 def _interrupt(*_: object) -> None:
-    """Ctrl-C while libraries are still loading ends a command as a later one does, without a traceback."""
+    """End a command on Ctrl-C during imports as later, without a traceback."""
     print("interrupted", file=sys.stderr, flush=True)
     os._exit(INTERRUPTED)
 

@@ -1,4 +1,4 @@
-"""Argument types of the Python interface: one value or several, paths or text."""
+"""Argument types of the Python API: one value or several, paths or text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 Text = str | os.PathLike[str]
 Overrides = str | Sequence[str]
-"""``key=value``, or several."""
+"""One or several ``key=value``."""
 
 
 def several(given: Text | Sequence[Text | int]) -> list[str]:
@@ -21,5 +21,5 @@ def several(given: Text | Sequence[Text | int]) -> list[str]:
 
 
 def classes_of(given: str | Sequence[str | int]) -> tuple[str | int, ...]:
-    """Names or ids of classes."""
+    """Return class names or ids as a tuple; a single name is one class."""
     return (given,) if isinstance(given, str) else tuple(given)

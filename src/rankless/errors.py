@@ -1,8 +1,8 @@
 """Errors for users: a mistake is reported as a sentence, never as a traceback.
 
-Every sentence names the thing, its value, what was expected and what to do. Problems that can be found
-together are reported together. They quote files that anybody may have written: quotations are escaped and
-shortened here, for all messages.
+Every sentence names the thing, its value, the expected value and the remedy. Problems that can be found
+together are reported together. Messages may quote files from untrusted sources, so all of them are escaped
+and shortened here.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import re
 from collections.abc import Iterable, Sequence
 
 MOST_PROBLEMS = 25
-"""An error lists at most this many problems and counts the others."""
+"""Maximum number of problems that an error lists; it counts the others."""
 
 LONGEST = 2000
-"""Characters per line; the middle of a longer line is left out."""
+"""Maximum number of characters per line; the middle of a longer line is left out."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
-_SIMILAR = 0.75  # of 1; less far apart than this is a typo, more is another word
-_MOST_LINES = 100  # of one problem: a traceback, or a table of tensors
+_SIMILAR = 0.75  # similarity, 0..1, from which a word counts as a typo of another one
+_MOST_LINES = 100  # maximum number of lines of a problem, such as a traceback or a table of tensors
 
-# What moves the cursor or colors the terminal (Cc), ends a line unseen (U+2028, U+2029), reverses the text,
-# or stands for a byte that is not UTF-8.
+# Characters that move the cursor or color the terminal (Cc), end a line invisibly (U+2028, U+2029), reverse
+# the text, or stand for a byte that is not UTF-8.
 HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -33,9 +33,9 @@ class UserError(Exception):
     """One or more problems with the user's input. The command line prints them and exits with 2.
 
     Args:
-        problems: one sentence, or several; each is printed on a separate line. Control characters and the
-            like are escaped, except for a line break before indented text; long sentences are shortened and
-            long lists cut, with a note about how much is missing.
+        problems: one sentence, or several; each is printed on a separate line. Control characters are
+            escaped, except for a line break before indented text. Long sentences and lists are shortened,
+            with a note about the missing part.
     """
 
     exit_code = 2
@@ -45,7 +45,7 @@ class UserError(Exception):
         self.problems: tuple[str, ...] = tuple(map(self._printed, every[:MOST_PROBLEMS]))
         if len(every) > MOST_PROBLEMS + 1:
             self.problems += (f"… and {len(every) - MOST_PROBLEMS - 1:,} more",)
-        if len(every) > MOST_PROBLEMS:  # the last one often says what to do about all of them
+        if len(every) > MOST_PROBLEMS:  # the last one often has the remedy for all
             self.problems += (self._printed(every[-1]),)
         super().__init__("\n".join(self.problems))
 
@@ -69,7 +69,7 @@ class OutputError(UserError):
 
 
 class ShortageError(UserError):
-    """Memory ran out; the caller that knows the recipe adds advice about its keys."""
+    """Memory ran out. A caller that knows the recipe adds advice about its keys."""
 
 
 class OneValueError(UserError):
@@ -77,28 +77,28 @@ class OneValueError(UserError):
 
 
 STOPPED = 85
-"""Exit code of a run that was asked to stop and saved its state: a scheduler may requeue it."""
+"""Exit code of a run that stopped on request and saved its state, so that a scheduler may requeue it."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 
 def of_a_path(error: BaseException) -> UserError | None:
-    """Return the error for a path that can never lead to a file; None for any other error."""
+    """Return the error for a path that cannot name a file; None for any other exception."""
     if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENAMETOOLONG) and error.filename:
         return UserError(f"{_name(error.filename)}: {error.strerror}; give another path")
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # raised by pathlib
         return UserError(f"{error}; remove the link, or give another path")
     if isinstance(error, ValueError) and "embedded null" in str(error):
-        return UserError("a path holds a NUL, which no file's name can; give another")
+        return UserError("a path contains a NUL character, which file names cannot have; give another path")
     return None
 
 
 def of_the_system(error: BaseException) -> UserError | None:
-    """Describe a refusal of the operating system that nothing else caught; None for any other error.
+    """Return the error for a failure of the operating system; None for any other exception.
 
     Args:
-        error: as it was caught. An ``OSError`` is the system's where it names a file, or a disk that is full.
+        error: the exception. An ``OSError`` counts if it names a file or reports a full disk.
     """
     if known := of_a_path(error):
         return known
@@ -107,16 +107,16 @@ def of_the_system(error: BaseException) -> UserError | None:
         return UserError(f"{_name(error.filename)}: {reason}; fix it, or give another path")
     if isinstance(error, UnicodeEncodeError) and HARMFUL.search(error.object, error.start, error.end):
         where = escaped(error.object[max(error.start - 60, 0) : error.end + 60])
-        return UserError(f"'{where}': is not UTF-8, and cannot be written here; give another name or path")
+        return UserError(f"'{where}': is not UTF-8 and cannot be written here; give another name or path")
     if isinstance(error, OSError) and error.errno in _FULL:
         return UserError(f"{error.strerror or error}; make room, and start again")
     if isinstance(error, MemoryError):
-        return UserError("there is not enough memory for this; give smaller files or sizes, or free some")
+        return UserError("there is not enough memory; give smaller files or sizes, or free some memory")
     return None
 
 
 def remedy(error: BaseException) -> str:
-    """Say what to do about a file that could not be written, as a part of a sentence."""
+    """Return the remedy for a file that could not be written, as a part of a sentence."""
     number = error.errno if isinstance(error, OSError) else None
     if number in _FORBIDDEN:
         return "let this user write there"
@@ -126,12 +126,12 @@ def remedy(error: BaseException) -> str:
 
 
 def similar(word: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """Return the known words that may have been meant, the most similar first.
+    """Return known words that are similar to a word, the most similar first.
 
     Args:
-        word: as given; upper case, and the dashes before an option, make no difference.
-        known: what it may be.
-        count: at most so many are returned.
+        word: the given word; case and leading dashes are ignored.
+        known: the known words.
+        count: maximum number of words to return.
     """
     plain: dict[str, str] = {}
     for one in known:
@@ -141,41 +141,41 @@ def similar(word: str, known: Iterable[str], count: int = 1) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str], *, count: int = 1, shown: str = "'{}'") -> str:
-    """Return ``; did you mean 'x'?`` with what :func:`similar` finds, or an empty text.
+    """Return ``; did you mean 'x'?`` with the words from :func:`similar`, or an empty string.
 
     Args:
-        word, known, count: see there.
-        shown: how a word is written.
+        word, known, count: see :func:`similar`.
+        shown: format of a word.
     """
     near = similar(word, known, count)
     return f"; did you mean {' or '.join(map(shown.format, near))}?" if near else ""
 
 
 def one_of(names: Iterable[str]) -> str:
-    """Write what is expected: ``one of a, b``, or ``a`` where that is all there is."""
+    """Return the expected values as text: ``one of a, b``, or ``a`` for a single one."""
     every = list(names)
     return f"one of {', '.join(every)}" if len(every) != 1 else every[0]
 
 
 def in_gb(size: float) -> str:
-    """Write bytes as ``12.5 GB`` or ``12.5 MB``, as disks and memory are sold."""
+    """Return a size in bytes as text in decimal units: ``12.5 GB`` or ``12.5 MB``."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
 def in_gib(size: int) -> str:
-    """Write bytes as ``12.5 GiB``, ``12 MiB`` or ``12 KiB``, as they are asked for."""
+    """Return a size in bytes as text in binary units: ``12.5 GiB``, ``12 MiB`` or ``12 KiB``."""
     if size < 1 << 20:
         return f"{size / (1 << 10):,.0f} KiB"
     return f"{size / (1 << 20):,.0f} MiB" if size < 1 << 30 else f"{size / (1 << 30):,.1f} GiB"
 
 
 def escaped(text: str) -> str:
-    r"""Make text safe for a terminal: ``\x1b``, ``\u202e`` and the like are spelled out."""
+    r"""Return text that is safe for a terminal: harmful characters are escaped, as in ``\x1b``."""
     return HARMFUL.sub(lambda match: _named(match[0]), text)
 
 
 def shortened(text: str, longest: int) -> str:
-    """Cut the middle out of a text longer than ``longest`` characters; both ends remain."""
+    """Return a text without its middle if it is longer than ``longest`` characters."""
     if len(text) <= longest:
         return text
     head, tail = longest * 2 // 3, longest // 4
@@ -183,31 +183,31 @@ def shortened(text: str, longest: int) -> str:
 
 
 def printable(text: str, longest: int = 100) -> str:
-    """Make text from a file fit for a message: printable, at most ``longest`` characters."""
+    """Return text from a file for a message: printable, and at most ``longest`` characters."""
     cut = text[: longest + 1]  # a text may be megabytes long
     shown = cut if cut.isprintable() else "".join(c if c.isprintable() else _named(c) for c in cut)
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """A number and what is counted: ``1 box``, ``1,024 boxes``.
+    """Return a number with its noun: ``1 box``, ``1,024 boxes``.
 
     Args:
-        count: how many.
-        one: the noun in the singular, or a phrase that begins with it.
-        many: in the plural; ``one`` with an ``s`` if not given.
+        count: the number.
+        one: the noun in the singular, or a phrase such as ``box has``.
+        many: the same in the plural; by default ``one`` with an ``s``.
     """
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """List the first few names for a message, and how many more there are."""
+    """Return the first eight names for a message, and the number of further ones."""
     shown = ", ".join(f"'{printable(name)}'" for name in names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
 
 
 def _name(filename: object) -> str:
-    """Name a file as an ``OSError`` does: by text, bytes, a path or the number of an open file."""
+    """Return the name of an ``OSError``'s file, given as text, bytes, a path or a file descriptor."""
     return (
         os.fsdecode(filename) if isinstance(filename, str | bytes | os.PathLike) else f"open file {filename}"
     )
@@ -220,7 +220,7 @@ def _lines(lines: list[str]) -> str:
 
 
 def _named(character: str) -> str:
-    r"""Spell a character as Python does; a byte that is not UTF-8 as ``\xff``."""
+    r"""Return a character's escape sequence in Python; ``\xff`` for a byte that is not UTF-8."""
     if "\udc80" <= character <= "\udcff":
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -1,4 +1,4 @@
-"""Libraries that only some users need: the extras of ``pip install 'rankless[NAME]'``."""
+"""Import of optional libraries: the extras of ``pip install 'rankless[NAME]'``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rankless.errors import UserError
 
 
 def needed(module: str, extra: str, where: str) -> Any:
-    """Import a library of an extra.
+    """Import and return a module of an optional library.
 
     Args:
-        module: its name in an import.
-        extra: the extra of this package that brings it.
-        where: what needs it: an option or a file, with which the message begins.
+        module: the module's name.
+        extra: the extra of this package that installs the library.
+        where: the option or file that needs the library, for the start of the message.
 
-    Returns:
-        The module.
+    Raises:
+        UserError: the library is not installed or cannot be imported.
     """
     try:
         return importlib.import_module(module)

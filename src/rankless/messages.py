@@ -1,4 +1,4 @@
-"""Messages between processes: lines of JSON that msgspec checks against their types; nothing is unpickled."""
+"""Messages between processes: lines of JSON, which msgspec checks against types; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import msgspec
 
 
 def line(message: Any) -> bytes:
-    """A message as a line."""
+    """Encode a message as a line of JSON."""
     return msgspec.json.encode(message) + b"\n"
 
 
 class Lines:
-    """Puts whole lines together from what comes in pieces."""
+    """A buffer that splits received data into lines."""
 
     def __init__(self) -> None:
         self.rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that are whole now, without their ends."""
+        """Add received data; return the lines completed by it, without line ends."""
         self.rest += data
         if b"\n" not in data:
             return []

@@ -1,4 +1,4 @@
-"""Print to the terminal: messages, JSON, scores, models and progress."""
+"""Output to the terminal: messages, JSON, scores, models and progress."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 _MOST_COLUMNS = 30
 LINE_EVERY = 10.0
-"""Seconds between two lines of a :class:`ProgressBar` where there is no terminal."""
+"""Seconds between two lines of a :class:`ProgressBar` without a terminal."""
 _SHOW_EVERY = 0.05  # seconds; items may be done a hundred thousand times a second
 
 
 def say(text: str = "", *, file: TextIO | None = None) -> None:
-    """Print a line; characters from file names that would harm a terminal are escaped.
+    """Print a line, with characters escaped that would harm a terminal.
 
     Args:
-        text: may begin and end with line breaks, which stay.
-        file: the standard output by default.
+        text: the line; line breaks at its start and end are kept.
+        file: by default the standard output.
     """
     body = text.strip("\n")
     before, _, after = text.partition(body) if body else (text, "", "")
@@ -36,20 +36,20 @@ def say(text: str = "", *, file: TextIO | None = None) -> None:
 
 
 def warn(sentence: str) -> None:
-    """Print a warning to the standard error, if it is open."""
+    """Print a warning to the standard error; ignore a closed one."""
     with suppress(OSError):
         say(f"warning: {sentence}", file=sys.stderr)
 
 
 def discard_output(stream: TextIO) -> None:
-    """Discard further output, and what is buffered, which would fail again when the process ends."""
+    """Discard buffered and further output, so that flushing it when the process ends does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have, by null."""
+    """Return a value with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -63,16 +63,16 @@ def print_json(value: Any) -> None:
 
 
 def as_json(value: Any, indent: int) -> str:
-    """Write JSON with characters that would harm a terminal, or are not UTF-8, as escapes."""
+    """Return a value as JSON, with characters escaped that would harm a terminal or are not UTF-8."""
     lines = json.dumps(value, indent=indent, ensure_ascii=False).split("\n")
     return "\n".join(HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)
 
 
 def filled(parts: Sequence[str], width: int) -> str:
-    """Fill lines with parts, two spaces apart, without breaking a part.
+    """Return parts as lines of text, two spaces apart, without breaking a part.
 
     Args:
-        parts: a part wider than the terminal gets its own line.
+        parts: the parts; one wider than the terminal gets its own line.
         width: columns of the terminal; lines are narrower.
     """
     lines = [""]
@@ -86,7 +86,7 @@ def filled(parts: Sequence[str], width: int) -> str:
 
 
 def print_best(step: int, scores: Mapping[str, Any]) -> None:
-    """Print all numbers of an evaluation in columns, so that none is broken on a terminal of 80."""
+    """Print all numbers of an evaluation in columns that fit a terminal of 80 characters."""
     numbers = {name: value for name, value in scores.items() if isinstance(value, float)}
     width = max(map(len, numbers), default=0)
     in_what = f", in {scores['computed_in']}" if "computed_in" in scores else ""
@@ -97,7 +97,7 @@ def print_best(step: int, scores: Mapping[str, Any]) -> None:
 
 
 def print_scores(scores: Mapping[str, Any]) -> None:
-    """Print single scores line by line, then a table of the classes that were scored."""
+    """Print one score per line, then a table of scores per class, and the confusion matrix, if any."""
     from rich.console import Console
     from rich.table import Table
 
@@ -128,7 +128,7 @@ def print_scores(scores: Mapping[str, Any]) -> None:
 
 
 def _is_absent(row: Mapping[str, Any]) -> bool:
-    """Check whether the data has no objects or images of a class to score."""
+    """Check whether the data has no objects or images of a class."""
     return row.get("support") == 0 or all(value is None for value in row.values())
 
 
@@ -138,7 +138,7 @@ def _left_out(names: Sequence[str]) -> str:
 
 
 def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """Print the confusion matrix; zeros are dots, so that the other counts stand out."""
+    """Print the confusion matrix, with dots for zeros."""
     names = [escaped(name) for name in names]
     widest = max(map(len, names))
     numbers = [str(label) for label in range(len(names))]
@@ -154,7 +154,7 @@ def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> Non
 
 
 def print_models(rows: Sequence[Any]) -> None:
-    """Print a line for each :class:`rankless.models.listing.Listed`, or two on a narrow terminal."""
+    """Print one line per :class:`rankless.models.listing.Listed`, or two on a narrow terminal."""
     others = "timm/NAME"
     width = max(map(len, (others, *(row.name for row in rows)))) + 1
     lines = [(f"{'model':{width}}{'task':9}{'parameters':>11}{'GFLOPs':>8}{'input':>8}", "from")]
@@ -165,27 +165,27 @@ def print_models(rows: Sequence[Any]) -> None:
     source = "any classifier of timm, as in model.name=timm/convnext_tiny"
     lines.append((f"{others:{width}}{'classify':9}{'':27}", source))
     longest = max(len(facts) + 2 + len(source) for facts, source in lines)
-    columns = shutil.get_terminal_size((longest, 24)).columns  # what is no terminal gets a line each
+    columns = shutil.get_terminal_size((longest, 24)).columns  # without a terminal, one line each
     for facts, source in lines:
         print(f"{facts}  {source}" if longest <= columns else f"{facts.rstrip()}\n    {source}")
 
 
 def console_for(file: IO[str]) -> Console:
-    """Return a console that breaks no line; in a notebook it writes plain lines, as to any other file."""
+    """Return a console that does not wrap lines; in a notebook it writes plain text."""
     from rich.console import Console
 
     return Console(file=file, highlight=False, soft_wrap=True, force_jupyter=False)
 
 
 class ProgressBar:
-    """Progress of long work: a live bar on a terminal, otherwise a line every ten seconds; a context manager.
+    """A progress bar on a terminal, or a line every ten seconds without one; use it as a context manager.
 
     Args:
         total: number of items.
         title: the work, as in ``reading images``.
         done: number of items already done.
-        console: by default one for ``file`` whose bar vanishes at the end.
-        file: the standard error by default.
+        console: the console; by default a new one for ``file``, from which the bar is removed at the end.
+        file: by default the standard error.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class ProgressBar:
         def shown() -> Any:  # called several times a second
             if not self._details and self.done == done:
                 self._bar.update(self._row, left=f"{_clock(time.monotonic() - self._began)} so far")
-            # Details stand below the bar and wrap, so that a narrow terminal cuts neither.
+            # Details are below the bar and wrap, so that a narrow terminal truncates neither.
             return Group(self._bar, self._details) if self._details else self._bar
 
         self._live = Live(get_renderable=shown, console=self.console, transient=console is None)
@@ -236,7 +236,7 @@ class ProgressBar:
             self._live.stop()
 
     def advance(self, count: int = 1) -> None:
-        """Count what has been done since the last call; the time left follows from the speed so far."""
+        """Count items done since the last call; the remaining time is estimated from the speed so far."""
         self.done += count
         now = time.monotonic()
         if now - self._shown > _SHOW_EVERY or self.done == self.total:
@@ -245,7 +245,7 @@ class ProgressBar:
             self.update(self.done, f"{self.title}: {self.done:,} of {self.total:,}", left)
 
     def show(self, done: int, total: int) -> None:
-        """Show that so many of so many are done, of what only turns out how much there is to do."""
+        """Show the number of batches done and a new total, for work whose total is not known at the start."""
         self.total = total
         left = (total - done) * (time.monotonic() - self._began) / max(done, 1)
         if self.is_live:
@@ -253,14 +253,14 @@ class ProgressBar:
         self.update(done, f"{self.title}: {done:,} of {total:,} batches", left)
 
     def update(self, done: int, title: str, left: float, details: str = "", *, at_once: bool = False) -> None:
-        """Show that so many are done.
+        """Show the progress.
 
         Args:
-            done: of the total.
-            title: before the bar.
-            left: seconds.
-            details: below the bar.
-            at_once: print the line where there is no terminal, however long ago the last one was.
+            done: number of items done.
+            title: text before the bar.
+            left: remaining seconds.
+            details: text below the bar.
+            at_once: without a terminal, print a line even if the last one is recent.
         """
         self.done = done
         if self.is_live:
@@ -273,7 +273,7 @@ class ProgressBar:
             )
 
     def within(self, title: str, done: int, total: int) -> None:
-        """Show how far a part of the work is, in a separate row until all of it is done."""
+        """Show the progress of a part of the work in a separate row, until the part is done."""
         now, is_over = time.monotonic(), done >= total
         if self.is_live:
             self._bar.update(

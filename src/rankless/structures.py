@@ -1,6 +1,6 @@
 """Data types that several packages use: a sample, a batch, a loss, a detection.
 
-Inside the program a box is ``xyxy`` in pixels, everywhere. Images are ``uint8`` RGB ``(3, H, W)`` until the
+Boxes are ``xyxy`` in pixels everywhere in the package. Images are ``uint8`` RGB ``(3, H, W)`` until the
 model's input is normalized on the device.
 """
 
@@ -43,7 +43,7 @@ class Sample:
         boxes: float32 xyxy in pixels, (N, 4).
         labels: int64 class ids, (N,).
         reduced: pixels of the source per pixel of ``image``, which may be decoded at a reduced size.
-        source: (H, W) of the source in pixels; None: as large as ``image``.
+        source: (H, W) of the source in pixels; None if it is that of ``image``.
     """
 
     image: Tensor
@@ -82,9 +82,9 @@ class DetectionItem:
         labels: int64, (N,).
         index: the image's index in its data set.
         letterbox: placement of the source on the input; meaningless for a training image that is mirrored or
-            composed of several.
-        unreadable: images that could not be read for it: in training others replace them, in evaluation the
-            image is gray.
+            composed of several images.
+        unreadable: images that could not be read for this item; training replaces them by others, evaluation
+            by a gray image.
     """
 
     image: Tensor
@@ -96,7 +96,7 @@ class DetectionItem:
 
 
 class _Batch:
-    """The base of both kinds of batches, in whose tensors and lists each image has an entry."""
+    """The base of both kinds of batches; each of their tensors and lists has one entry per image."""
 
     indices: list[int]
     unreadable: list[Unreadable]
@@ -110,7 +110,7 @@ class _Batch:
         return self._each(Tensor.pin_memory)
 
     def readable(self) -> Self | None:
-        """Return the batch without images that could not be read; None where none is left."""
+        """Return the batch without the images that could not be read; None if no image is left."""
         missing = {one.index for one in self.unreadable}
         rows = [row for row, index in enumerate(self.indices) if index not in missing]
         if not rows:
@@ -120,13 +120,13 @@ class _Batch:
         return self._each(lambda tensor: tensor[rows], unreadable=[], **chosen)
 
     def _values(self, kind: type) -> Iterator[tuple[str, Any]]:
-        """Yield the fields of a type and their values."""
+        """Return the names and values of the fields whose value is of this type."""
         batch: Any = self
         values = ((each.name, getattr(batch, each.name)) for each in fields(batch))
         return ((name, value) for name, value in values if isinstance(value, kind))
 
     def _each(self, change: Callable[[Tensor], Tensor], **lists: list[Any]) -> Self:
-        """Return a copy with every tensor changed, and with other lists."""
+        """Return a copy with ``change`` applied to every tensor, and with the given lists."""
         batch: Any = self
         made: Self = replace(batch, **{name: change(value) for name, value in self._values(Tensor)}, **lists)
         return made
@@ -134,16 +134,16 @@ class _Batch:
 
 @dataclass
 class DetectionBatch(_Batch):
-    """One micro-batch. Targets are padded to the longest list, so shapes are known without the device.
+    """One micro-batch for detection, with targets padded to the longest list, so that shapes are known early.
 
     Attributes:
         images: uint8, (B, 3, H, W).
         boxes: float32 xyxy in pixels of the input, (B, T, 4); zeros where ``valid`` is false.
-        labels: int64, (B, T); zeros where ``valid`` is false.
+        labels: int64 class ids, (B, T); zeros where ``valid`` is false.
         valid: bool, (B, T).
-        indices: of the images in their data set, length B.
-        letterboxes: placements of the sources, length B.
-        unreadable: images that could not be read for its items, in their order.
+        indices: indices of the images in their data set, length B.
+        letterboxes: placements of the sources on the input, length B.
+        unreadable: images that could not be read for the items, in the order of the items.
     """
 
     images: Tensor
@@ -156,7 +156,7 @@ class DetectionBatch(_Batch):
 
     @cached_property
     def network_input(self) -> Tensor:
-        """The input of :func:`network_input`, converted when it is first needed."""
+        """Result of :func:`network_input` for the images, computed on first use."""
         return network_input(self.images)
 
 
@@ -166,9 +166,9 @@ class ClassificationItem:
 
     Attributes:
         image: uint8 RGB of the network's size, (3, H, W).
-        target: float32 fraction of each class, (C,); their sum is 1, and one is 1 unless images are mixed.
+        target: float32 fraction of each class, (C,), with sum 1; one-hot unless images are mixed.
         index: the image's index in its data set.
-        unreadable: as in a :class:`DetectionItem`.
+        unreadable: images that could not be read for this item; see :class:`DetectionItem`.
     """
 
     image: Tensor
@@ -179,13 +179,13 @@ class ClassificationItem:
 
 @dataclass
 class ClassificationBatch(_Batch):
-    """One micro-batch of images, each of one class or of a mixture.
+    """One micro-batch for classification.
 
     Attributes:
         images: uint8, (B, 3, H, W).
         targets: float32 fraction of each class, (B, C).
-        indices: of the images in their data set, length B.
-        unreadable: images that could not be read for its items, in their order.
+        indices: indices of the images in their data set, length B.
+        unreadable: images that could not be read for the items, in the order of the items.
     """
 
     images: Tensor
@@ -196,14 +196,14 @@ class ClassificationBatch(_Batch):
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss before its division.
+    """A loss as a sum and a count, before the division.
 
-    Sum and count are added over all micro-batches of a step, and then divided once, by the global count.
+    Sums and counts are added over all micro-batches of a step; the total sum is divided by the total count.
 
     Attributes:
         sum: scalar with a gradient.
-        count: scalar without a gradient: images, positives, pixels, whatever the task divides by; a number
-            becomes a tensor beside ``sum``.
+        count: scalar without a gradient: the number of images, positives or pixels by which the task divides;
+            a Python number becomes a tensor on the device of ``sum``.
         parts: named sums for the journal, scalars without gradients.
     """
 
@@ -216,7 +216,7 @@ class LossSum:
         def __init__(self, sum: Tensor, count: Tensor | float, parts: Mapping[str, Tensor] = ...) -> None: ...
 
     def __post_init__(self) -> None:
-        """Accept a number as the count."""
+        """Convert a number given as the count to a tensor."""
         given: Any = self.count
         if isinstance(self.sum, Tensor) and type(given) in (int, float):
             count = torch.full((), given, dtype=torch.float32, device=self.sum.device)
@@ -232,7 +232,7 @@ class Detections:
         boxes: float32 xyxy, (K, 4), on the CPU.
         scores: float32 in 0..1, (K,).
         labels: int64, (K,).
-        unreadable: the image could not be read, so this is not to be scored.
+        unreadable: the image could not be read, so it is not scored.
     """
 
     index: int
@@ -249,7 +249,7 @@ class Classification:
     Attributes:
         index: the image's index in its data set (or in the list of sources).
         log_probabilities: float32 natural logarithms, (C,), on the CPU.
-        unreadable: the image could not be read, so this is not to be scored.
+        unreadable: the image could not be read, so it is not scored.
     """
 
     index: int
@@ -258,4 +258,4 @@ class Classification:
 
 
 Scores = dict[str, Any]
-"""The result of a metric: names to numbers, JSON-ready."""
+"""Result of a metric: names to values that JSON can represent."""

@@ -1,7 +1,7 @@
-"""Errors in code that is the user's own: reported at once and in few lines, with the lines of that code.
+"""Errors in the user's own code, which are reported at once with the lines of that code.
 
-They would come again however often a rank is restarted. Code is the user's when it is neither this package's,
-nor Python's, nor in a folder of installed packages.
+A restart of the rank would only repeat such an error. Code is the user's if it is not part of this package,
+of Python, or of an installed package.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ _OURS = str(Path(__file__).parent)
 _PYTHONS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _INSTALLED = ("site-packages", "dist-packages")
 _SHOWN = 6  # lines of code
-_LONG = 400  # characters of an error's own words
+_LONG = 400  # characters of an exception's message
 
 
 def explained(error: BaseException) -> UserError | None:
-    """The error in words where a restart would only meet it again; None where it may help.
+    """Return an error for users if a restart would only repeat the exception; None otherwise.
 
-    Returns:
-        That memory ran out, whoever asked for it, or what :func:`blamed` says.
+    It reports that memory ran out, or an exception in the user's own code (see :func:`blamed`).
     """
     return shortage(error) or blamed(error)
 
 
 def blamed(error: BaseException) -> TaskError | None:
-    """The error in words, where it came out of the user's own code; None where it did not."""
+    """Return an error with the lines of the user's own code that raised an exception; None for other code."""
     if type(error).__name__ == "AcceleratorError":
-        return None  # a device that failed, wherever the program was: a restart may help
+        return None  # the device failed, not the code: a restart may help
     frames = traceback.extract_tb(error.__traceback__)
     own = [number for number, frame in enumerate(frames) if is_users(frame.filename)]
     if not own:
         return None
-    # Where the way leads through the user's code and then into a library, its last line there is shown too.
+    # If the user's code called a library that raised the exception, the library's last line is also shown.
     shown = [frames[number] for number in own[-_SHOWN:]]
     if own[-1] < len(frames) - 1 and not frames[-1].filename.startswith(_OURS):
         shown.append(frames[-1])

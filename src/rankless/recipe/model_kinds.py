@@ -186,8 +186,8 @@ class ResnetModel(ModelKeys):
     dropout: ProperFraction = 0.0
     """Fraction of the features dropped before the last layer."""
     activation: Literal["auto", "leaky", "mish", "swish", "relu"] = "auto"
-    """Activation function in place of the published one; ``auto`` keeps it. ``prelu`` is not possible, because
-    the layers of a block would share its slope."""
+    """Activation function in place of the published one; ``auto`` keeps it. ``prelu`` is not possible,
+    because the layers of a block would share its slope."""
 
 
 @dataclass(frozen=True, config=config)
