@@ -169,7 +169,7 @@ def test_the_module_runs():
         (["train", "digits", "--devices", "0"], "--devices is 0, a number of devices: expected at least 1"),
         (["train", "--resume"], "--resume needs the run"),
         (["train", "--resume", "."], "as in --resume --run ."),
-        (["train", "."], ".: this is a folder: expected a recipe; if it holds data, add data.root=. to one"),
+        (["train", "."], ".: this is a folder: expected a recipe; if it contains data, add data.root=. to a"),
         (["train", "my.cfg"], "my.cfg: expected a recipe first; this is given as model.cfg=my.cfg"),
         (["train", "my.pth"], "my.pth: expected a recipe first; this is given as model.pretrained=my.pth"),
         (["train", "my.pt", "data=x"], "rankless train model.pretrained=my.safetensors data.root=x"),
@@ -471,7 +471,7 @@ def test_files_given_as_elsewhere_lead_to_keys(calls, capsys, tmp_path, monkeypa
             f"rankless train yolov4-tiny data.root={name}"
         ]
     (said,) = problems(capsys, "train", "./flowers")
-    assert said.endswith("expected a recipe; if it holds data, add data.root=./flowers to one")
+    assert said.endswith("expected a recipe; if it contains data, add data.root=./flowers to a recipe")
 
 
 @pytest.mark.parametrize(

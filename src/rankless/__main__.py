@@ -39,13 +39,13 @@ def main() -> int:
 
 
 def _end(number: int, _: object) -> None:
-    """End a training on a signal during imports, with the exit code of a later request to stop."""
+    """End a training on a signal during imports, with the exit code of a run that stopped on request."""
     print(f"stopped by {signal.Signals(number).name}; the run had not begun", file=sys.stderr, flush=True)
     os._exit(STOPPED)  # an exception could be caught by the module being imported
 
 
 def _interrupt(*_: object) -> None:
-    """End a command on Ctrl-C during imports as later, without a traceback."""
+    """End a command on Ctrl-C during imports, without a traceback."""
     print("interrupted", file=sys.stderr, flush=True)
     os._exit(INTERRUPTED)
 

@@ -134,7 +134,7 @@ class _Batch:
 
 @dataclass
 class DetectionBatch(_Batch):
-    """One micro-batch for detection, with targets padded to the longest list, so that shapes are known early.
+    """One micro-batch for detection. Targets are padded to the longest list, so the CPU knows all shapes.
 
     Attributes:
         images: uint8, (B, 3, H, W).

@@ -146,7 +146,9 @@ def test_what_cannot_go_on(colors, stopped, tmp_path):
             predict(colors, sources, device="cpu", **options)
     assert not (tmp_path / "none").exists()
     (out / NAME).write_text("not ours")
-    with pytest.raises(UserError, match="is not of this version of Rankless; start again with --force"):
+    with pytest.raises(
+        UserError, match="was written by another version of Rankless; start again with --force"
+    ):
         predict(colors, sources, out=out, device="cpu", resume=True)
 
 

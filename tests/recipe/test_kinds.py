@@ -128,9 +128,9 @@ def test_a_chosen_loss_has_its_keys():
          "'loss.dfl' is 1.0, but model.dfl is 0, so the distances have no distributions: leave loss.dfl out, "
          "or set model.dfl to a number of bins such as 16"),
         (["task=classify", "model.name=resnet18", "data.fit=stretch"],
-         "key 'data.fit': it has an effect only with task 'detect', and task is 'classify'"),
+         "key 'data.fit': it has an effect only with task 'detect', but task is 'classify'"),
         (["data.augment.policy=randaugment"],
-         "key 'data.augment.policy': it has an effect only with task 'classify', and task is 'detect'"),
+         "key 'data.augment.policy': it has an effect only with task 'classify', but task is 'detect'"),
         (["task=classify", "model.name=resnet18", "evaluate.tta=full"],
          "'evaluate.tta' is 'full', which needs inputs of several sizes, but many classifiers take only one: "
          "expected none or flip"),
@@ -172,7 +172,7 @@ def test_all_at_once_with_their_lines(tmp_path):
         (lambda: model_kinds.YoloModel(name="resnet18"), "which is a ResNet, not a YOLO model"),
         (lambda: Model(name="resnet18", anchors="kmeans"), "anchors"),
         (lambda: Recipe(task="classify", data=Data(augment=Augment(mosaic=1.0)), evaluate=Evaluate(iou=0.5)),
-         "key 'data.augment.mosaic': it has an effect only with task 'detect', and task is 'classify'\n"
+         "key 'data.augment.mosaic': it has an effect only with task 'detect', but task is 'classify'\n"
          "Recipe: key 'evaluate.iou'"),
         (lambda: Recipe(data=Data(augment=Augment(erase=0.5))), "only with task 'classify'"),
     ],

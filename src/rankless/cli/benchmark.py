@@ -59,7 +59,7 @@ def benchmark(
     batch: Annotated[str | None, Parameter(help="Prediction: images at a time (1).", metavar="N")] = None,
     seconds: Annotated[
         float | None,
-        Parameter(help="Time to measure: the whole training (30), each format (3).", show_default=False),
+        Parameter(help="Seconds to measure: training in total (30), each format (3).", show_default=False),
     ] = None,
     device: Device = "auto",
     pure: Annotated[

@@ -88,5 +88,5 @@ def _recipe(words: tuple[str, ...]) -> tuple[Recipe | None, list[Check]]:
     try:
         chosen, called = recipe_of(words)
     except UserError as problem:
-        return None, [error("recipe", text, "change the recipe as it says") for text in problem.problems]
+        return None, [error("recipe", text, "fix the recipe") for text in problem.problems]
     return chosen, [ok("recipe", called)]

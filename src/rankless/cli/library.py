@@ -70,7 +70,7 @@ def models(
 ) -> int:
     """List the models with parameters, FLOPs and origin, or the layers of one model."""
     if layers != (name is not None):
-        raise UserError("rankless models lists all models; for the layers of one give NAME and --layers")
+        raise UserError("rankless models lists all models; to list the layers of one, give NAME and --layers")
     if name is not None:
         refuse_stray(overrides, "model.width=0.5")
         return _layers(name, overrides, as_json=as_json)

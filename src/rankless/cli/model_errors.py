@@ -91,7 +91,7 @@ def _print_errors(found: ModelErrors, count: int) -> None:
     if kinds:
         say(f"errors: {kinds}")
     if found.images:
-        say(f"\nworst images (the sum of what the model was wrong by{_first(len(found.images), count)})")
+        say(f"\nworst images (total error of each{_first(len(found.images), count)})")
     for image in found.images[:count]:
         say(f"{image.cost:6.2f}  {image.source}: {summary(found, image)}")
     if doubtful := found.doubtful():

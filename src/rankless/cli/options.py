@@ -135,7 +135,7 @@ Devices = Annotated[
     ),
 ]
 Device = Annotated[
-    str, Parameter(help="Compute on cpu or on cuda; auto takes GPUs where there are some.", metavar="KIND")
+    str, Parameter(help="Compute on cpu or on cuda; auto uses GPUs if there are any.", metavar="KIND")
 ]
 
 
@@ -193,7 +193,7 @@ def whole_number(option: str, text: str, more: str = "") -> int:
 
 
 def chosen_classes(text: str) -> str | tuple[str, ...]:
-    """Return the value of --classes: ``auto``, a file, or names separated by commas."""
+    """Return the value of ``--classes``: ``auto``, a file, or a tuple of names."""
     if text == "auto" or Path(text).expanduser().is_file():
         return text
     return tuple(name.strip() for name in text.strip("[]").split(",") if name.strip())
@@ -217,7 +217,7 @@ def class_pairs(given: str) -> list[list[str]]:
     if wrong or not pairs:
         raise UserError(
             f"--classes-map has '{name}': expected the data's class and the model's, as in "
-            "'motorbike=motorcycle', separated by commas, or the name of a file of them"
+            "'motorbike=motorcycle', separated by commas, or a file with such pairs"
             for name in wrong or [given]
         )
     return pairs

@@ -82,7 +82,7 @@ def predict(
     tta: Annotated[
         Literal["none", "flip", "full"] | None,
         Parameter(
-            help="Test-time augmentation: predict on the flipped image too, or at three sizes.",
+            help="Test-time augmentation: also predict on the flipped image, or at three sizes.",
             show_choices=True,
         ),
     ] = None,

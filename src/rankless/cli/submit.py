@@ -112,7 +112,7 @@ def slurm(
     ] = sys.executable,
     dry_run: DryRun = False,
 ) -> int:
-    """Submit a batch script to Slurm, requeued at a preemption and before its time limit."""
+    """Submit a batch script to Slurm; the job is requeued after preemption and before its time limit."""
     from rankless.launch.submit import slurm as cluster
     from rankless.launch.submit.request import Problems
 
@@ -250,7 +250,7 @@ def ray(
     sink: Sinks = (),
     dry_run: DryRun = False,
 ) -> int:
-    """Train on a Ray cluster through Ray Train, and wait for the end."""
+    """Train on a Ray cluster with Ray Train, and wait until the run ends."""
     import uuid
 
     from rankless.launch.submit import ray as cluster

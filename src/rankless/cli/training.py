@@ -71,7 +71,7 @@ class TrainOptions:
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise for the options that are given but cannot be used; each argument is an option's reason."""
+        """Raise for given options that cannot be used; each argument is the reason for one option."""
         in_threads = self.parallel != "processes"
         options = (
             ("--device", self.device != "auto", device),

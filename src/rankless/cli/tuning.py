@@ -79,7 +79,7 @@ def tune(
         record = _begun(recipe, search, out, keeps_all=keep_all)
     say(f"trials in {record.folder}; to follow one: rankless watch {record.run(len(record.trials) + 1)}")
     with TrialOutput(record) as output:
-        fork_server.start()  # ranks inherit this process's present output
+        fork_server.start()  # forked ranks inherit the redirected output
         code = tuning.go_on(record, many, devices=count, output=output)
     if len(record.ranked()) > 1:
         say("\nthe best first:")

@@ -39,7 +39,7 @@ def write_json(entries: Entries, file: Path) -> None:
 
 
 def write_jsonl(entries: Entries, file: Path) -> None:
-    """Write one JSON object per image and line."""
+    """Write JSON Lines: one line with a JSON object per image."""
     with file.open("w", encoding="utf-8") as out:
         out.writelines(f"{json.dumps(entry.image)}\n" for entry in entries())
 
@@ -104,7 +104,7 @@ def yolo_text(image: dict[str, Any]) -> str:
 
 
 def yolo_names(class_names: Iterable[str]) -> str:
-    """Return the content of ``classes.txt``."""
+    """Return the content of ``classes.txt``: one class name per line."""
     return "".join(f"{name}\n" for name in on_one_line(class_names))
 
 

@@ -177,7 +177,7 @@ def refuse_nothing_to_resume(folder: Path) -> None:
 
 def _refuse_another(path: Path, found: Mapping[str, Any], head: Mapping[str, Any]) -> None:
     if found.get("format") != head["format"]:
-        raise UserError(f"{path}: is not of this version of Rankless; start again with --force")
+        raise UserError(f"{path}: was written by another version of Rankless; start again with --force")
     changed = [key for key in head if found.get(key) != head[key]]
     if changed:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Predictions of a trained classifier: the five best classes, the first drawn as a caption."""
+"""Prediction with a trained classifier: the five best classes, of which the first is drawn as a caption."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Recording:
         return report
 
     def _leave_nothing(self, journal: Journal) -> None:
-        """Remove the journal and a new folder if no image was predicted."""
+        """Remove the journal, and the folder if it is new, after a prediction without results."""
         journal.remove()
         if self._is_new:
             with suppress(OSError):

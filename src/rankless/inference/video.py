@@ -67,7 +67,7 @@ def sources(name: str) -> Iterator[Source]:
 
 
 def frames(name: str) -> Iterator[Frame]:
-    """Read a video's frames one by one; a camera or a stream has no end."""
+    """Yield a video's frames one by one; a camera or a stream has no end."""
     return _as_they_come(name) if is_live(name) else _decoded(name)
 
 
@@ -134,7 +134,7 @@ def _after(number: int, said: str) -> str:
 
 
 def _unopened(name: str, said: str) -> str:
-    """Return the problem of a video without a single frame, with FFmpeg's message in parentheses."""
+    """Return the message for a video of which no frame could be read, with FFmpeg's own in parentheses."""
     if CAMERAS.fullmatch(name):
         there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
         return f"the camera cannot be opened ({said}); cameras here: {there}"

@@ -52,7 +52,7 @@ class Kinds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Key:
-    """A key that holds a value.
+    """A recipe key with a value, in contrast to a section.
 
     Attributes:
         path: path from the recipe's root.
@@ -100,7 +100,7 @@ class Key:
 
 @cache
 def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
-    """Map the path of every key that holds a value to its :class:`Key`, in the recipe's order.
+    """Map the path of every key with a value to its :class:`Key`, in the recipe's order.
 
     Args:
         recipe: the class ``Recipe``.

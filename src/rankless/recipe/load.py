@@ -1,4 +1,4 @@
-"""Reading of recipes from text, files and the command line, and writing of them.
+"""Reading and writing of recipes as text and files, with overrides from the command line.
 
 Example:
     recipe = load("digits", ["epochs=5", "model.image_size=[192, 320]"])
@@ -343,7 +343,7 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         if (path / "recipe.yaml").is_file():
             expected = f"a recipe file, such as {path}/recipe.yaml"
         else:
-            expected = f"a recipe; if it holds data, add data.root={name} to one"
+            expected = f"a recipe; if it contains data, add data.root={name} to a recipe"
         raise UserError(f"{name}: this is a folder: expected {expected}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{name}: not UTF-8 text (byte {error.start}): expected a YAML file") from None

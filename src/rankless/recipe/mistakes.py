@@ -39,7 +39,7 @@ def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
         return f"key '{dotted}': no such key{_instead_of(recipe, path)}"
     if path in leaves(recipe) and path[0] not in KINDS:
         other = leaves(recipe)[path].task
-        return f"key '{dotted}': it has an effect only with task '{other}', and task is '{kinds.task}'"
+        return f"key '{dotted}': it has an effect only with task '{other}', but task is '{kinds.task}'"
     having = [
         tag
         for tag, one in KINDS[path[0]].items()

@@ -173,7 +173,7 @@ Format = Literal[
 
 @dataclass(frozen=True, config=config)
 class Data:
-    """The images."""
+    """The data set, and how its images are decoded and resized."""
 
     root: Name = "digits"
     """``digits`` (built in), a folder, a file such as a ``data.yaml``, ``torchvision/NAME``, or the address
