@@ -80,7 +80,7 @@ def doctor(
 
 
 def _recipe(words: tuple[str, ...]) -> tuple[Recipe | None, list[Check]]:
-    """Return the recipe and the result of reading it; None if no recipe is given or it cannot be read."""
+    """Return the recipe, or None without a readable one, and the checks that report on reading it."""
     from rankless.launch.doctor.check import error, ok
 
     if not words:

@@ -236,7 +236,10 @@ def is_override(word: str) -> bool:
 
 
 def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the recipe, which is the first word without ``=``, and the other words, unchecked."""
+    """Split words into the recipe's name, which is the first word without ``=``, and the overrides.
+
+    The overrides are not checked here.
+    """
     name = next((word for word in words if "=" not in word), None)
     if name == "":
         raise UserError("the recipe is an empty word: give its name or its file, or leave it out")

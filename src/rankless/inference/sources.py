@@ -154,7 +154,7 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
 
 
 def stems(names: Sequence[str]) -> dict[int, str]:
-    """Return new stems, by position, for names that differ from an earlier one only in their extension."""
+    """Return unique stems, by position, for names that differ from an earlier one only in their extension."""
     taken: set[str] = set()
     found = {}
     for position, name in enumerate(names):

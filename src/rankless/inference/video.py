@@ -216,7 +216,7 @@ class Writer:
 
 
 def _padded(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """Pad a frame to an even size by repeating its last column and row; resize one of another size."""
+    """Return a frame with the video's even size: repeat its last column and row, or resize it."""
     height, width = pixels.shape[:2]
     if not (0 <= size[0] - width <= 1 and 0 <= size[1] - height <= 1):
         return np.asarray(Image.fromarray(pixels).resize(size))

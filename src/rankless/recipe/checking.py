@@ -144,7 +144,7 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
 def _in_sentences(
     error: ValidationError, recipe: type, tree: Mapping[str, Any], kinds: Kinds, source: Source
 ) -> tuple[dict[KeyPath, str], list[_Clash]]:
-    """Return messages about wrong keys and values by path, and contradictions between values."""
+    """Translate pydantic's errors to messages about keys and values, by path, and to contradictions."""
     bad: dict[KeyPath, str] = {}
     clashes: list[_Clash] = []
     known = leaves(recipe, kinds._replace(task=""))  # keys of the other task are reported elsewhere

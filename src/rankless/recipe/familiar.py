@@ -178,7 +178,7 @@ VALUES: Mapping[tuple[str, str], str] = {
 
 
 def answer(meant: str) -> str:
-    """Return the end of a message about another trainer's name with this equivalent."""
+    """Return the end of a message that gives the equivalent of another trainer's name."""
     nothing = "not needed"
     return (
         f"{nothing} here{meant.removeprefix(nothing)}" if meant.startswith(nothing) else f"here it is {meant}"

@@ -24,7 +24,12 @@ config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 @dataclass(frozen=True)
 class Only:
-    """Declaration that a key has an effect only if ``key``, a dotted path, has one of these values."""
+    """Declaration that a recipe key has an effect only if another one has certain values.
+
+    Attributes:
+        key: dotted path of the other key.
+        values: the values with which the declared key has an effect.
+    """
 
     key: str
     values: tuple[str | int, ...]
@@ -32,9 +37,13 @@ class Only:
 
 @dataclass(frozen=True)
 class Reads:
-    """Declaration of the built-in tasks that read a key when a trained model is scored, and when it predicts.
+    """Declaration of the built-in tasks that read a recipe key after training.
 
     A section's declaration applies to its keys; keys without one are read by training and scoring.
+
+    Attributes:
+        scoring: tasks that read the key when a trained model is scored.
+        predicting: tasks that read the key when a trained model predicts.
     """
 
     scoring: tuple[str, ...] = ()
