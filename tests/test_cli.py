@@ -232,8 +232,8 @@ def test_options_of_other_programs_lead_to_keys_all_at_once(calls, capsys):
         "together (a number per GPU times the GPUs)",
         "-j: no such option; here it is workers=VALUE",
         "--lr: no such option; here it is optim.lr=VALUE",
-        "--gpu_ids: no such option; here it is --devices N on the command line: where a run happens is no "
-        "part of a recipe",
+        "--gpu_ids: no such option; here it is --devices N on the command line: a recipe does not say "
+        "where a run happens",
         "--opt_level: no such option; here it is precision: O0 is fp32, O1 is fp16 or bf16",
     ]
     (said,) = problems(capsys, "train", "resnet18", "--test-only")
