@@ -497,7 +497,7 @@ def test_the_schema_describes_every_key():
     json.dumps(whole)
     assert whole["$defs"]["Optim"]["properties"]["lr"] == {
         "default": 0.01,
-        "description": "The peak learning rate, which the schedule scales.",
+        "description": "Peak learning rate, which the schedule scales.",
         "exclusiveMinimum": 0,
         "maximum": 1e9,
         "type": "number",
