@@ -97,19 +97,26 @@ def read_in_part(
         node = loader.get_single_node()
         reading = _Reading(lines)
         value = reading.value(node, ()) if node is not None else None
-    except yaml.MarkedYAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
+        raise not_yaml(error, name, lines=lines) from None
+    return None if value is _UNREADABLE else value, reading.lines, reading.problems
+
+
+def not_yaml(error: Exception, name: str, *, lines: bool = True) -> UserError:
+    """Describe an error of PyYAML, with the line and column if they are known."""
+    if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}: column {mark.column + 1}" if lines and mark else name
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise UserError(f"{where}: this is not YAML: {what}{_advice(what)}") from None
-    except yaml.reader.ReaderError as error:
-        raise UserError(
+        return UserError(f"{where}: this is not YAML: {what}{_advice(what)}")
+    if isinstance(error, yaml.reader.ReaderError):
+        return UserError(
             f"{name}: this is not YAML: character {error.position + 1} is not one that YAML allows "
             f"(number {error.character:#x})"
-        ) from None
-    except RecursionError:
-        raise UserError(f"{name}: nested too deeply") from None
-    return None if value is _UNREADABLE else value, reading.lines, reading.problems
+        )
+    return UserError(
+        f"{name}: nested too deeply" if isinstance(error, RecursionError) else f"{name}: {error}"
+    )
 
 
 def write(tree: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ import yaml
 from rankless.data.formats.folders import names_file, read_names, read_text
 from rankless.errors import UserError, printable
 from rankless.files import reading
+from rankless.files.yaml12 import not_yaml
 
 _FACTS = {"path", "names", "nc", "download", "kpt_shape", "flip_idx", "colors", "skeleton"}
 _REMARKS = {"author", "date", "description", "license", "version", "task", "url", "roboflow"}
@@ -82,9 +83,7 @@ def _from_yaml(file: Path) -> Description:
         # BaseLoader keeps every scalar as text: a class called 'no' or '007' keeps its name.
         content = yaml.load(read_text(file, "text", reading.YAML), Loader=yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UserError(
-            f"{file} cannot be read as YAML: {printable(' '.join(str(error).split()), 300)}"
-        ) from error
+        raise not_yaml(error, str(file)) from None
     if not isinstance(content, dict):
         given = "a list" if isinstance(content, list) else f"'{printable(str(content or ''))}'"
         raise UserError(f"{file}: holds {given}; expected keys such as train, val and names")
