@@ -1,4 +1,4 @@
-"""What the table "Where do I add what" promises: a copy of the package with few files changed, and a run."""
+"""What the table "Where to add things" promises: a copy of the package with few files changed, and a run."""
 
 from __future__ import annotations
 

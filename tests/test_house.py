@@ -57,7 +57,7 @@ def test_only_environments_know_what_clusters_set():
 
 
 def additions() -> Iterator[tuple[str, set[str]]]:
-    """The example and the files of every row of the table "Where do I add …" that names files."""
+    """The example and the files of every row of the table "Where to add things" that names files."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     for row in re.findall(r"^\| an? [^|]*\|([^|]*)\|([^|]*)\|$", text, re.MULTILINE):
         example, *_ = re.findall(r"`([^`]+)`", row[0])

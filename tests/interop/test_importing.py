@@ -105,7 +105,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
     [
         (["gone.pt", "--out", "no/where"], ["gone.pt: no such file", "no such folder no;"]),
         (["their.pt", "--out", "."], ["this is a folder"]),
-        (["their.pt", "--out", "o"], ["the model of the weights is unknown: give --model NAME"]),
+        (["their.pt", "--out", "o"], ["cannot tell which model the weights belong to: give --model NAME"]),
         (["their.pt", "--out", "o", "--model", "a", "model.name=b"], ["give one of the two"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "lr=1"], ["did you mean 'optim.lr'"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "x"], ["'x': expected key=value"]),
@@ -119,7 +119,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "their.pt"], ["not UTF-8 text"]),
         (["their.pt", "--out", "o", "--names", "names", "--classes", "5"], ["names:2: an", "has 3 names"]),
         (["their.pt", "--out", "o", "--names", "list"], ["starts like a JSON list"]),
-        (["x.weights", "--out", "o"], ["the model of the weights is unknown: give --model NAME"]),
+        (["x.weights", "--out", "o"], ["cannot tell which model the weights belong to: give --model NAME"]),
         (["x.weights", "--out", "o", "--model", "resnet18"], ["Darknet has no resnet18"]),
         (["x.weights", "--out", "o", "--model", "yolov4-tiny"], ["x.weights: ends inside", "layer 0"]),
         (["x.weights", "--out", "o", "--cfg", "gone.cfg"], ["gone.cfg: this cfg file cannot be read"]),

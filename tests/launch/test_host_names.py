@@ -55,9 +55,9 @@ def test_every_mistake_of_a_file_is_named_with_its_line(tmp_path: Path) -> None:
         ("a:0", "--hosts: 'a:0': '0' devices; expected a whole number of at least 1"),
         (
             "machnes.txt",
-            "--hosts is 'machnes.txt': no such file; expected hosts, as in a,b:4, or a file of them",
+            "--hosts is 'machnes.txt': no such file; expected hosts, as in a,b:4, or a file that lists them",
         ),
-        ("./two", "--hosts is './two': no such file; expected hosts, as in a,b:4, or a file of them"),
+        ("./two", "--hosts is './two': no such file; expected hosts, as in a,b:4, or a file that lists them"),
     ],
 )
 def test_mistakes_in_words(text: str, expected: str) -> None:

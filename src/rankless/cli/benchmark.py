@@ -52,7 +52,7 @@ def benchmark(
     formats: Annotated[
         str | None,
         Parameter(
-            help="Prediction: only these of onnx, torchscript, pt2, openvino; commas between.",
+            help="Prediction: the formats to measure, separated by commas: onnx, torchscript, pt2, openvino.",
             metavar="NAMES",
         ),
     ] = None,

@@ -73,7 +73,7 @@ def check(
     drop_invalid: Annotated[
         bool,
         Parameter(
-            help="With --fix: also leave out boxes that stop a training. Their objects become background."
+            help="With --fix: also leave out boxes that would stop training. Their objects become background."
         ),
         flag,
     ] = False,
@@ -324,8 +324,8 @@ def _size(text: str) -> tuple[int, int]:
     sort_key=5,
     usage="Usage: rankless data convert ROOT --to FORMAT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-What the new format cannot hold is listed. The result is read back, and all else
-compared bit by bit: exit code 0 if it is equal, 1 if not.
+Anything that the new format cannot hold is listed. The result is read back, and
+everything else is compared bit by bit: exit code 0 if it matches, 1 if not.
 
 Example:
   rankless data convert VOCdevkit --to coco --out voc-as-coco
@@ -336,7 +336,7 @@ def convert(
     /,
     *,
     to: Annotated[
-        str, Parameter(help="The format to write; yolo is another name of darknet.", metavar="FORMAT")
+        str, Parameter(help="The format to write; yolo is another name for darknet.", metavar="FORMAT")
     ],
     out: Out,
     format: Format = "auto",

@@ -137,7 +137,7 @@ def import_(
         str | None,
         Parameter(
             name="--from",
-            help="The port of YOLOv3 or YOLOv4 that wrote the checkpoint. A wrong name lists all.",
+            help="The port of YOLOv3 or YOLOv4 that wrote the checkpoint. An unknown name lists all.",
             metavar="NAME",
         ),
     ] = None,
@@ -202,7 +202,7 @@ def export(
     ],
     out: Annotated[
         Path | None,
-        Parameter(help="Path of the new files without their ending. Default: the name of TARGET."),
+        Parameter(help="Path of the new files, without the extension. Default: the name of TARGET."),
     ] = None,
     nms: Annotated[
         bool,

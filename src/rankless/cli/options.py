@@ -130,7 +130,7 @@ Devices = Annotated[
     str,
     Parameter(
         help="Number of GPUs, or of processes without a GPU; auto uses all. Several numbers, as in "
-        "0,2, choose GPUs; a trailing comma chooses one, as in 2,",
+        "0,2, choose GPUs; '2,' with a comma is GPU 2 alone",
         metavar="N",
     ),
 ]

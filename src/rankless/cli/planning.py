@@ -76,7 +76,7 @@ def plan(
     force: Force = False,
     as_json: Json = False,
 ) -> int:
-    """Predict steps, epochs and efficiency on 1 to 4,096 devices."""
+    """Predict step time, epoch time and efficiency on 1 to 4,096 devices."""
     asked = _asked(devices, bandwidth, latency, step_ms, check)
     if force and out is None:
         raise UserError("--force says what --out may replace: add --out, or leave --force out")

@@ -51,7 +51,8 @@ def evaluate(
         str | None,
         Parameter(
             help="Pairs of the data's class and the model's class, if their names differ: "
-            "'motorbike=motorcycle, cow=' (an empty one is ignored), or a file with one pair per line.",
+            "'motorbike=motorcycle, cow=' (a class with nothing after = is ignored), or a file with one pair "
+            "per line.",
             metavar="PAIRS",
         ),
     ] = None,

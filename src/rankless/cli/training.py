@@ -363,7 +363,7 @@ def verify(
     python: Python = None,
     as_json: Json = False,
 ) -> int:
-    """Prove that the number of processes, or of --hosts, changes no bit of the weights."""
+    """Prove that the weights are bit-identical for any number of processes or --hosts."""
     from rankless.launch import environments
 
     environments.refuse("verify", "run it once, without the launcher")

@@ -1,4 +1,4 @@
-"""The commands runs and watch."""
+"""The ``runs`` and ``watch`` commands."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ app = part()
     sort_key=3,
     usage="Usage: rankless runs [DIR] [OPTIONS]",
     help_epilogue="""\
-States: running, finished, stopped (it was asked to), failed (an error),
-died (a process), interrupted (the machine or the launcher stopped),
-new (no step was done), on HOST (left to another machine by --detach).
+States: running, finished, stopped (by request), failed (an error), died (a process
+died), interrupted (the machine or the launcher stopped), new (no step finished yet),
+on HOST (handed over to another machine with --detach).
 
 Examples:
   rankless runs
@@ -82,7 +82,7 @@ def watch(
         Parameter(
             name="RUN",
             help="The run directory, or HOST:DIRECTORY on another machine, relative to the home directory "
-            "there. A detached run is found by itself.",
+            "there. A detached run is located automatically.",
         ),
     ],
     /,

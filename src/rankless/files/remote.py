@@ -271,7 +271,7 @@ def _file_system(process: int, scheme: str) -> Any:
 
 
 def _tried(call: Callable[[], Value], url: str) -> Value:
-    """Call a few times until it works; the last error becomes an OSError with a sentence."""
+    """Call until it succeeds, a few times at most; raise the last error as a readable OSError."""
     number = 1
     while True:
         try:

@@ -61,7 +61,7 @@ def _tried(work: Callable[[], _T]) -> tuple[_T | None, UserError | None]:
 
 
 def _raise_everywhere(world: World, error: tuple[int, list[str]] | None) -> None:
-    """Raise what rank 0 has, on every rank."""
+    """Raise rank 0's error, if it has one, on every rank."""
     if found := world.broadcast(error):
         code, problems = found
         raise (TaskError if code == TaskError.exit_code else UserError)(problems)

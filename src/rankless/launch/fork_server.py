@@ -181,7 +181,7 @@ class ForkServer:
 
 
 def allow() -> None:
-    """Have :func:`start` do something: this process is the command ``rankless`` and nothing else."""
+    """Allow :func:`start` to fork the server; call this only from the ``rankless`` command's own process."""
     global _allowed
     _allowed = sys.platform == "linux" and hasattr(os, "pidfd_open")
 

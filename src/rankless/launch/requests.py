@@ -42,7 +42,7 @@ class Requests:
             signal.signal(number, handler)
 
     def ask(self, number: int) -> None:
-        """Note a request that has come by another way than a signal."""
+        """Record a request that arrived by some means other than a signal."""
         self._note(number, None)
 
     def _note(self, number: int, _: object) -> None:

@@ -85,11 +85,11 @@ def recipe_of_run(
 
 
 def was_started_by(run: RunDirectory, job: str) -> bool:
-    """Whether a run with a checkpoint was last started by this job, whose launcher now starts it again.
+    """Check whether this job last started the run, which must have a checkpoint, and now restarts it.
 
     Args:
-        run: perhaps.
-        job: its name; "" for one that has none, which never started anything before.
+        run: the run directory, which may not exist yet.
+        job: the job's name; "" if it has none, and then the answer is False.
     """
     if not job or not run.steps():
         return False

@@ -187,7 +187,7 @@ class Hosts(Protocol):
         """Run a round whenever the next one is asked for; ends when there are too few hosts for one."""
 
     def record(self, end: RoundEnd) -> None:
-        """Count how far a round has come, and write its deaths into the run's journal."""
+        """Record how far a round got, and write the ranks that died to the run's journal."""
 
     def resumes(self, end: RoundEnd) -> str:
         """From where, and on which hosts, the next round starts."""
@@ -220,7 +220,7 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
 
 
 def where_from(step: int | None) -> str:
-    """From where ranks are started again after the last saved step, 0 without one, None if nobody knows."""
+    """Say where the ranks restart from; ``step`` is the last saved step, 0 if none, None if unknown."""
     if step is None:
         return "the newest checkpoint, if there is one,"
     return "the newest checkpoint" if step else "the beginning, as nothing was saved yet"

@@ -50,10 +50,10 @@ class Axes:
 
     Attributes:
         x, y: titles of the axes.
-        x_range, y_range: ends of the axes; None takes the range of the lines, for y in round numbers.
+        x_range, y_range: limits of the axes; None uses the range of the data, rounded outward for y.
         log: whether the vertical axis is logarithmic if all values are positive.
         marks: marks on the horizontal axis.
-        x_ticks: places and labels of its ticks; if empty, round numbers.
+        x_ticks: positions and labels of the ticks; if empty, round numbers.
     """
 
     x: str = "step"

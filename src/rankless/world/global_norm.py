@@ -1,4 +1,4 @@
-"""Batch norm of several micro-batches as one batch, as a function of autograd."""
+"""Batch norm of several micro-batches as if they were one batch, as an autograd function."""
 
 from __future__ import annotations
 

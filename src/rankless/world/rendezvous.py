@@ -119,12 +119,12 @@ def loopback() -> str | None:
 
 @contextmanager
 def on_interface(name: str | None) -> Iterator[None]:
-    """Inside, gloo and NCCL listen on one interface alone, unless the user named another.
+    """Make gloo and NCCL listen on one interface only within this context, unless the user named another.
 
-    Gloo otherwise takes the address that the host's name resolves to.
+    Gloo otherwise uses the address that the host name resolves to.
 
     Args:
-        name: of the interface; None leaves the choice to gloo and NCCL.
+        name: name of the interface; None leaves the choice to gloo and NCCL.
     """
     wanted = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
     added = {variable: value for variable, value in wanted.items() if variable not in os.environ}

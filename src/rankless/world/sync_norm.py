@@ -58,7 +58,7 @@ class SideBySide:
         foreign = [f"{name} ({type(norm).__name__})" for name, norm in named if type(norm) not in _PLAIN]
         if foreign:
             raise UserError(
-                "batch_norm is 'sync', but the model has norms of another kind than nn.BatchNorm1d/2d/3d: "
+                "batch_norm is 'sync', but the model has norms other than nn.BatchNorm1d/2d/3d: "
                 f"{', '.join(foreign[:5])}; use batch_norm: micro"
             )
         self.exchange = exchange
@@ -156,7 +156,7 @@ class SideBySide:
             self._compare(index, index)
 
     def _compare(self, expected: int, index: int) -> None:
-        """Raise on every rank, with the same message, unless all are where they are to be."""
+        """Raise on every rank, with the same message, unless all ranks have reached the expected norm."""
         reached = self.exchange.gather(index)
         known = self.is_agreed or len(set(reached)) == 1  # what was to come, by every rank
         if others := list(dict.fromkeys([expected, *reached] if known else reached))[1:]:
@@ -182,9 +182,9 @@ class SideBySide:
         if not self.is_forward or not torch.is_grad_enabled():
             when = "without gradients" if self.is_forward else "again in the backward pass"
             raise UserError(
-                f"batch_norm is 'sync', but '{self.names[index]}' is called {when}, as activation "
-                "checkpointing in the model's own code does: use model.checkpointing=true in its place, or "
-                "batch_norm: micro"
+                f"batch_norm is 'sync', but '{self.names[index]}' is called {when}, which happens "
+                "with activation checkpointing in the model's own code; use model.checkpointing=true instead, "
+                "or batch_norm: micro"
             )
         self._follow(number, index)
         if number == 0 and not self.is_agreed:

@@ -66,7 +66,7 @@ def splits(root: Path) -> list[str]:
 
 
 def undivided(root: Path, split: str) -> str:
-    """The split that has every image where ``split`` is one of the parts that are made here; else itself."""
+    """Return the split that holds every image if Rankless makes ``split`` itself, else ``split``."""
     return _ALL if split in _USUAL and root.is_dir() and _is_divided(root, split) else split
 
 

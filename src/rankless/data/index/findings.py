@@ -124,8 +124,8 @@ class Findings:
     """All errors found in a data set.
 
     Attributes:
-        counts: kind to number.
-        first: kind to the first of them, :data:`FIRST` at most.
+        counts: number of findings per kind.
+        first: the first findings of each kind, at most :data:`FIRST`.
     """
 
     counts: dict[str, int] = field(default_factory=dict)

@@ -30,28 +30,28 @@ def stated_size(height: float | None, width: float | None) -> tuple[int, int]:
 
 @dataclass
 class Raw:
-    """One split, or a part of it, as its files state it.
+    """One split, or a part of it, exactly as its files describe it.
 
     Attributes:
         paths: image files, (N,).
         sizes: height and width of each upright image from its header; 0, 0 where it cannot be read (which
             the reader has added to ``findings``); int32, (N, 2).
-        stated: height and width as :func:`stated_size` has them; int32, (N, 2).
-        annotated_in: where each image is annotated: its label file, or the one file of all; (N,).
+        stated: height and width that the annotations give, see :func:`stated_size`; int32, (N, 2).
+        annotated_in: the file that annotates each image: its own label file, or one shared file; (N,).
         image: the number of the image that each box belongs to, int64, (T,).
         boxes: float64 xyxy, (T, 4), in pixels on the continuous plane, where the first pixel reaches from 0
             to 1; or normalized by the image's sides. None: a class for each image, and ``labels`` is (N,).
-        labels: positions in ``names``, or whatever number the file has; int64, (T,).
+        labels: positions in ``names``, or the raw number in the file; int64, (T,).
         flags, areas: as in :class:`rankless.data.index.annotations.Annotations`, (T,).
-        lines: line of each box in its file, or its number as what ``counted`` says, for reports; int64, (T,).
+        lines: position of each box in its file, in the unit ``counted``, for reports; int64, (T,).
         names: class names.
-        counted: what ``lines`` counts: ``line``, or what the format has instead, such as ``object``.
+        counted: the unit of ``lines``: ``line``, or the format's equivalent, such as ``object``.
         normalized: whether boxes are fractions of the image's sides.
         one_based: whether the format counts pixels from 1.
         byte_ranges: offset and length of each image in a tar shard, (N, 2), or None.
-        depends: every file and folder whose change makes this out of date: folders that were listed, lists,
-            label files; images themselves are not among them.
-        findings: what the reader found wrong.
+        depends: every file and folder that makes this outdated if it changes: listed folders, lists and
+            label files, but not the images.
+        findings: the problems that the reader found.
         about: sentences on how the data was read.
     """
 

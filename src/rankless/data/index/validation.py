@@ -25,9 +25,9 @@ Mask = Any  # NumPy's types of comparisons are too many to name: bool, (T,)
 
 
 def validate(raw: Raw, format: str) -> Annotations:
-    """Validate every box; those that can be trained on make the :class:`Annotations`.
+    """Validate every box, and build the :class:`Annotations` from those that can be trained on.
 
-    What stops a training is among the findings, too; the boxes it concerns are left out.
+    The findings include problems that stop training; their boxes are left out.
     """
     findings = Findings()
     findings.update(raw.findings)

@@ -68,7 +68,7 @@ class Environment(ABC):
 
     @property
     def port(self) -> int:
-        """The port of the ranks' store there: the user's MASTER_PORT, or one made from the job's name."""
+        """The port of the ranks' store: the user's MASTER_PORT, or one derived from the job's name."""
         if self.variables.get("MASTER_PORT"):
             return self.number("MASTER_PORT")
         return _port(self._port_seed())

@@ -71,25 +71,25 @@ def sent(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> li
 
 
 def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str) -> int:
-    """Start the training with a coordinator on the first host, and leave it to that once it trains.
+    """Start training with a coordinator on the first host, and leave it running there once it trains.
 
     Args:
-        wanted: what was asked for.
-        run: the run directory on every host; here a record is left there.
-        hosts: reached over SSH from the first of them, with the keys that are there.
-        way: how the first is reached.
-        ssh: the command for SSH, as it is to be used there, too.
+        wanted: the requested training.
+        run: the run directory, the same on every host; a record of the detached run is also left here.
+        hosts: the hosts, which the first one reaches over SSH with the keys that it has.
+        way: how to reach the first host.
+        ssh: the SSH command, also used on the first host.
 
     Returns:
-        The exit code: 0 where it trains, else the coordinator's, which has told why.
+        The exit code: 0 if training has started, otherwise that of the coordinator, which has said why.
 
     Raises:
-        UserError: it could not be started.
+        UserError: the coordinator could not be started.
     """
     if way.package is not None:
         raise UserError(
-            "--detach: the first host coordinates with the rankless that it has, so --sync cannot replace "
-            "that; install this one there, or leave one of the two out"
+            "--detach: the first host coordinates with its own installation of rankless, which --sync cannot "
+            "replace; install this version there, or drop --detach or --sync"
         )
     there = ",".join(map(str, hosts))
     words = ["--run", str(run), "--hosts", there, "--min-hosts", str(wanted.least), "--ssh", ssh]

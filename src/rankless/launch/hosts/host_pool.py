@@ -242,7 +242,7 @@ class HostPool:
             member.replies.append(msgspec.json.decode(text, type=member.awaited))
 
     def _show(self, member: Member, stream: str, data: bytes) -> None:
-        """Print what a host printed: that of rank 0 as it is, all else line by line with the host's name."""
+        """Print a host's output: rank 0's unchanged, all else line by line with the host's name."""
         if stream == "out" and member is self.speaker:
             with suppress(OSError):
                 sys.stdout.flush()

@@ -65,7 +65,9 @@ def parse_hosts(text: str) -> list[Host]:
         lines = [line.partition("#")[0].strip() for line in _lines(path)]
         entries = [(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line]
     elif ("/" in text and ":" not in text) or path.suffix in _FILES:
-        raise UserError(f"--hosts is '{text}': no such file; expected hosts, as in a,b:4, or a file of them")
+        raise UserError(
+            f"--hosts is '{text}': no such file; expected hosts, as in a,b:4, or a file that lists them"
+        )
     else:
         words = [word.strip() for word in text.split(",")]
         entries = [("--hosts", word) for word in words if word]

@@ -49,11 +49,11 @@ class _Processes(ExitStack):
 
 
 class Ranks(_Processes):
-    """The ranks of a training of Rankless.
+    """The ranks of a Rankless training.
 
     Attributes:
-        seconds: of every step of a turn, turn by turn, on rank 0.
-        memory: bytes of the rank that has taken most.
+        seconds: duration of every step on rank 0, a list per turn.
+        memory: bytes taken by the rank that takes the most.
     """
 
     def __init__(self, recipe: Recipe, ranks: int, folder: Path) -> None:

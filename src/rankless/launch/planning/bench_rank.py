@@ -58,13 +58,13 @@ class Timing(Sink):
 
 
 class Turns:
-    """Observes the training: measures every step, and stands still between turns.
+    """Observes the training: measures every step, and pauses between turns.
 
     Args:
-        question: returns how many steps the next turn has.
-        answer: takes what was measured: of every step the ``seconds`` from one to the next, those ``waited``
-            for images, for other ranks (``network``), and from the first image to the sum of the gradients
-            (``accumulated``), which includes both.
+        question: returns the number of steps in the next turn.
+        answer: receives the measurements. For every step, these are its duration (``seconds``), the time spent
+            waiting for images (``waited``) and for other ranks (``network``), and the time from the first image
+            to the summed gradients (``accumulated``), which includes both waits.
     """
 
     def __init__(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:

@@ -83,7 +83,7 @@ class Fitted:
         return -(-batch.micro_batches // (self.largest.micro // batch.micro))
 
     def as_json(self) -> dict[str, Any]:
-        """For a program; bytes, and images per second."""
+        """Return the result as plain data, in bytes and images per second."""
         return {
             "largest": self.largest.micro,
             **({"devices_needed": self.needed} if self.is_sync else {}),

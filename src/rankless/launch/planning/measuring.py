@@ -65,9 +65,9 @@ class Steps:
         )
 
     def measure(self, busy: int) -> None:
-        """Measure one process, then ``busy`` side by side, for some seconds each; may be called again.
+        """Measure one process, then ``busy`` processes side by side, for a few seconds each.
 
-        The two take turns, so that other work on the machine hits both.
+        The two alternate, so that other work on the machine affects both equally. It may be called again.
         """
         for _ in range(_ROUNDS):
             self._alone = self._ask(1)

@@ -34,19 +34,19 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Workload:
-    """A step of a recipe on one device that has its machine to itself; times in seconds.
+    """One step of a recipe on a device that has its machine to itself; times are in seconds.
 
     Attributes:
-        micro_batches: of a step of the recipe.
-        micro: images of one.
-        images: of an epoch.
-        load: to load one micro-batch in one process.
-        forward, backward: of one micro-batch.
-        last: the backward pass of the last one, with the copies into buckets.
-        update: everything after it: clip, optimizer, norms, average.
-        add: to add two bytes' worth of gradients, per byte.
-        buckets: in the order in which they become ready.
-        totals: bytes of the counts and statistics that are exchanged beside the gradients.
+        micro_batches: number of micro-batches per step.
+        micro: number of images per micro-batch.
+        images: number of images per epoch.
+        load: time to load one micro-batch in one process.
+        forward, backward: time of each pass over one micro-batch.
+        last: time of the step's last backward pass, including the copies into buckets.
+        update: time of everything after that: clip, optimizer, norms, average.
+        add: time to add two gradients, per byte of one.
+        buckets: the gradient buckets, in the order in which they become ready.
+        totals: bytes of counts and statistics that are exchanged in addition to the gradients.
         norms: bytes of each batch norm that is computed over the whole batch (``batch_norm: sync``).
         workers: loader processes per rank; 0 loads between the micro-batches.
     """

@@ -1,9 +1,9 @@
 """A process that measures steps of a recipe on one device, started as a module.
 
-It reads the recipe (JSON, resolved) from the first line of its standard input. Each line after it names
-circumstances, and the seconds and the least number of steps to measure for in them; the answer, a line of
-JSON, is of all that was measured in the same ones, so that they can take turns. The steps are the engine's
-own, with the clock read in between, and with a learning rate of 0, so that nothing diverges.
+It reads the recipe (JSON, resolved) from the first line of its standard input. Each further line gives the
+name of a condition, how many seconds to measure, and the minimum number of steps. The answer, a line of JSON,
+covers everything measured so far under that condition, so conditions can alternate. The steps are the
+engine's own, timed in between, with a learning rate of 0 so that nothing diverges.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def begin(
     score_name = best_score(recipe)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(
-            f"--out {folder}: is not empty; give a new folder, or go on with the search in it by --resume"
+            f"--out {folder}: is not empty; give a new folder, or continue its search with --resume"
         )
     folder.mkdir(parents=True, exist_ok=True)
     record = Record(

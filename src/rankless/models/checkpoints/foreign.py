@@ -39,7 +39,7 @@ def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
 
     Args:
         path: the file.
-        key: the entry that holds the weights, such as ``model`` or ``ema.module``; by default it is searched.
+        key: the entry that holds the weights, such as ``model`` or ``ema.module``; searched for if not given.
     """
     path = Path(path)
     if reading.is_folder(path):

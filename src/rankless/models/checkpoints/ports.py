@@ -97,20 +97,20 @@ def from_port(
     source: str,
     partial: bool = False,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename a port's tensors and convert their other differences.
+    """Rename a port's tensors, and convert whatever else differs.
 
-    No port has involutions, but users add them; they are found by the shapes of their tensors.
+    No port has involutions, but users add them; they are recognized by the shapes of their tensors.
 
     Args:
         state: the port's tensors.
-        ours: the tensors of the network here, for any number of classes.
+        ours: the tensors of our network, for any number of classes.
         port: the port.
         network: the network's layers.
         source: the tensors' source, for messages.
-        partial: rename the tensors whose names agree, also those of a lone backbone; keep the other names.
+        partial: rename only the tensors whose names match, including those of a backbone alone.
 
     Returns:
-        The tensors by the names here, and notes.
+        The tensors under our names, and notes.
     """
     names = dict(_names(port, network))  # ours to theirs
     if partial:

@@ -42,9 +42,7 @@ class ExportedModel(nn.Module):
             return self.session(images)
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
-            raise UserError(
-                f"{self.source}: cannot be computed ({reason}); export the model again"
-            ) from error
+            raise UserError(f"{self.source}: cannot be run ({reason}); export the model again") from error
 
     def _parts(self, images: np.ndarray[Any, Any], most: int) -> list[np.ndarray[Any, Any]]:
         """Split a batch; if the parts have a fixed size, copies of the last image fill the last part."""
