@@ -97,7 +97,7 @@ def own_address(host: str) -> str:
 
 
 def is_here_alone(host: str) -> bool:
-    """Check whether ``host`` is ``localhost`` or a loopback address, which mean the local machine anywhere."""
+    """Check whether ``host`` is ``localhost`` or a loopback address: the local machine wherever it is used."""
     if host == "localhost":
         return True
     try:

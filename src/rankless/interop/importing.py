@@ -103,8 +103,9 @@ def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
         return load.default([PRECISION, *overrides])
     if name is None:
         raise UserError(
-            "cannot tell which model the weights belong to: give --model NAME, such as yolov4-tiny, resnet50 or "
-            "timm/convnext_tiny (rankless models lists them), model.cfg=FILE, or --cfg FILE for Darknet weights"
+            "cannot tell which model the weights belong to: give --model NAME, such as yolov4-tiny, resnet50 "
+            "or timm/convnext_tiny (rankless models lists them), model.cfg=FILE, or, for Darknet weights, "
+            "--cfg FILE"
         )
     stem = name.removesuffix(".cfg")
     if (name.startswith("yolo") or stem != name) and name not in zoo.MODELS:

@@ -108,7 +108,7 @@ class Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _variables(self, local: int) -> dict[str, str]:
-        """Return the environment variables that tell a rank its number and its peers, named as in torchrun."""
+        """Return the environment variables that tell a rank its number and its peers, as in torchrun."""
         place = self.place
         found = {
             "RANK": self.first + local,

@@ -183,7 +183,7 @@ class SideBySide:
             when = "without gradients" if self.is_forward else "again in the backward pass"
             raise UserError(
                 f"batch_norm is 'sync', but '{self.names[index]}' is called {when}, which happens "
-                "with activation checkpointing in the model's own code; use model.checkpointing=true instead, "
+                "with activation checkpointing in the model's own code; use model.checkpointing=true, "
                 "or batch_norm: micro"
             )
         self._follow(number, index)

@@ -62,9 +62,9 @@ class Turns:
 
     Args:
         question: returns the number of steps in the next turn.
-        answer: receives the measurements. For every step, these are its duration (``seconds``), the time spent
-            waiting for images (``waited``) and for other ranks (``network``), and the time from the first image
-            to the summed gradients (``accumulated``), which includes both waits.
+        answer: receives the measurements. For every step, these are its duration (``seconds``), the time
+            spent waiting for images (``waited``) and for other ranks (``network``), and the time from the
+            first image to the summed gradients (``accumulated``), which includes both waits.
     """
 
     def __init__(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
