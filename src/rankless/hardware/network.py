@@ -97,7 +97,7 @@ def own_address(host: str) -> str:
 
 
 def is_here_alone(host: str) -> bool:
-    """Check whether ``host`` is ``localhost`` or a loopback address: the local machine wherever it is used."""
+    """Check whether ``host`` is ``localhost`` or a loopback address: the local machine, wherever used."""
     if host == "localhost":
         return True
     try:
