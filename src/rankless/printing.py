@@ -133,8 +133,8 @@ def _is_absent(row: Mapping[str, Any]) -> bool:
 
 
 def _left_out(names: Sequence[str]) -> str:
-    classes = counted(len(names), "class is", "classes are")
-    return f"{classes} not listed, because the data has none of them: {listed(names)}"
+    classes = counted(len(names), "class has no data and is", "classes have no data and are")
+    return f"{classes} not listed: {listed(names)}"
 
 
 def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> None:

@@ -186,7 +186,7 @@ def test_a_source_in_the_output_folder_is_refused(target):
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_its_option(target):
-    with pytest.raises(UserError, match=r"--out /proc/no: cannot be made \(No such file or directory\)"):
+    with pytest.raises(UserError, match=r"--out /proc/no: cannot be created \(No such file or directory\)"):
         page.predict(target, ["digits:val:0"], out=Path("/proc/no"), device="cpu")
 
 

@@ -132,7 +132,7 @@ def test_options_are_checked(colors):
         ({"confidence": 2}, "confidence is 2: expected a number from 0 to 1"),
         ({"batch": 0}, "batch is 0: expected a whole number"),
         ({"device": "cpu,gpu"}, "device 'gpu'"),
-        ({"device": "cpu,meta"}, "devices of different kinds"),
+        ({"device": "cpu,cuda"}, "devices of different kinds"),
     ):
         with pytest.raises(UserError, match=said):
             rankless.load(colors, **options)

@@ -126,10 +126,11 @@ def devices_named(names: str | None) -> list[torch.device]:
     if names is None:
         count = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
         return [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]
-    devices, problems = [], []
+    devices, kinds, problems = [], set(), []
     for name in names.split(","):
         try:
             device = torch.device(name.strip())
+            kinds.add(device.type)
             if device.type not in ("cpu", "cuda"):
                 raise RuntimeError("it computes on CPUs and CUDA devices alone")
             if device.type == "cuda" and not torch.cuda.device_count():
@@ -142,7 +143,7 @@ def devices_named(names: str | None) -> list[torch.device]:
                 f"device '{name}' cannot be used ({reason}); expected cpu, cuda, cuda:N, or several as in "
                 "cuda:0,cuda:1"
             )
-    if len({device.type for device in devices}) > 1:
+    if len(kinds) > 1:
         problems.append(f"device is '{names}': devices of different kinds round differently; give one kind")
     if problems:
         raise UserError(problems)
