@@ -1,4 +1,4 @@
-"""What the ranks of a cluster's launcher must agree on before they train: each was started by itself."""
+"""Agreement between ranks that a cluster's launcher has started separately."""
 
 from __future__ import annotations
 
@@ -12,23 +12,12 @@ from rankless.recipe.load import differences, from_json, to_json
 from rankless.recipe.schema import Recipe
 from rankless.world.process_group import World
 
-_OWN = "data.root"  # may lie elsewhere on each machine; the data itself is compared later
+_OWN = "data.root"  # may differ between machines; the data itself is compared later
 _T = TypeVar("_T")
 
 
 def together(world: World, work: Callable[[], _T]) -> _T:
-    """Do something on every rank; an error of one is an error of all.
-
-    Args:
-        world: the ranks; all call this.
-        work: for this rank.
-
-    Returns:
-        What it returned.
-
-    Raises:
-        UserError: on every rank the same one, naming the ranks where only some met it.
-    """
+    """Run ``work`` on every rank and return its result; raise the error of any rank on all ranks."""
     done, error = _tried(work)
     gathered = world.gather([error.exit_code, list(error.problems)] if error else None)
     _raise_everywhere(world, _merged(gathered) if gathered is not None else None)
@@ -36,18 +25,7 @@ def together(world: World, work: Callable[[], _T]) -> _T:
 
 
 def on_first(world: World, work: Callable[[], _T]) -> _T | None:
-    """Do something on rank 0, whose error is an error of all.
-
-    Args:
-        world: the ranks; all call this.
-        work: for rank 0.
-
-    Returns:
-        On rank 0 what it returned, None on the others.
-
-    Raises:
-        UserError: on every rank the same one.
-    """
+    """Run ``work`` on rank 0 and return its result there, None elsewhere; raise its error on all ranks."""
     done, error = _tried(work) if world.is_first else (None, None)
     _raise_everywhere(world, (error.exit_code, list(error.problems)) if error else None)
     return done
@@ -68,7 +46,7 @@ def _raise_everywhere(world: World, error: tuple[int, list[str]] | None) -> None
 
 
 def _merged(errors: Sequence[tuple[int, list[str]] | None]) -> tuple[int, list[str]] | None:
-    """The problems of all ranks, each once; None without one."""
+    """Merge the ranks' errors, and name the ranks of each problem that not all of them met."""
     ranks: dict[str, list[int]] = {}
     for rank, error in enumerate(errors):
         for problem in error[1] if error else ():
@@ -81,15 +59,7 @@ def _merged(errors: Sequence[tuple[int, list[str]] | None]) -> tuple[int, list[s
 
 
 def refuse_other_recipes(world: World, recipe: Recipe) -> None:
-    """Compare the ranks' recipes, which every rank has read by itself.
-
-    Args:
-        world: the ranks; all call this.
-        recipe: this rank's, resolved.
-
-    Raises:
-        UserError: on every rank, where they differ: every key with its values.
-    """
+    """Raise a UserError on every rank if the ranks' recipes, or versions of rankless, differ."""
     gathered = world.gather([__version__, to_json(recipe)])
     problems = _differing(gathered) if gathered is not None else []
     _raise_everywhere(world, (UserError.exit_code, problems) if problems else None)
@@ -114,7 +84,7 @@ def _differing(gathered: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _value(recipe: Recipe, key: str) -> str:
-    """The value of a key, as JSON."""
+    """Return the value of a key as JSON."""
     found: object = json.loads(to_json(recipe))
     for part in key.split("."):
         found = found.get(part) if isinstance(found, dict) else None
@@ -122,7 +92,7 @@ def _value(recipe: Recipe, key: str) -> str:
 
 
 def _by_value(values: Sequence[str]) -> str:
-    """``0.1 on rank 0, 0.2 on ranks 1, 2 and 3 more``."""
+    """Return a phrase such as ``0.1 on rank 0, 0.2 on ranks 1, 2``."""
     return ", ".join(
         f"{value} on {_named([rank for rank, other in enumerate(values) if other == value])}"
         for value in dict.fromkeys(values)
@@ -130,6 +100,6 @@ def _by_value(values: Sequence[str]) -> str:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    """``rank 1``, or ``ranks 1, 2, 3 and 5 more``."""
+    """Return a phrase such as ``rank 1``, or ``ranks 1, 2, 3, 4 and 5 more``."""
     more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:4]))}{more}"

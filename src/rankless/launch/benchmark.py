@@ -1,4 +1,4 @@
-"""Every export of a model on this machine: its size, its images per second, its score."""
+"""Size, speed and score of a model's exports on this machine."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from rankless.world.process_group import World, join
 
 PYTORCH, CPU = "pytorch", "CPU"
 _HALF = ("onnx", "openvino")
-"""Formats that are measured in float16 too; on a CPU it is no use to PyTorch."""
+"""Formats that are also measured in float16, which does not help PyTorch on a CPU."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One export.
+    """The measurements of one export.
 
     Attributes:
         format: ``pytorch`` for the weights themselves.
         precision: ``fp32`` or ``fp16``.
-        megabytes: of its files; None of PyTorch.
-        images_per_second: of network and decoding, without reading images and NMS; None if it failed.
-        score: AP of a detector, top1 of a classifier; None where the data cannot be read.
-        difference: from PyTorch, the largest of a score; None of PyTorch.
-        problem: why there are no numbers; empty if there are.
+        megabytes: size of the files; None for PyTorch.
+        images_per_second: speed of network and decoding, without reading images and NMS; None if it failed.
+        score: AP of a detector, top1 of a classifier; None if the data cannot be read.
+        difference: largest difference of a score from PyTorch's; None for PyTorch.
+        problem: reason why there are no numbers; empty if there are.
     """
 
     format: str
@@ -55,18 +55,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What was measured.
+    """The measurements of all exports, with their conditions.
 
     Attributes:
-        weights: the file.
-        score_name: of the column of scores: ``AP`` or ``top1``.
-        batch: images at a time.
+        score_name: ``AP`` or ``top1``.
+        batch: number of images per batch.
         size: (height, width) of the input in pixels.
-        device: of PyTorch.
-        threads: of the CPU.
-        data: what was scored; empty where it cannot be read, whose reason is in ``notes``.
-        rows: the exports.
-        notes: what to know about them.
+        device: name of the device that PyTorch used.
+        threads: number of CPU threads.
+        data: the evaluation data; empty if it cannot be read, for the reason in ``notes``.
     """
 
     weights: Path
@@ -80,7 +77,7 @@ class Benchmark:
     notes: tuple[str, ...] = ()
 
     def table(self) -> Iterator[str]:
-        """Write it as lines of at most 80 columns."""
+        """Yield the lines of a table of at most 80 columns."""
         height, width = self.size
         threads = counted(self.threads, "thread")
         yield f"{self.weights}, {width} × {height} pixels, {counted(self.batch, 'image')} at a time"
@@ -108,7 +105,7 @@ class Benchmark:
             yield "difference: the largest of a score, from PyTorch"
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the benchmark as plain data for JSON."""
         return {**asdict(self), "weights": str(self.weights)}
 
 
@@ -121,18 +118,10 @@ def benchmark(
     seconds: float = 3.0,
     note: Callable[[str], None] = lambda _: None,
 ) -> Benchmark:
-    """Export a model to every format, and measure each on this machine.
+    """Export a model to all ``formats`` (every known one if empty) and measure each on this machine.
 
-    Args:
-        target: a run directory (its best weights are used) or a weights file.
-        overrides: ``key=value``, changes to the recipe: of the data, or those that an export takes.
-        formats: of :data:`PROGRAMS`; all if empty.
-        batch: images at a time.
-        seconds: how long each is measured.
-        note: called with what is being done.
-
-    Raises:
-        UserError: no weights, no such format, or a model that cannot be exported.
+    ``target`` is a run directory, whose best weights are used, or a weights file. Each measurement takes
+    ``seconds``; before it starts, ``note`` is called with the name of the export.
     """
     unknown = [name for name in formats if name not in PROGRAMS]
     if unknown:
@@ -146,7 +135,7 @@ def benchmark(
         note("pytorch")
         bench = _Bench(plan, speed.inputs(plan, batch), seconds, Path(folder), world)
         try:
-            score: float | None = bench.score(copy.deepcopy(plan.model))  # which may move to a GPU
+            score: float | None = bench.score(copy.deepcopy(plan.model))  # the copy may move to a GPU
         except UserError as error:
             score = None
             notes.append(f"nothing is scored: {error.problems[0]}")
@@ -171,15 +160,7 @@ def benchmark(
 
 @dataclass(frozen=True)
 class _Bench:
-    """What every export is measured with.
-
-    Attributes:
-        plan: of the weights.
-        seen: images, float32 (B, 3, H, W).
-        seconds: how long each is measured.
-        folder: for the exports.
-        world: of this process alone.
-    """
+    """The plan, input images (float32, B × 3 × H × W) and settings of all measurements."""
 
     plan: Plan
     seen: torch.Tensor
@@ -188,7 +169,7 @@ class _Bench:
     world: World
 
     def row(self, format: str, plan: Plan, *, scored: bool) -> Row:
-        """Export and measure."""
+        """Export to one format and measure the export."""
         precision = plan.facts.recipe.precision
         folder = self.folder / f"{format}-{precision}"
         folder.mkdir()
@@ -202,11 +183,7 @@ class _Bench:
         return Row(format, precision, size, rate, score, done.agreement.scores)
 
     def score(self, model: nn.Module, *, exported: bool = False) -> float:
-        """Return the score on the evaluation data.
-
-        Raises:
-            UserError: the data cannot be read, or its classes are others.
-        """
+        """Return the score on the evaluation data."""
         facts = self.plan.facts
         task = open_task(facts.recipe, facts.class_names, exported=exported)
         scores = engine.evaluate(task, model.to(self.world.device), facts.recipe, self.world)
@@ -224,6 +201,6 @@ def _shown(number: float | None, format: str) -> str:
 
 @contextmanager
 def _alone(plan: Plan) -> Iterator[World]:
-    """Inside, this process is the only rank, and PyTorch computes like the recipe."""
+    """Make this process the only rank, with PyTorch set up for the recipe."""
     with computes_like(plan.facts.recipe), join(inline=True) as world:
         yield world

@@ -1,4 +1,4 @@
-"""Which GPUs a job takes, where it takes neither all of them nor the first ones."""
+"""Selection of the GPUs that a job uses."""
 
 from __future__ import annotations
 
@@ -15,24 +15,17 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @contextmanager
 def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
-    """Inside, the processes that are started see the chosen GPUs alone, in the order that was given.
+    """Limit the processes that are started to the chosen GPUs, and yield the number of these.
 
-    Args:
-        devices: numbers of GPUs, counted as PyTorch does, among those that ``CUDA_VISIBLE_DEVICES`` leaves.
-            A single number is how many to take, None all.
-
-    Yields:
-        How many.
-
-    Raises:
-        UserError: they name none, one twice, or one that is not there.
+    A list has GPU numbers as PyTorch counts them among those that ``CUDA_VISIBLE_DEVICES`` leaves. A single
+    number, or None, is yielded unchanged. Raise a UserError if a number is repeated or is not that of a GPU.
     """
     if devices is None or isinstance(devices, int):
         yield devices
         return
     if isinstance(devices, str):
         raise UserError(f"devices is {devices!r}; expected a number, or a list of GPUs such as [0, 1]")
-    # It asks the driver without starting CUDA here, which would keep the GPUs that it then saw.
+    # This asks the driver and does not start CUDA, which would fix the set of visible GPUs.
     there = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
     before = os.environ.get(_VISIBLE)
     if problem := _problem(list(devices), there, before):
@@ -49,7 +42,7 @@ def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
 
 
 def _problem(numbers: list[int], there: int, limited: str | None) -> str:
-    """What is wrong with the numbers, as a sentence; "" if nothing is."""
+    """Describe what is wrong with the numbers; return "" if nothing is wrong."""
     given = f"--devices is {','.join(map(str, numbers)) or 'an empty list'}"
     count = len(set(numbers))
     if not there:

@@ -1,12 +1,12 @@
-"""A process that has imported PyTorch and computed nothing, from which ranks are forked: they start at once.
+"""The fork server: a process that has imported PyTorch, so that the ranks forked from it start at once.
 
-Importing PyTorch takes seconds in every rank, and again at every restart. The process is forked from the
-launcher before that opens or computes anything, as forking is safe only where no thread has been started and
-no GPU touched. Only the command ``rankless`` may do so; ranks of a launcher with another history (a notebook,
-a script, a test) and ranks that need other libraries than it has loaded (``cpu_isa``, a GPU) are started as
+Importing PyTorch takes every rank some seconds, again at every restart. The server is forked from the
+launcher before that opens or computes anything, because forking is safe only before any thread is started or
+GPU used. Only the ``rankless`` command may start a server. The ranks of other launchers (a notebook, a
+script, a test), and ranks that need libraries other than the loaded ones (``cpu_isa``, a GPU), are started as
 new interpreters.
 
-It is asked and answers over a pair of sockets that nobody else has.
+Launcher and server communicate over a private pair of sockets.
 """
 
 from __future__ import annotations
@@ -33,38 +33,32 @@ from rankless.hardware.processes import die_with_parent, fork
 from rankless.launch.requests import ASKS
 from rankless.messages import Lines, line
 
-# What every rank imports besides what the launcher has.
+# Modules that every rank imports besides those of the launcher.
 _PRELOADED = ("rankless.launch.worker", "rankless.launch.rank_job")
-_PATIENCE = 300.0  # seconds that forking takes, and the imports before, from a cold network disk, too
+_PATIENCE = 300.0  # seconds for the imports and a fork, even from a cold network disk
 _allowed = False
 _running: ForkServer | None = None
 
 
 class Fork(msgspec.Struct):
-    """Asks the fork server for a rank.
-
-    Attributes:
-        arguments: the worker's.
-        environment: all of its environment variables.
-    """
+    """A request to fork a rank with the worker's arguments and its complete environment."""
 
     arguments: list[str]
     environment: dict[str, str]
 
 
 class Forked(msgspec.Struct):
-    """What the fork server reports of a rank: that it has started, or with a code that it has ended."""
+    """A report of the server that a rank has started or, with a ``code``, that it has ended."""
 
     pid: int
     code: int | None = None
 
 
 class ForkedProcess:
-    """A process that the server has forked.
+    """A rank's process, which leads a process group and a session.
 
     Attributes:
-        pid: the process, which leads a process group and a session.
-        returncode: None while it lives; the negative number of the signal that killed it.
+        returncode: exit code, or negative number of the signal that killed it; None while it runs.
     """
 
     def __init__(self, server: ForkServer, pid: int) -> None:
@@ -72,22 +66,18 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, None while it lives."""
+        """Return the exit code, None while the process runs."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: after ``timeout`` seconds.
-        """
+        """Wait for the process and return its exit code; raise TimeoutExpired after ``timeout`` seconds."""
         code = self._ended(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it lives."""
+        """Send a signal to the process if it is running."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -99,16 +89,11 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The launcher's end.
-
-    Args:
-        connection: to the server's process.
-        pid: that process.
+    """The launcher's connection to the server, whose process id is ``pid``.
 
     Attributes:
-        pid: of the server's process.
-        alive: whether it lives, as far as is known.
-        code: its exit code when it has died; the negative number of the signal that killed it.
+        alive: whether the server was running when last seen.
+        code: its exit code, or negative number of the signal that killed it; None while it runs.
     """
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
@@ -119,14 +104,10 @@ class ForkServer:
         self.code: int | None = None
 
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
-        """Fork a rank.
+        """Fork a rank with the worker's arguments and its complete environment.
 
-        Args:
-            arguments: the worker's; it is bound to the life of the server, not to that of the process named.
-            environment: all of its environment variables.
-
-        Returns:
-            The rank; one that was killed where the server has died.
+        The rank dies with the server, not with the launcher that ``arguments`` name. If the server is dead,
+        return a rank that counts as killed.
         """
         with contextlib.suppress(ConnectionError):
             self._connection.sendall(line(Fork(list(arguments), dict(environment))))
@@ -141,9 +122,9 @@ class ForkServer:
         return ForkedProcess(self, self.pid)
 
     def code_of(self, pid: int, seconds: float | None) -> int | None:
-        """Wait for the end of a process; its exit code, None if it lives after ``seconds``.
+        """Wait for a process and return its exit code, None if it still runs after ``seconds``.
 
-        When the server has died its ranks have died with it.
+        Ranks die with the server: if that is dead, those without an exit code count as killed.
         """
         until = None if seconds is None else time.monotonic() + seconds
         while pid not in self._codes and self.alive:
@@ -153,7 +134,7 @@ class ForkServer:
         return self._codes.get(pid, None if self.alive else -signal.SIGKILL)
 
     def close(self) -> None:
-        """End the server, which kills what is left of its ranks."""
+        """Stop the server, which kills its remaining ranks."""
         self._connection.close()
         if self.alive:
             self._reap()
@@ -165,7 +146,7 @@ class ForkServer:
             self.code = os.waitstatus_to_exitcode(status)
 
     def _messages(self, seconds: float | None) -> list[Forked]:
-        """What has come since, after waiting for it for at most ``seconds``; exit codes are noted."""
+        """Return the messages that arrive within ``seconds``, and store the exit codes in them."""
         ready, _, _ = select.select([self._connection], [], [], seconds)
         if not ready:
             return []
@@ -181,16 +162,15 @@ class ForkServer:
 
 
 def allow() -> None:
-    """Allow :func:`start` to fork the server; call this only from the ``rankless`` command's own process."""
+    """Allow :func:`start` to fork the server; call this only in a process that runs nothing but Rankless."""
     global _allowed
     _allowed = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
 def start(task: str | None = None) -> None:
-    """Fork the server from this process, which has computed nothing so far, if that is allowed.
+    """Fork the server, if allowed, from this process, which must not have computed anything yet.
 
-    Args:
-        task: the task of the ranks to come, whose page is imported before where it is a built-in one.
+    A built-in ``task`` is imported first, so that no rank has to import it.
     """
     global _running, _allowed
     if not _allowed:
@@ -208,11 +188,12 @@ def start(task: str | None = None) -> None:
     launcher = os.getpid()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    # In the server they stay blocked, and in its ranks until each listens: those requests are the launcher's.
+    # The signals are meant for the launcher: they stay blocked in the server, and in each rank until it
+    # listens for them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
     try:
         pid = fork()
-    except OSError:  # no room for a process; the ranks will say so
+    except OSError:  # no room for a process; starting the ranks will report it
         pid = -1
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -224,9 +205,7 @@ def start(task: str | None = None) -> None:
         return
     try:
         ours.close()
-        with contextlib.suppress(
-            OSError
-        ):  # no room for another process; then they are started without this one
+        with contextlib.suppress(OSError):  # no room for a process; ranks then start without the server
             _serve(theirs, launcher)
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -235,20 +214,20 @@ def start(task: str | None = None) -> None:
 
 
 def running() -> ForkServer | None:
-    """The server that has been started and lives."""
+    """Return the server if it was started and is alive."""
     return _running if _running is not None and _running.alive else None
 
 
 def _serve(connection: socket.socket, launcher: int) -> None:
-    """Fork ranks until the launcher has gone."""
+    """Fork ranks until the launcher has exited."""
     die_with_parent(launcher)
-    os.setsid()  # a terminal's Ctrl-C is the launcher's
+    os.setsid()  # Ctrl-C in a terminal is for the launcher
     for number in ASKS:
-        if callable(signal.getsignal(number)):  # the launcher's; what it ignores its ranks ignore
+        if callable(signal.getsignal(number)):  # a handler of the launcher; ignored signals stay ignored
             signal.signal(number, signal.SIG_DFL)
     for module in _PRELOADED:
         importlib.import_module(module)
-    gc.freeze()  # no collection in a rank has to walk through what has been imported, or copies its pages
+    gc.freeze()  # garbage collection in a rank then skips the imports and copies none of their pages
     requests = connection.makefile("rb")
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
@@ -272,7 +251,7 @@ def _serve(connection: socket.socket, launcher: int) -> None:
 
 
 def _fork(request: Fork, private: Sequence[int]) -> int:
-    """Fork a rank, which does not get the descriptors ``private``; it leads its group when this returns."""
+    """Fork a rank without the descriptors ``private``, and return its id once it leads its process group."""
     server = os.getpid()
     ready, leads = os.pipe()
     pid = fork()
@@ -289,7 +268,7 @@ def _fork(request: Fork, private: Sequence[int]) -> int:
         code = _rank(request, server)
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    finally:  # what the end of an interpreter does
+    finally:  # as at the end of an interpreter
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
@@ -299,12 +278,12 @@ def _fork(request: Fork, private: Sequence[int]) -> int:
 
 
 def _rank(request: Fork, server: int) -> int:
-    """Be what ``python -P -m rankless.launch.worker`` would be."""
+    """Run the worker as ``python -P -m rankless.launch.worker`` would."""
     os.environ.clear()
     os.environ.update(request.environment)
     if not sys.flags.safe_path:
-        del sys.path[0]  # where the command lies, or where it was given: a stranger's folder, perhaps
-        os.environ["PYTHONSAFEPATH"] = "1"  # for the processes that it starts
+        del sys.path[0]  # the folder of the command, or the current one, may hold files that look like libraries
+        os.environ["PYTHONSAFEPATH"] = "1"  # for child processes
     from rankless.launch import worker
 
     job, _, *meeting = request.arguments

@@ -1,7 +1,7 @@
-"""Which ranks hang: those that are stopped, or are at one thing for longer than that may take.
+"""Detection of ranks that hang: they are stopped, or their current work takes longer than allowed.
 
-A rank that waits for another one does not hang: the other one does. Seconds are counted while this process
-is awake itself: a machine that slept, or a job that its cluster suspended for a while, makes nobody late.
+A rank that waits for another one does not hang. Only time in which this process runs itself counts, so that
+nothing hangs because the machine slept or the cluster suspended the job.
 """
 
 from __future__ import annotations
@@ -18,18 +18,14 @@ from rankless.launch.job import Pulse
 
 VARIABLE = "RANKLESS_PATIENCE"
 STOPPED = 60.0
-"""Seconds that a process may be stopped, where the user gives no number."""
+"""Seconds that a process may be stopped if the user sets no limit."""
 FORK_SERVER = -1
-"""Stands for the process that forks the ranks, which tells nothing of itself."""
-_EVERY = 1.0  # seconds between two looks
+"""Number used for the fork server, which has no pulse."""
+_EVERY = 1.0  # seconds between two checks
 
 
 def patience() -> float | None:
-    """The seconds after which a rank hangs, as the user has set them; None leaves that to the ranks.
-
-    Raises:
-        UserError: no number of seconds.
-    """
+    """Return the user's limit in seconds for ranks that hang: infinity for ``off``, None if not set."""
     text = os.environ.get(VARIABLE, "")
     if text == "off":
         return math.inf
@@ -44,11 +40,11 @@ def patience() -> float | None:
 
 @dataclass
 class _Seen:
-    """What was seen of a process.
+    """The last observation of a process.
 
     Attributes:
-        begun: what it had begun when it was last seen to get on.
-        since: seconds for which it has not got on.
+        begun: ``begun`` of its pulse; -1 without a pulse.
+        since: seconds without progress.
         stopped: seconds for which it has been stopped.
     """
 
@@ -58,14 +54,11 @@ class _Seen:
 
 
 class Hanging:
-    """Judges processes while they run; those of one round.
+    """A detector of hanging processes in one round.
 
     Args:
-        pulse: how far a rank is, given its number and its process; None where that is not known.
-        clock: of this process.
-
-    Raises:
-        UserError: the user's number of seconds is none.
+        pulse: returns the pulse of a rank, given its number and process id; None if unknown.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -76,11 +69,7 @@ class Hanging:
         self._seen: dict[int, _Seen] = {}
 
     def look(self, processes: Mapping[int, int]) -> dict[int, str]:
-        """Those that hang, with a sentence about each.
-
-        Args:
-            processes: by rank.
-        """
+        """Return a sentence about each process that hangs; ``processes`` has process ids by rank."""
         passed = self._clock() - self._looked
         if passed < _EVERY:
             return {}
@@ -98,7 +87,7 @@ class Hanging:
                 stopped[rank] = f"rank {rank} was stopped for {seen.stopped:.0f} s{doing} and then killed"
             elif pulse and seen.since > self._allowed(pulse):
                 late[rank] = f"rank {rank} hung for {seen.since:.0f} s{doing} and was killed"
-        # Others may be late because of one that is stopped: what a GPU waits for is not seen.
+        # Others may be late only because of a stopped one: a GPU's wait for it cannot be seen.
         return stopped or late
 
     def _allowed(self, pulse: Pulse) -> float:
@@ -110,7 +99,7 @@ class Hanging:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal (Linux)."""
+    """Check whether a process was stopped by a signal (Linux)."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1] == [b"T"]
     except OSError:

@@ -1,7 +1,7 @@
-"""Training in this very process, as the only rank or a thread for each: for breakpoints and notebooks.
+"""Training in the current process, as the only rank or with a thread per rank: for breakpoints and notebooks.
 
-What our own launcher's processes are for is missing here: nobody starts a rank again that has died, and what
-libraries print goes to the terminal.
+Unlike in processes of our launcher, a rank that dies is not restarted, and the output of libraries goes to
+the terminal.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ from rankless.world.process_group import is_joined, join
 
 
 def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
-    """Raise where this process cannot be the rank.
-
-    Raises:
-        UserError: says all that is in the way.
-    """
+    """Raise a UserError with all reasons why this process cannot train by itself."""
     in_threads = parallel == "threads"
     given, option = ("parallel", "--parallel threads") if in_threads else ("inline", "--inline")
     problems = threads.problems(recipe, devices) if in_threads else []
@@ -58,7 +54,7 @@ def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
 
 
 class _Interrupts(Requests):
-    """Signals as requests of the loop's; a second Ctrl-C interrupts at once, as one expects of Python."""
+    """Signals that stop the training loop; a second Ctrl-C raises KeyboardInterrupt."""
 
     def __init__(self, stop: StopRequest) -> None:
         super().__init__()
@@ -73,7 +69,7 @@ class _Interrupts(Requests):
 
 @contextmanager
 def _python_rng_left_alone() -> Iterator[None]:
-    """Give Python's generator its state back: libraries draw from it where they are first imported."""
+    """Restore the state of Python's random generator, which some libraries use when first imported."""
     state = random.getstate()
     try:
         yield
@@ -82,18 +78,12 @@ def _python_rng_left_alone() -> Iterator[None]:
 
 
 def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
-    """Do a job of training in this process; PyTorch's settings and random numbers are left as they were.
+    """Train in ``ranks`` threads of this process, or in the calling thread if None.
 
-    Args:
-        job: what is to be done.
-        ranks: how many threads train as ranks; None trains in the calling thread alone.
+    PyTorch's settings and random state are restored afterwards.
 
     Returns:
-        Whether all steps are done, and the number of the signal that ended it, 0 without one.
-
-    Raises:
-        UserError: as a launched run would report it, caused by what was raised in the loop.
-        Exception: what is neither the user's nor the machine's, with its whole traceback.
+        Whether all steps are done, and the number of the signal that ended the training, 0 if none did.
     """
     recipe, stop = from_json(job.recipe), StopRequest()
     cards = [torch.cuda.current_device()] if device().type == "cuda" else []
@@ -127,5 +117,5 @@ def _alone(job: Job, recipe: Recipe, stop: StopRequest) -> bool:
 
 
 def _advised(error: UserError, job: Job) -> UserError:
-    """The error as a launcher reads it from the note of its rank."""
+    """Return the error with the advice that a launched rank would add."""
     return error_in([rank_job.note_of(error, job)]) or error

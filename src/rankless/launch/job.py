@@ -1,7 +1,7 @@
-"""What a launcher asks of its ranks, and how they answer: a job and notes, as JSON in a private folder.
+"""The job that a launcher gives its ranks, and the notes that they leave: JSON files in a private folder.
 
-Launchers and ranks have nothing else in common. A training's folder lies in its run directory: the system's
-folder for temporary files is swept while long runs last.
+Launchers and ranks share nothing else. A training's folder lies in its run directory, because the system's
+temporary folder may be cleaned during a long run.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from rankless.errors import TaskError, UserError
 from rankless.files.writing import remove_tree
 
 LOST_PEER = 75
-"""Exit code of a rank that only missed another one."""
+"""Exit code of a rank that failed only because it lost another one."""
 _NOTE = 8192  # bytes
 
 JOB = ".job"
-"""The folder of a training's job in its run directory."""
+"""Name of the job's folder in a run directory."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done.
+    """The work of the ranks.
 
     Attributes:
         verb: ``train`` or ``evaluate``.
-        recipe: the recipe as JSON, its precision resolved.
+        recipe: the recipe as JSON, with its precision resolved.
         logs: the folder of the ranks' logs.
-        run: the run directory, gone on with from its newest checkpoint where it has one (train).
-        dry_run_steps: end after so many steps (train); 0 is a real run.
-        traced: write digests of every tensor after each step (train).
+        run: the run directory, resumed from its newest checkpoint if it has one (train).
+        dry_run_steps: number of steps of a dry run; 0 for a real run (train).
+        traced: whether to write digests of every tensor after each step (train).
         weights: the weights file (evaluate).
-        launched: when this start was, and with which command (train).
+        launched: time and command of this start (train).
         sinks: names of the user's sinks (train).
     """
 
@@ -58,9 +58,9 @@ class Place:
     """The place of one machine's ranks among those of several.
 
     Attributes:
-        first: the number of the first rank here.
-        size: how many ranks there are on all machines.
-        address, port: of the store where they meet.
+        first: number of the first rank on this machine.
+        size: number of ranks on all machines.
+        address, port: address of the store where the ranks meet.
     """
 
     first: int
@@ -71,21 +71,17 @@ class Place:
 
 @contextmanager
 def job_folder(run: Path | None, first: int = 0) -> Iterator[Path]:
-    """A private folder (mode 0700) for a job and what its ranks leave, gone at the end.
+    """Create a private folder (mode 0700) for a job and its notes, and remove it at the end.
 
-    Args:
-        run: the run directory of a training, which this process has locked; None where there is none.
-        first: number of the first rank here; each of several machines that share the directory has another.
-
-    Raises:
-        OSError: it cannot be made.
+    It lies in the locked run directory ``run``, or in the temporary folder if that is None. ``first``, the
+    number of the first rank here, tells apart machines that share a run directory.
     """
     if run is None:
         with tempfile.TemporaryDirectory(prefix="rankless-") as scratch:
             yield Path(scratch)
         return
     folder = run / (f"{JOB}-{first}" if first else JOB)
-    remove_tree(folder)  # of a launcher that was killed
+    remove_tree(folder)  # left by a launcher that was killed
     folder.mkdir(mode=0o700)
     try:
         yield folder
@@ -94,34 +90,30 @@ def job_folder(run: Path | None, first: int = 0) -> Iterator[Path]:
 
 
 def write_job(job: Job, folder: Path) -> Path:
-    """Write a job into ``folder``; its path."""
+    """Write a job into ``folder`` and return its path."""
     path = folder / "job.json"
     path.write_text(json.dumps(asdict(job)), encoding="utf-8")
     return path
 
 
 def log_of(logs: Path, rank: int) -> Path:
-    """Where a rank writes what is not for the terminal."""
+    """Return the path of a rank's log."""
     return logs / f"rank-{rank}.log"
 
 
 def read_job(path: Path) -> Job:
-    """The job at ``path``."""
+    """Read the job at ``path``."""
     return Job(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def reserve_note(path: Path, rank: int) -> None:
     """Reserve disk space for :func:`leave_note`, which may have to report that the disk is full."""
-    with suppress(OSError):  # then the note itself is tried
+    with suppress(OSError):  # leave_note then tries without it
         path.with_name(f".note-{rank}").write_bytes(b" " * _NOTE)
 
 
 def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
-    """Report how a rank ended, beside the job at ``path``, in the space that was reserved.
-
-    Raises:
-        OSError: the disk is full, and no space was reserved.
-    """
+    """Report how a rank ended, beside the job at ``path``, in the reserved space if there is any."""
     beside = path.with_name(f".note-{rank}")
     with beside.open("r+b" if beside.exists() else "wb") as file:
         file.write(json.dumps(note).encode())
@@ -130,13 +122,13 @@ def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
 
 
 def read_notes(path: Path) -> list[dict[str, Any]]:
-    """The notes that ranks have left beside the job at ``path``, rank 0's first."""
+    """Read the notes that ranks have left beside the job at ``path``, rank 0's first."""
     notes = sorted(path.parent.glob("note-*.json"))
     return [json.loads(note.read_text(encoding="utf-8")) for note in notes]
 
 
 def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
-    """The error that ranks have left notes about; None without one."""
+    """Return the error that the ranks' notes report, None if there is none."""
     failed = [note for note in notes if note.get("problems")]
     for note in failed:
         if note.get("once"):
@@ -147,18 +139,18 @@ def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
 
 
 def leave_cause(path: Path, rank: int, text: str) -> None:
-    """Report why a rank is about to die of something that a restart may fix."""
-    with suppress(OSError):  # then its exit code is all there is
+    """Report why a rank is about to die, if a restart may fix it."""
+    with suppress(OSError):  # then only its exit code is known
         path.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
 
 
 class Pulse(NamedTuple):
-    """How far a rank is.
+    """The progress of a rank.
 
     Attributes:
-        begun: grows whenever the rank begins something.
-        allowed: seconds that what it is at may take; None where it waits for other ranks.
-        doing: what that is.
+        begun: a number that grows whenever the rank begins something.
+        allowed: seconds that the current work may take; None while waiting for other ranks.
+        doing: description of the current work.
     """
 
     begun: int
@@ -167,7 +159,7 @@ class Pulse(NamedTuple):
 
 
 def leave_pulse(path: Path, rank: int, begun: int, allowed: float | None, doing: str) -> None:
-    """Show that a rank gets on; where that cannot be written nothing is known of it."""
+    """Write the pulse of a rank; remove the old one if that fails."""
     pulse = path.with_name(f"pulse-{rank}")
     try:
         pulse.write_text(json.dumps([os.getpid(), begun, allowed, doing]), encoding="utf-8")
@@ -177,7 +169,7 @@ def leave_pulse(path: Path, rank: int, begun: int, allowed: float | None, doing:
 
 
 def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
-    """How far a rank is that is this process; None where it has not said so, or is just saying it."""
+    """Read the pulse of a rank; None if it is missing, incomplete, or from another ``process``."""
     try:
         pid, *told = json.loads(path.with_name(f"pulse-{rank}").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -186,7 +178,7 @@ def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
 
 
 def take_cause(path: Path, rank: int) -> str | None:
-    """What a rank that died has reported about it, once; None where it reported nothing."""
+    """Return and remove the cause that a dead rank reported, None if it reported none."""
     cause = path.with_name(f"cause-{rank}")
     try:
         text = cause.read_text(encoding="utf-8")

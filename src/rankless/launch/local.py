@@ -1,4 +1,4 @@
-"""Jobs on this machine: how many ranks, one run per directory, and what is printed at the end."""
+"""Training and evaluation with the ranks of this machine."""
 
 from __future__ import annotations
 
@@ -66,29 +66,31 @@ def train(
     """Train on this machine and print how it went.
 
     Args:
-        recipe: ``precision: auto`` is resolved here.
-        run: the run directory; None makes a new one, runs/TASK or TASK-2, -3 … (the command knows the name
-            of the recipe and makes runs/RECIPE).
-        task: a task of your own, in place of ``recipe.task``: its class, defined in a module or in a
-            script, or its name, ``package.module:Class`` or ``file.py:Class``.
-        devices: ranks; None is every GPU, or without one a rank per core (at most one per micro-batch). A
-            list names GPUs by their numbers, as PyTorch counts them.
-        resume: go on in ``run``.
-        sinks: ``csv``, ``tensorboard``, ``mlflow``, ``wandb``, and observers of your own
-            (:class:`rankless.Sink`): classes, or names as for ``task``. They live in the process of rank 0;
-            one that raises is reported and dropped, and the training goes on.
-        dry_run_steps: end after so many steps (``rankless verify``), with nothing printed.
-        traces: a folder where the ranks of a dry run leave their traces; None writes none.
-        inline: train in this very process, on one device: for breakpoints, profilers and notebooks. A first
-            Ctrl-C saves and ends the training, a second one interrupts it.
-        parallel: what the ranks are: ``processes``, or ``threads`` of this very process, which exchange in
+        recipe: the recipe; ``precision: auto`` is resolved here.
+        run: the run directory; None creates a new one, ``runs/TASK``, or ``runs/TASK-2``, ``-3`` … if that
+            exists. (The ``rankless`` command knows the recipe's name and creates ``runs/RECIPE``.)
+        task: a custom task in place of ``recipe.task``: its class, defined in a module or a script, or its
+            name, ``package.module:Class`` or ``file.py:Class``.
+        devices: number of ranks, or a list of GPU numbers as PyTorch counts them. None uses every GPU, or
+            without a GPU one rank per ``threads`` cores, but at most one rank per micro-batch.
+        resume: continue the run in ``run``.
+        sinks: ``csv``, ``tensorboard``, ``mlflow``, ``wandb``, or custom observers (:class:`rankless.Sink`),
+            each a class or a name as for ``task``. They run in the process of rank 0. A sink that raises an
+            error is reported and dropped, and the training continues.
+        dry_run_steps: number of steps after which to stop, without printing (``rankless verify``); 0 for a
+            real run.
+        traces: a folder for the traces that the ranks of a dry run write; None writes none.
+        inline: train in the current process, on one device: for breakpoints, profilers and notebooks. The
+            first Ctrl-C saves and ends the training, a second one interrupts it.
+        parallel: kind of the ranks: ``processes``, or ``threads`` of the current process, which exchange in
             memory. The weights are the same.
 
     Returns:
-        The exit code: 0, 85 when it was asked to stop and saved, 130 after Ctrl-C, 1 when it could not go on.
+        The exit code: 0 if finished, 85 if stopped by a signal and saved, 130 after Ctrl-C, 1 if the ranks
+            could not continue.
 
     Raises:
-        UserError: whatever is the user's to fix; a TaskError where the task's own code failed.
+        UserError: an error that the user can fix; a TaskError if the task's own code failed.
     """
     environments.refuse("rankless.train", "start the ranks with: torchrun … -m rankless train")
     recipe, names = checked(recipe, task, sinks)
@@ -128,23 +130,22 @@ def evaluate(
     devices: int | Sequence[int] | None = None,
     split: str | None = None,
 ) -> dict[str, Any]:
-    """Score weights on the data of their recipe.
+    """Score weights on the evaluation data of their recipe.
 
     Args:
         target: a run directory or a weights file.
         overrides: changes to the recipe, such as ``data.root=…`` or ``evaluate.iou=0.5``.
-        task: a task of your own, as for :func:`train`. One that only the weights' recipe names is not run:
-            a file decides nothing about what code runs.
+        task: a custom task, as for :func:`train`. A custom task that only the weights' recipe names is not
+            run, because a file must not decide what code runs.
         devices: as for :func:`train`.
-        split: the split to score; None is the recipe's ``data.val``.
+        split: the split to score; None uses the recipe's ``data.val``.
 
     Returns:
-        The scores, with ``weights`` naming the file, ``images`` counting the images of the evaluation data,
-        and, of a built-in task, ``data`` and ``split`` saying which they are.
+        The scores; ``weights``, the file's path; ``images``, the number of images in the evaluation data; and
+        for a built-in task ``data`` and ``split``, the data's path and the split's name.
 
     Raises:
-        UserError: whatever is the user's to fix, such as weights of a task that is not built in when no
-            ``task`` is given.
+        UserError: an error that the user can fix, such as weights of a custom task without ``task``.
     """
     path, overrides = weights_of(Path(target)), several(overrides)
     loaded = trained.load(path)
@@ -180,17 +181,7 @@ def evaluate(
 
 
 def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list[float]:
-    """Train some steps, of which nothing stays, and return how long each took after the first few.
-
-    Args:
-        recipe: any.
-        devices: ranks that share it.
-        steps: how many are trained.
-        warm_up: so many do not count.
-
-    Raises:
-        UserError: whatever keeps the recipe from training.
-    """
+    """Train some steps without keeping the run, and return the seconds of each step after the warm-up."""
     with tempfile.TemporaryDirectory(prefix="rankless-steps-") as folder:
         run = RunDirectory(Path(folder) / "run")
         code = train(recipe, run.path, devices=devices, dry_run_steps=steps)
@@ -205,7 +196,7 @@ def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list
 
 @contextmanager
 def _split_is_an_option(split: str | None) -> Iterator[None]:
-    """Inside, an error that there is no such split names the option, not the recipe."""
+    """Make errors about a missing split name the option instead of the recipe."""
     try:
         yield
     except UserError as error:
@@ -220,7 +211,7 @@ def _split_is_an_option(split: str | None) -> Iterator[None]:
 
 @contextmanager
 def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]:
-    """The job's path, in ``traces`` or a private folder; ``first`` is the number of the first rank here."""
+    """Write the job into ``traces`` or a private folder and yield its path; ``first`` is the first rank."""
     with ExitStack() as stack:
         try:
             folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None, first))
@@ -231,14 +222,7 @@ def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]
 
 
 class _ThisMachine:
-    """The hosts of a job whose ranks all run on this machine.
-
-    Args:
-        job: what they do.
-        path: the file with the job.
-        ranks: how many.
-        requests: the signals that this process gets.
-    """
+    """This machine as the only host of a job, which ``path`` holds."""
 
     def __init__(self, job: Job, path: Path, ranks: int, requests: Requests) -> None:
         self.job, self.path, self.ranks, self.requests = job, path, ranks, requests
@@ -264,13 +248,13 @@ class _ThisMachine:
 
 
 def run_ranks(job: Job, path: Path, ranks: int) -> RoundEnd:
-    """Run a job's ranks on this machine until they are done; how the last round ended."""
+    """Run a job's ranks on this machine until they are done, and return how the last round ended."""
     with Requests() as requests:
         return supervise(_ThisMachine(job, path, ranks, requests)) or RoundEnd()
 
 
 def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
-    """Run the ranks until they are done; raises the error that they met."""
+    """Run the ranks until they are done, and raise the error that they met, if any."""
     with job_written(job, traces) as path:
         end = run_ranks(job, path, ranks)
     if sys.stdout.isatty():
@@ -281,13 +265,13 @@ def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
 
 
 def server_for(job: Job) -> ForkServer | None:
-    """What can fork the ranks, if they compute on the CPU, with the libraries as this process loaded them."""
+    """Return the fork server if the ranks can use the libraries that it has loaded: on the CPU, natively."""
     native = from_json(job.recipe).cpu_isa == "native"
     return fork_server.running() if native and device().type == "cpu" else None
 
 
 def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
-    """How many ranks to start."""
+    """Return the number of ranks to start."""
     if devices is None:
         devices = devices_here(recipe.threads if recipe else 1)
         if recipe and devices > (most := recipe.batch.micro_batches):

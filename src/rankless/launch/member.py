@@ -1,6 +1,6 @@
-"""Train as one rank of a cluster's launcher: torchrun, srun, mpirun, Ray, …
+"""Training as one rank of a cluster's launcher: torchrun, srun, mpirun, Ray, …
 
-This module sets up the process, before PyTorch is imported; ``member_run`` is the training.
+This module sets up the process before PyTorch is imported; ``member_run`` does the training.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Asked:
     """The user's options for one rank.
 
     Attributes:
-        recipe: its instruction set is in use; None where only other machines have the run to resume.
-        name: the name of a new run.
-        devices: the number of ranks that the user expects; None accepts any.
+        recipe: the recipe, for whose instruction set the process is set up; None if only other machines have
+            the run to resume.
+        name: name of a new run.
+        devices: number of ranks that the user expects; None accepts any.
         run: the run directory; None chooses one.
-        resume: resume the run in ``run``.
         sinks: names of the user's sinks.
     """
 
@@ -40,20 +40,19 @@ class Asked:
 
 
 def train(environment: Environment, ask: Callable[[], Asked]) -> int:
-    """Train as the rank that a launcher has made of this process; rank 0 prints how it went.
+    """Train as the rank that a launcher made of this process; on rank 0, print how it went.
 
-    Args:
-        environment: the launcher's description of this rank.
-        ask: reads the options and fixes the instruction set; PyTorch has not been imported before.
+    ``ask`` reads the options and fixes the instruction set before PyTorch is imported.
 
     Returns:
-        The exit code: 0, 85 when any rank was asked to stop and all have saved, 130 after Ctrl-C, 75 when
-        another rank was lost, 1 when the ranks could not go on, 2 after an error, which rank 0 has raised.
+        The exit code: 0 if finished, 85 if a rank was stopped by a signal and all have saved, 130 after
+            Ctrl-C, 75 if another rank was lost, 1 if the ranks could not continue, 2 after an error, which
+            rank 0 raises.
     """
     environment.export()
-    # PyTorch warns of every connection from an address that has no name.
+    # Silence PyTorch's warnings about connections from addresses without a name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Where Slurm tracks processes by /proc (proctrack/linuxproc), no name with a space gets a signal.
+    # Slurm's proctrack/linuxproc sends no signals to processes with a space in their names.
     name_process(f"rank-{environment.rank}")
     faulthandler.enable()
     if environment.leaves_orphans:
@@ -62,7 +61,7 @@ def train(environment: Environment, ask: Callable[[], Asked]) -> int:
     try:
         try:
             asked: Asked | UserError = ask()
-        except UserError as error:  # raised when the ranks have met
+        except UserError as error:  # raised once the ranks have met
             asked = error
         from rankless.launch.member_run import MemberRun  # imports PyTorch
 

@@ -1,8 +1,8 @@
-"""A training whose ranks a cluster's launcher has started.
+"""One rank of a training whose ranks a cluster's launcher has started.
 
-Each rank reads the recipe and the data by itself; then the ranks meet, compare them, and raise together what
-any of them has found. Rank 0 alone opens the run directory and prints. When the launcher starts the ranks
-again, or the cluster requeues the job, they resume in the same directory from its newest checkpoint.
+Each rank reads the recipe and the data by itself. Then the ranks meet, compare both, and raise any rank's
+error together. Only rank 0 opens the run directory and prints. If the launcher restarts the ranks, or the
+cluster requeues the job, they resume in the same directory from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -47,12 +47,7 @@ _PATIENCE = 5.0  # seconds to wait for the notes of the other ranks
 
 
 class MemberRun:
-    """One rank from its start to its end.
-
-    Args:
-        environment: the launcher's description of this rank.
-        asked: the user's options, or the error in them.
-        output: the streams of this rank.
+    """A rank from its start to its end, given the user's options or the error in them.
 
     Attributes:
         job: the job of all ranks, once they agree.
@@ -67,9 +62,9 @@ class MemberRun:
         self.job = Job("train", "", "")
 
     def train(self) -> int:
-        """Train; the exit code. Raises an error of any rank on rank 0, and on a rank that met no other."""
+        """Train and return the exit code; errors are raised on rank 0, or on any rank that met no other."""
         try:
-            # This comes before the first thread of the process group: loader processes are forked here.
+            # Loader processes are forked here, before the process group starts its first thread.
             recipe = None if self.error else self._prepared()
         except UserError as error:
             self.error, recipe = error, None
@@ -81,7 +76,7 @@ class MemberRun:
             raise
 
     def _prepared(self) -> Recipe | None:
-        """Check the options, and read the data once per machine."""
+        """Check the options; the first rank of each machine also reads the data."""
         size, devices = self.environment.world_size, self.asked.devices
         if devices not in (None, size):
             raise UserError(
@@ -92,16 +87,16 @@ class MemberRun:
         return self._checked(self.asked.recipe, first=True) if self.asked.recipe else None
 
     def _checked(self, recipe: Recipe, *, first: bool) -> Recipe:
-        """Check a recipe; the first rank of a machine reads data that is new there, the others later."""
+        """Check and resolve a recipe; with ``first``, only the first rank of a machine resolves it."""
         recipe, self.sinks = checked(recipe, None, self.asked.sinks)
         if first:
             rank_job.fork_loaders_early(recipe)
         return recipe if first and self.environment.local_rank else resolve_recipe(recipe)
 
     def _join_and_train(self, recipe: Recipe | None) -> int:
-        """Meet the others and train; the exit code."""
+        """Meet the other ranks, train, and return the exit code."""
         notes: Notes | None = None
-        with ExitStack() as held:  # the lock of the run directory is left last
+        with ExitStack() as held:  # the lock of the run directory is released last
             try:
                 with join() as world:
                     notes, self.met = Notes(world), True
@@ -123,11 +118,7 @@ class MemberRun:
             return report(finished, number, RunDirectory(Path(self.job.run)))
 
     def _agree(self, world: World, recipe: Recipe | None, held: ExitStack) -> Recipe | None:
-        """Compare the ranks' options, and have rank 0 open the run.
-
-        Returns:
-            The recipe, the same on every rank; None where the run has nothing left to do.
-        """
+        """Compare the ranks' options and have rank 0 open the run; return the recipe, None if it is finished."""
 
         def own() -> Recipe | None:
             if self.error:
@@ -136,7 +127,7 @@ class MemberRun:
 
         found = together(world, own)
         has_recipe = world.all_gather(found is not None)
-        if not any(has_recipe):  # the recipe must come from the run, and no machine has that
+        if not any(has_recipe):  # no machine has the run from which the recipe must come
             on_first(world, lambda: refuse_nothing(RunDirectory(self.asked.run or Path())))
         text = world.broadcast(to_json(found) if found else None, has_recipe.index(True))
         if found is None or self.environment.local_rank:
@@ -156,17 +147,17 @@ class MemberRun:
         return replace(agreed, data=replace(agreed.data, root=mine.data.root))
 
     def _train(self, world: World, recipe: Recipe, stop: StopRequest) -> tuple[bool, int]:
-        """Train; whether all steps are done, and the signal that ended it, 0 without one."""
+        """Train; return whether all steps are done, and the signal that ended the training, 0 if none did."""
         with computes_like(recipe):
             finished = rank_job.train(self.job, recipe, world, stop)
         numbers = world.gather(int(stop.signal))
         return finished, 0 if finished else world.broadcast(_foremost(numbers or []))
 
     def _ended(self, error: Exception, notes: Notes) -> int:
-        """Tell the other ranks how this one ended, and hear how they did; the exit code."""
+        """Tell the other ranks how this one ended, read their notes, and return the exit code."""
         rank, size = self.environment.rank, self.environment.world_size
         note, others = self._note(error), list[Note]()
-        if rank and "lost" in note:  # the rank that was lost may have said why
+        if rank and "lost" in note:  # the lost rank may have reported why
             others = notes.wait(_PATIENCE, lambda found: error_in(found) is not None)
         notes.leave(note)
         if known := error_in(others):
@@ -182,7 +173,7 @@ class MemberRun:
         return codes[0] if codes else LOST_PEER
 
     def _note(self, error: Exception) -> Note:
-        """How this rank ended, for the others."""
+        """Return the note for the other ranks about how this one ended."""
         rank = self.environment.rank
         if isinstance(error, UserError):
             known: UserError | None = error
@@ -202,7 +193,7 @@ class MemberRun:
         return {"rank": rank, **rank_job.note_of(known, self.job)}
 
     def _report(self, notes: Sequence[Note]) -> None:
-        """Print why the ranks could not go on."""
+        """Print why the ranks could not continue."""
         self.output.to_terminal()
         silent = sorted(set(range(self.environment.world_size)) - {note["rank"] for note in notes})
         for note in notes:
@@ -217,7 +208,7 @@ class MemberRun:
         report(False, None, RunDirectory(Path(self.job.run)))
 
     def _unmet(self, error: Exception) -> UserError:
-        """The error of a rank that did not meet the others."""
+        """Return the error of a rank that could not meet the others."""
         environment = self.environment
         where = f"{environment.address}:{environment.port}"
         return UserError(
@@ -228,13 +219,13 @@ class MemberRun:
 
 
 def _sent(job: Job) -> dict[str, Any]:
-    """A job for the other ranks, which may be in other folders."""
+    """Return a job's fields with absolute paths, for ranks in other folders."""
     run, logs = (str(Path(path).absolute()) for path in (job.run, job.logs))
     return vars(replace(job, run=run, logs=logs))
 
 
 def _foremost(numbers: Sequence[int]) -> int:
-    """The signal by which the end is reported, out of those that came to the ranks (0: none came)."""
+    """Choose the signal to report from those that reached the ranks (0 if none did)."""
     if signal.SIGINT in numbers:
         return int(signal.SIGINT)
     return next(filter(None, numbers), int(signal.SIGTERM))
@@ -245,12 +236,10 @@ def open_run(
 ) -> Job | None:
     """Have rank 0 open the run directory until ``held`` is closed; all ranks call this.
 
-    The run is resumed where the user says so, and where a start of the same job has saved, on any machine.
-
-    Returns:
-        On rank 0 the job, None where nothing is left to do; None on the others.
+    The run is resumed if the user asks for it, or if an earlier start of the same job saved on any machine.
+    Return the job on rank 0, unless nothing is left to do, and None on the others.
     """
-    if world.is_first:  # folders above the run directory that are made for it are removed as well
+    if world.is_first:  # also removes the folders that are made above the run directory
         held.enter_context(removed_on_error(asked.run or Path("runs", asked.name)))
     found = on_first(world, lambda: _job_and_path(world, asked))
     name, path = world.broadcast((found[0], str(found[1].absolute())) if found else None)
@@ -284,7 +273,7 @@ def open_run(
 
 
 def _lock_copy(run: RunDirectory, token: str, held: ExitStack) -> None:
-    """Lock the directory on another machine, which may share it; one that cannot be written has no copy."""
+    """Lock another machine's copy of the run directory, if it is writable; it may be shared."""
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         with writing.token(run.path):
@@ -295,7 +284,7 @@ def _lock_copy(run: RunDirectory, token: str, held: ExitStack) -> None:
 
 
 def _is_mine(path: Path) -> bool:
-    """Whether this user made a folder, or the folder that it would lie in.
+    """Check whether this user owns a folder or its nearest existing parent.
 
     Every user can write into a launcher's store.
     """
@@ -304,7 +293,7 @@ def _is_mine(path: Path) -> bool:
 
 
 def _job_and_path(world: World, asked: Asked) -> tuple[str, Path]:
-    """The job's name, "" where nothing shows that two starts are of one job; and its run directory."""
+    """Return the job's name, "" if restarts cannot be recognized, and its run directory."""
     cluster = environments.job()
     name = cluster or world.recall("job")
     if not name and world.launcher_store is not None:

@@ -1,4 +1,4 @@
-"""What every start of a training checks, opens and reports, whoever starts its ranks."""
+"""Steps shared by all starts of a training: checks, opening of the run directory, and the final report."""
 
 from __future__ import annotations
 
@@ -33,20 +33,13 @@ from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_while_open
 
 
 def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]) -> tuple[Recipe, list[str]]:
-    """Check what was asked for before anything is made.
-
-    Returns:
-        The recipe with its task's full name, and the names of the sinks.
-
-    Raises:
-        UserError: no recipe, no such task or sink, or an instruction set that this processor lacks.
-    """
+    """Check task, sinks and instruction set; return the recipe with its task's full name, and the sinks."""
     refuse_while_opening()
     _refuse_other_than_recipes(recipe)
     refuse_unable(recipe.cpu_isa)
     names = [absolute(name_of(sink, "sink")) for sink in sinks]
     for name in names:
-        sink_class(name)  # its errors show before anything is made
+        sink_class(name)  # raises its errors before anything is created
     return replace(recipe, task=absolute(name_of(task or recipe.task))), names
 
 
@@ -59,36 +52,23 @@ def _refuse_other_than_recipes(recipe: object) -> None:
 
 @contextmanager
 def opened(run: RunDirectory, recipe: Recipe, *, resume: bool, token: str = "") -> Iterator[Recipe]:
-    """Hold the lock of a run directory that is ready for the ranks.
+    """Lock a run directory and yield the recipe with its precision resolved.
 
-    Args:
-        run: whose directory.
-        recipe: resolved, but for its precision.
-        resume: go on in ``run``.
-        token: as for :func:`locked`.
-
-    Yields:
-        The recipe with its precision resolved.
-
-    Raises:
-        UserError: another process trains there, it is not a run's, or its recipe is another.
+    Raise a UserError if another process trains there, or the directory has other files or another recipe.
+    ``token`` is as for :func:`locked`.
     """
     with locked(run, resume, token):
         recipe = with_precision(check_resume(run, recipe) if resume else recipe)
-        if not resume:  # a run that goes on writes it when everything has been checked
+        if not resume:  # a resumed run writes it after all checks
             begin(run, recipe)
         yield recipe
 
 
 def begin(run: RunDirectory, recipe: Recipe) -> None:
-    """Write down what a run begins with.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write the recipe and the empty list of starts of a new run."""
     try:
         write_atomically(run.recipe, dump(recipe))
-        write_atomically(run.environment, "[]\n")  # rank 0 records what it computes with
+        write_atomically(run.environment, "[]\n")  # rank 0 adds its hardware and versions
     except OSError as error:
         message = f"{run.path}: cannot be written ({error}); {remedy(error)}, or give another --run"
         raise UserError(message) from error
@@ -103,7 +83,7 @@ def training_job(
     traced: bool = False,
     launched: Mapping[str, Any] | None = None,
 ) -> Job:
-    """The job of training ``recipe``; ``launched`` is added to the record of this start."""
+    """Return the job of training ``recipe``; ``launched`` is added to the record of this start."""
     return Job(
         "train",
         to_json(recipe),
@@ -117,7 +97,7 @@ def training_job(
 
 
 def this_start() -> dict[str, Any]:
-    """When this start was, and with which command."""
+    """Return the time and the command of this start."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
@@ -125,13 +105,9 @@ def this_start() -> dict[str, Any]:
 
 
 def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool = False) -> int:
-    """Print how a training ended; the exit code.
+    """Print how a training ended and return the exit code; ``number`` is the signal that ended it, if any.
 
-    Args:
-        finished: whether all steps are done.
-        number: the signal that ended it, None or 0 if none did.
-        run: whose training.
-        quiet: print nothing about one that is finished.
+    With ``quiet``, print nothing about a finished training.
     """
     again = f"rankless train --resume --run {run.path}"
     if finished:
@@ -145,7 +121,7 @@ def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool
 
 
 def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: bool = True) -> int:
-    """Print which signal ended a training, what is saved where that is known, and how to go on; the code."""
+    """Print what stopped a training, what is saved (if known), and how to continue; return the exit code."""
     saved = f"saved after step {step}" if step else "nothing was saved yet"
     saved = saved if known else "what was saved is on the hosts that were lost"
     say(f"stopped by {by.name}; {saved}; go on with: {again}", file=sys.stderr)
@@ -153,7 +129,7 @@ def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: b
 
 
 def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
-    """Print that a run that is to go on is finished, and how it is trained for longer."""
+    """Print that the run to resume is finished, and how to train it longer."""
     say(
         f"{run}: this run is finished, at step {step} of {step}; for more, give more epochs than {epochs}: "
         f"{again} epochs={2 * epochs}"
@@ -162,7 +138,7 @@ def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
 
 @contextmanager
 def _output_is_optional(run: RunDirectory) -> Iterator[None]:
-    """Inside, a standard output that cannot be written is reported, and no error: the run is what counts."""
+    """Report a standard output that cannot be written instead of raising: the run itself is saved."""
     try:
         yield
         sys.stdout.flush()
@@ -178,7 +154,7 @@ def _output_is_optional(run: RunDirectory) -> Iterator[None]:
 
 
 def report_finished(run: RunDirectory) -> None:
-    """Print the best scores of a finished run, and what to do with it."""
+    """Print the best scores of a finished run, its files, and a command to try next."""
     scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
     best, following = run.pointed("best"), _next(run)
     with _output_is_optional(run):
@@ -193,7 +169,7 @@ def report_finished(run: RunDirectory) -> None:
 
 
 def is_finished(run: RunDirectory, recipe: Recipe) -> bool:
-    """Whether a run that is to go on has nothing left to do; prints it."""
+    """Check whether the run to resume is finished, and print it if so."""
     step = finished_at(run, recipe)
     if step:
         report_nothing_left(run.path, step, recipe.epochs, f"rankless train --resume --run {run.path}")
@@ -204,16 +180,16 @@ def _next(run: RunDirectory) -> str:
     task = load(run.recipe).task
     if task in BUILT_IN:
         return f"rankless predict {run.path} IMAGES"
-    return f"rankless evaluate {run.path} --task {shlex.quote(task)}"  # predict knows no such task
+    return f"rankless evaluate {run.path} --task {shlex.quote(task)}"  # predict knows only built-in tasks
 
 
 def cards() -> int:
-    """How many GPUs the ranks may compute on."""
+    """Return the number of GPUs that the ranks may use."""
     return torch.cuda.device_count() if device().type == "cuda" else 0
 
 
 def devices_here(threads: int) -> int:
-    """How many ranks this machine can have: one for each GPU, or for as many cores as a rank has threads."""
+    """Return the number of ranks for this machine: one per GPU, or one per ``threads`` cores."""
     return cards() or max(usable_cores() // threads, 1)
 
 
@@ -223,5 +199,5 @@ def with_precision(recipe: Recipe) -> Recipe:
 
 
 def device() -> torch.device:
-    """What the ranks compute on."""
+    """Return the device that the ranks compute on."""
     return compute_device()

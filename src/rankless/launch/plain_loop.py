@@ -1,4 +1,4 @@
-"""Be one of the ranks in a script of one's own, whoever has started it; without a launcher the only one."""
+"""Access to the ranks in a user's own training loop."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from rankless.world.process_group import World
 
 @contextmanager
 def join(threads: int = 1) -> Iterator[World]:
-    """Be one of the ranks that torchrun, srun or mpirun has started; a world of one without a launcher.
+    """Join the ranks that torchrun, srun or mpirun has started; without a launcher, be the only rank.
 
-    Inside, kernels are deterministic and the number of threads is fixed, as both decide bits.
+    Inside the context, kernels are deterministic and the number of threads is fixed, because both affect
+    bits.
 
     Args:
-        threads: of each rank on the CPU; the same on every number of ranks.
+        threads: number of CPU threads of each rank; use the same one for any number of ranks.
 
     Yields:
-        This rank: ``rank``, ``size``, ``device`` and ``is_first``, which alone prints and saves.
+        This rank: ``rank``, ``size``, ``device``, and ``is_first``; only the first rank should print and
+            save.
 
     Raises:
-        UserError: the launcher's variables are not sensible, or the ranks did not meet.
+        UserError: the launcher's variables are invalid, or the ranks did not meet.
     """
     if environment := environments.detect():
         environment.export()

@@ -1,6 +1,6 @@
 """The work of one rank, under our own launcher (``worker``) or a cluster's (``member``).
 
-This module imports PyTorch: the instruction set must be fixed before it is imported.
+This module imports PyTorch, so fix the instruction set before importing it.
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ from rankless.world.process_group import TIMEOUT, LostPeerError, World, is_lost_
 
 
 def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> int:
-    """Do a job as a rank of our own launcher, and leave a note of how it ended; the exit code.
+    """Do a job as a rank of our own launcher, leave a note of how it ended, and return the exit code.
 
     Args:
-        job: the job at ``path``.
-        path: the job's file; notes lie beside it.
-        rank: this rank's number.
+        path: the job's file, beside which notes are left.
         meeting: the file at which the ranks of one machine meet; None uses the address in the environment.
         screen: a descriptor of the launcher's standard error, where rank 0 shows an evaluation's progress.
     """
@@ -65,13 +63,13 @@ def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> in
         return _left(error, job, path, rank)
     except Exception as error:
         if not shortage(error) and is_lost_peer(error):
-            # The launcher names the rank that died; a traceback of every rank that missed it adds nothing.
+            # The launcher names the rank that died; tracebacks of the ranks that lost it add nothing.
             print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
             if isinstance(error, LostPeerError):
                 leave_cause(path, rank, str(error))
             return LOST_PEER
         if known := understood(error):
-            with contextlib.suppress(OSError):  # into the log, which a full disk does not take
+            with contextlib.suppress(OSError):  # the disk of the log may be full
                 traceback.print_exc()
             return _left(known, job, path, rank)
         if isinstance(error, LoaderDiedError):
@@ -83,11 +81,11 @@ def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> in
 
 
 def _left(error: UserError, job: Job, path: Path, rank: int) -> int:
-    """Leave a note of an error that a restart would only meet again; the exit code."""
+    """Leave a note of an error that a restart would only meet again, and return the exit code."""
     note = note_of(error, job)
     try:
         leave_note(path, rank, note)
-    except OSError:  # the disk is full for the note as well; rank 0's output is the terminal
+    except OSError:  # the disk is full; rank 0 prints on the terminal
         with contextlib.suppress(OSError):
             print("\n".join(f"error: {sentence}" for sentence in note["problems"]), flush=True)
     return error.exit_code
@@ -96,7 +94,7 @@ def _left(error: UserError, job: Job, path: Path, rank: int) -> int:
 def train_and_answer(
     job: Job, path: Path, rank: int, stop: StopRequest, meeting: Path | None
 ) -> dict[str, Any]:
-    """Join the other ranks and train; the note of how it ended."""
+    """Join the other ranks, train, and return the note of how it ended."""
     recipe = from_json(job.recipe)
     pulse = partial(leave_pulse, path, rank)
     pulse(0, TIMEOUT.total_seconds(), "starting")
@@ -105,12 +103,12 @@ def train_and_answer(
         trace = Trace(path.parent / f"trace-{world.rank}.jsonl") if job.traced else None
         finished = train(job, recipe, world, stop, trace, pulse=pulse)
         world.barrier()
-    # Another rank than this one may have got the request.
+    # The signal may have reached another rank.
     return {"exit": 0, "finished": finished, "signal": 0 if finished else stop.signal or signal.SIGTERM}
 
 
 def evaluate_and_answer(job: Job, screen: int, meeting: Path | None) -> dict[str, Any]:
-    """Join the other ranks and score weights; the note with the scores."""
+    """Join the other ranks, score weights, and return the note with the scores."""
     recipe = from_json(job.recipe)
     fork_loaders_early(recipe)
     with computes_like(recipe), join(meeting) as world:
@@ -129,16 +127,10 @@ def train(
     task: Task | None = None,
     pulse: Pulse | None = None,
 ) -> bool:
-    """Train as one of the ranks; whether all steps are done.
+    """Train as one of the ranks and return whether all steps are done.
 
-    Args:
-        job: what to do.
-        recipe: the job's recipe.
-        world: the ranks.
-        stop: a request to stop, which already listens for signals.
-        trace: observes a dry run.
-        task: this rank's task; None opens the task that the recipe names.
-        pulse: as for :func:`rankless.engine.loop.train`.
+    ``stop`` already listens for signals, ``trace`` observes a dry run, and ``pulse`` is as for
+    :func:`rankless.engine.loop.train`. Without a ``task``, the one that the recipe names is opened.
     """
     return loop.train(
         recipe,
@@ -156,13 +148,13 @@ def train(
 
 
 def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = None) -> dict[str, Any]:
-    """Score weights as one of the ranks; ``screen`` shows the progress, None shows nothing.
+    """Score weights as one of the ranks, with the progress shown on ``screen``, if given.
 
     Returns:
-        ``scores`` (on rank 0 alone), ``images`` (the number of images of the data), ``notes`` on the classes,
+        ``scores`` (on rank 0 only), ``images`` (number of images in the data), ``notes`` about the classes,
         and ``warnings``.
     """
-    from rankless.tasks import trained  # readers of exported files, which no training needs
+    from rankless.tasks import trained  # imports readers of exported files, which training does not need
 
     weights = trained.load(Path(job.weights))
     task = open_task(recipe, weights.class_names or None, exported=trained.is_exported(weights))
@@ -191,7 +183,7 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
 
 @contextmanager
 def _shown(screen: IO[str] | None) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a function that shows the progress of an evaluation: the images done, and all images."""
+    """Yield a function that shows the progress (images done, images in total); None without a ``screen``."""
     if screen is None:
         yield None
         return
@@ -200,8 +192,8 @@ def _shown(screen: IO[str] | None) -> Iterator[Callable[[int, int], None] | None
 
 
 def fork_loaders_early(recipe: Recipe) -> None:
-    """Have loader processes start from what this rank has imported, before it computes anything."""
-    # PyTorch may not be asked for GPUs yet: starting CUDA starts threads.
+    """Start the loader server, which forks loader processes, before this rank computes anything."""
+    # Do not ask PyTorch for GPUs yet: starting CUDA starts threads.
     on_gpus = Path("/proc/driver/nvidia").exists() and not os.environ.get("RANKLESS_CPU")
     kind = "cuda" if on_gpus else "cpu"
     if sys.platform == "linux" and loader_processes(recipe, ranks_here(), kind):
@@ -211,14 +203,14 @@ def fork_loaders_early(recipe: Recipe) -> None:
 
 
 def understood(error: Exception) -> UserError | None:
-    """The error as one that a restart would only meet again; None where a restart may help."""
+    """Return the error as one that a restart would only meet again; None if a restart may help."""
     return shortage(error) or of_a_path(error) or blamed(error)
 
 
 def note_of(error: UserError, job: Job) -> dict[str, Any]:
-    """The note that a rank leaves about an error, with advice that depends on the recipe and the run.
+    """Return a rank's note about an error, with advice that depends on the recipe and the run.
 
-    ``once``: other ranks may have met the same error in other words, and one of them is enough.
+    With ``once``, one such error is reported, as other ranks may have met the same one in other words.
     """
     once = isinstance(error, TaskError | ShortageError)
     if isinstance(error, TaskError):
@@ -229,7 +221,7 @@ def note_of(error: UserError, job: Job) -> dict[str, Any]:
 
 
 def _with_less(error: ShortageError, job: Job) -> UserError:
-    """The error of a rank that ran out of memory, with what to change."""
+    """Add advice about what to change to the error of a rank that ran out of memory."""
     recipe = from_json(job.recipe)
     micro, images = recipe.batch.micro, recipe.batch.images
     if job.verb == "train" and recipe.batch_norm == "sync":
@@ -253,7 +245,7 @@ def _with_less(error: ShortageError, job: Job) -> UserError:
 
 
 def _with_a_way_on(error: TaskError, job: Job) -> TaskError:
-    """The error in the user's code, with the task's name and what to do when it is fixed."""
+    """Add the task's name and how to continue to an error in the user's code."""
     text = f"the task {from_json(job.recipe).task} failed: {error}"
     step = RunDirectory(Path(job.run)).pointed("last") if job.run else None
     if step:

@@ -1,4 +1,4 @@
-"""Where a rank prints: rank 0 on the terminal, everything else into its log, to which every start appends."""
+"""Output of the ranks: rank 0 prints on the terminal, and everything else is appended to logs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import ending
 
 LIMIT = 4 << 20
-"""Bytes. A start that finds more puts them aside as ``.log.1``, in place of what was aside before."""
+"""Size in bytes above which a start renames the log to ``.log.1``, replacing an older one."""
 _START = "=== "
 
 
 def open_log(path: Path, why: str) -> int:
-    """Open a log to append to it, and write the header of this start; a file descriptor.
-
-    Args:
-        path: made with its folder when missing.
-        why: the rank is started, for the header.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Open a log for appending, write a header with the reason for this start, and return the descriptor."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LIMIT:
         path.replace(path.with_name(f"{path.name}.1"))
@@ -43,20 +35,20 @@ def open_log(path: Path, why: str) -> int:
 
 
 def streams_of(rank: int) -> tuple[int, ...]:
-    """What goes into a rank's log: of rank 0 not its standard output, which is for the terminal."""
-    return (1, 2) if rank else (2,)  # libraries print on rank 0's standard error, too
+    """Return the streams that go into a rank's log; rank 0's standard output stays on the terminal."""
+    return (1, 2) if rank else (2,)  # libraries also print on rank 0's standard error
 
 
 def log_or_nothing(path: Path, why: str) -> int:
-    """Open a log as :func:`open_log` does; nothing is written where that cannot be made."""
+    """Open a log as :func:`open_log` does, or the null device if that fails."""
     try:
         return open_log(path, why)
-    except OSError:  # a full disk; what needs it will report it
+    except OSError:  # a full disk, which is reported elsewhere
         return os.open(os.devnull, os.O_WRONLY)
 
 
 def last_traceback(path: Path) -> list[str]:
-    """The lines from the last traceback of the last start; none where it left none."""
+    """Return the lines from the last traceback of the last start on; empty if there is none."""
     try:
         lines = _lines(path)
     except OSError:
@@ -76,10 +68,7 @@ def _lines(path: Path) -> list[str]:
 class RankOutput:
     """The standard output and error of a rank that a cluster's launcher has started.
 
-    Until the run directory is known, those of ranks other than 0 go into a file without a name.
-
-    Args:
-        rank: this rank's number.
+    Until the run directory is known, output of ranks other than 0 goes into an unnamed temporary file.
     """
 
     def __init__(self, rank: int) -> None:
@@ -92,7 +81,7 @@ class RankOutput:
             self._send_to(self._early.fileno())
 
     def log_to(self, run: RunDirectory, verb: str) -> None:
-        """From now on write to this rank's log in the run directory; nothing where that cannot be made."""
+        """Redirect the output into this rank's log in the run directory, or discard it if that fails."""
         log = log_or_nothing(log_of(run.logs, self.rank), ending(run.journal) or f"{verb} begins")
         _flush()
         if self._early:
@@ -101,7 +90,7 @@ class RankOutput:
         os.close(log)
 
     def to_terminal(self) -> None:
-        """Let this rank's errors be seen again."""
+        """Redirect the output back to where it went at the start."""
         _flush()
         for stream, before in self._before.items():
             os.dup2(before, stream)

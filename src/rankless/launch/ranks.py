@@ -1,4 +1,4 @@
-"""The ranks of one machine in one round: started, watched, and ended together."""
+"""The ranks of one machine in one round: their start, supervision and end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import saving_process
 from rankless.world.rendezvous import private_meeting
 
-NOTICE = 3.0  # seconds in which ranks that miss another one end by themselves
+NOTICE = 3.0  # seconds for ranks that lost another one to end by themselves
 SHOWN = 30
-"""Lines of a log that are printed."""
-# -P: where the command is given may be a stranger's folder, whose files must not pass for libraries.
+"""Maximum number of lines printed from a log."""
+# -P: do not import files of the current folder as if they were libraries.
 _INTERPRETER = (sys.executable, "-P", "-m", "rankless.launch.worker")
 _POLL = 0.05
 _UNKILLABLE = 30.0  # seconds that a killed process may take to end
-_TOUCH = 3600.0  # seconds; folders for temporary files are swept of what is days old
+_TOUCH = 3600.0  # seconds; systems remove temporary files that are days old
 
 
 class Process(Protocol):
@@ -45,19 +45,17 @@ class Process(Protocol):
 
 
 class Ranks:
-    """The ranks of a round.
+    """The ranks of a round on this machine.
 
     Args:
-        job: what they do.
-        path: the file with the job, which the ranks read.
-        count: how many run here.
-        requests: the signals that this process gets.
-        server: forks the ranks as long as it lives; without one they are new interpreters.
-        grace: seconds for the ranks to end when they are asked to.
-        number: of the round, from 1.
-        place: among the ranks of other machines; None if there are no others.
-        abandoned: whether the ranks of other machines have gone, so that these cannot go on.
-        watching: called again and again while the ranks are watched.
+        path: the job's file, which the ranks read.
+        count: number of ranks.
+        server: forks the ranks while it lives; None starts them as new interpreters.
+        grace: seconds for the ranks to end after a request to stop.
+        number: number of the round, from 1.
+        place: place among the ranks of other machines; None if there are no others.
+        abandoned: returns whether ranks of other machines have gone, so that these cannot continue.
+        watching: called repeatedly while the ranks run.
     """
 
     def __init__(
@@ -83,7 +81,7 @@ class Ranks:
         self._touched = time.monotonic()
 
     def run(self) -> RoundEnd:
-        """Run the ranks until all have ended, for whatever reason."""
+        """Run the ranks until all have ended, and return how."""
         with private_meeting() if self.place is None else contextlib.nullcontext() as meeting:
             try:
                 self._start(meeting)
@@ -93,7 +91,7 @@ class Ranks:
         return self._ended(failed)
 
     def _start(self, meeting: Path | None) -> None:
-        """Start the ranks, each with its signals blocked until it listens for them."""
+        """Start the ranks, with signals blocked in each until it listens for them."""
         words = [str(self.path), str(os.getpid()), *([str(meeting)] if meeting else [])]
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
         try:
@@ -108,7 +106,7 @@ class Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _variables(self, local: int) -> dict[str, str]:
-        """Return the environment variables that tell a rank its number and its peers, as in torchrun."""
+        """Return a rank's environment variables, which are named as in torchrun."""
         place = self.place
         found = {
             "RANK": self.first + local,
@@ -125,11 +123,7 @@ class Ranks:
         return {name: str(value) for name, value in found.items()}
 
     def _watch(self, meeting: Path | None) -> dict[int, int]:
-        """Wait for the end of all ranks, which the first failure and a request bring about.
-
-        Returns:
-            The exit codes of the ranks that failed by themselves.
-        """
+        """Wait for all ranks, which a failure or a request ends, and return the exit codes of failed ones."""
         while None in (codes := self._codes()).values():
             if self.requests.first is not None:
                 self._stop(self.requests.first)
@@ -142,25 +136,25 @@ class Ranks:
         return {} if self.requests.first else {rank: code for rank, code in codes.items() if code}
 
     def _codes(self) -> dict[int, int | None]:
-        """Exit codes by rank; None where it lives."""
+        """Return the exit codes by rank, None for a running rank."""
         return {rank: process.poll() for rank, process in self.processes.items()}
 
     def _stop(self, by: signal.Signals) -> None:
-        """Ask the ranks to end, and wait for it."""
+        """Ask the ranks to end and wait for them."""
         for process in self.processes.values():
             process.send_signal(signal.SIGINT if by is signal.SIGINT else signal.SIGTERM)
         self._wait_for_all(self.grace)
 
     def _end_the_rest(self) -> dict[int, int]:
-        """Give the other ranks a moment after a death; the codes of all that failed by themselves."""
+        """Give the other ranks time to end after a failure, and return the exit codes of failed ranks."""
         self._wait_for_all(NOTICE)
-        if self._is_saving():  # the others wait for it, or have left it alone with its work
+        if self._is_saving():  # the other ranks may wait for it, or have ended already
             self._wait_for_all(self.grace, self._is_saving)
             self._wait_for_all(NOTICE)
         return {rank: code for rank, code in self._codes().items() if code}
 
     def _wait_for_all(self, seconds: float, going_on: Callable[[], bool] = lambda: True) -> None:
-        """Wait until every rank has ended: while ``going_on``, at most so long, not when somebody hurries."""
+        """Wait up to ``seconds`` for all ranks, while ``going_on()`` holds and no second signal arrives."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.requests.hurry and None in self._codes().values():
             if not going_on():
@@ -169,12 +163,12 @@ class Ranks:
             time.sleep(0.02)
 
     def _is_saving(self) -> bool:
-        """Whether a rank that lives is writing a checkpoint."""
+        """Check whether a running rank is writing a checkpoint."""
         saving = saving_process(RunDirectory(Path(self.job.run))) if self.job.run else None
         return any(one.pid == saving and one.poll() is None for one in self.processes.values())
 
     def _kill_hung(self) -> None:
-        """Kill each process that hangs, with its process group; the rest then ends as after every death."""
+        """Kill processes that hang, with their process groups; the others then end as after any death."""
         self.watching()
         alive = {rank: one.pid for rank, one in self.processes.items() if one.poll() is None}
         if self.server is not None and alive:
@@ -186,11 +180,7 @@ class Ranks:
                 os.killpg(alive[rank], signal.SIGKILL)
 
     def _kill_all(self) -> None:
-        """Kill the ranks that are left, each with its process group.
-
-        Raises:
-            UserError: one does not end: what it waits for in the kernel does not answer.
-        """
+        """Kill the remaining ranks with their process groups; raise a UserError if one does not end."""
         left = {rank: one for rank, one in self.processes.items() if one.poll() is None}
         for process in left.values():
             with contextlib.suppress(ProcessLookupError):
@@ -206,17 +196,17 @@ class Ranks:
                 ) from None
 
     def _touch(self, meeting: Path | None) -> None:
-        """Touch the files of the job and the meeting now and then, so that no cleaner takes them for old."""
+        """Touch the files of the job and the meeting regularly, so that they are not removed as old."""
         if time.monotonic() < self._touched + _TOUCH:
             return
         self._touched = time.monotonic()
         for folder in filter(None, (self.path.parent, meeting and meeting.parent)):
             for path in (folder, *folder.rglob("*")):
-                with contextlib.suppress(OSError):  # gone meanwhile
+                with contextlib.suppress(OSError):  # removed meanwhile
                     os.utime(path)
 
     def _ended(self, codes: dict[int, int]) -> RoundEnd:
-        """Collect what ranks that have ended left beside the job and in their logs."""
+        """Collect the notes and logs of ranks that have ended."""
         death = None
         if codes and self.server is not None and not self.server.alive:
             code = self.server.code or 0
@@ -237,7 +227,7 @@ class Ranks:
 
 
 def saved_step(job: Job) -> int:
-    """The newest saved step of a training; 0 without one."""
+    """Return the newest saved step of a training, 0 if there is none."""
     return (RunDirectory(Path(job.run)).pointed("last") or 0) if job.run else 0
 
 

@@ -1,4 +1,4 @@
-"""What a launcher adds to the journal of a run when no rank is alive to do it."""
+"""Entries that a launcher adds to a run's journal when no rank can."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rankless.runs.directory import RunDirectory
 
 
 def record_death(run: RunDirectory, death: Death) -> None:
-    """Write down a death in a run of which no rank is alive."""
+    """Add a death to the journal of a run whose ranks have all ended."""
     how = {"signal": signal.Signals(-death.code).name} if death.code < 0 else {"code": death.code}
     who = {} if death.rank is None else {"rank": death.rank}
     _append(run, {"event": "death", "at": _step(run), **who, **how, "text": death.text})
 
 
 def record_error(run: RunDirectory, errors: Sequence[str]) -> None:
-    """Write down why a run that had begun was ended by an error; one that had not leaves nothing."""
+    """Add the error that ended a run to its journal and report, if the run had begun."""
     if run.journal.exists():
         _append(run, {"event": "error", "at": _step(run), "text": "\n".join(errors)})
-        if run.report.exists():  # rank 0 has written it without the error
+        if run.report.exists():  # rank 0 wrote it without the error
             from rankless.report import page
             from rankless.report.collected import Collected
 
@@ -40,5 +40,5 @@ def _step(run: RunDirectory) -> int:
 
 
 def _append(run: RunDirectory, entry: dict[str, object]) -> None:
-    with suppress(OSError):  # a full disk may be why it died
+    with suppress(OSError):  # a full disk may be the cause
         journal.append(run.journal, **entry, timing={"time": round(time.time(), 1)})

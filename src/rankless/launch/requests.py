@@ -1,4 +1,4 @@
-"""Signals that ask a launcher to stop: noted when they come, looked at when it suits."""
+"""Signals that ask a launcher to stop: recorded at once, handled later."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 from types import TracebackType
 from typing import Any
 
-# SIGUSR1 is what Slurm and spot markets send before the end comes.
+# Slurm and spot markets send SIGUSR1 some time before they end a job.
 ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-TWICE = 0.25  # seconds within which two signals are one: ``timeout`` and some schedulers send each twice
+TWICE = 0.25  # seconds within which two signals count as one: ``timeout`` and some schedulers send each twice
 
 
 class Requests:
-    """While it is entered, SIGTERM, SIGINT, SIGHUP and SIGUSR1 are noted, unless they were being ignored.
+    """A context that records SIGTERM, SIGINT, SIGHUP and SIGUSR1, except those that were ignored before.
 
     Attributes:
-        first: the first signal that came.
-        hurry: whether another one came after it.
+        first: the first signal.
+        hurry: whether another signal followed.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Requests:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 try:
                     self._before[number] = signal.signal(number, self._note)
-                except ValueError:  # not the main thread: signals are somebody else's business
+                except ValueError:  # only the main thread can handle signals
                     break
         return self
 

@@ -1,4 +1,4 @@
-"""What may change between a run and its resumption."""
+"""Checks before a run is resumed."""
 
 from __future__ import annotations
 
@@ -23,24 +23,19 @@ _ROOT = "data.root"  # may change when the same data is there
 
 
 def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
-    """The recipe to go on with.
+    """Return the recipe with which to resume a run, given the one requested now.
 
-    Args:
-        run: started before.
-        recipe: what is asked for now.
-
-    Raises:
-        UserError: something that decides past numbers differs; every such key is named with both values.
+    Raise a UserError that names every key that affects past results and differs, with both values.
     """
     before = _recipe_in_checkpoint(run, recipe) or recipe_of_run(run)
     if recipe.precision == "auto":
-        # What it meant is written down with the run; another machine must not change it.
+        # Keep the run's precision: ``auto`` may mean another one on this machine.
         recipe = replace(recipe, precision=before.precision)
     different = deciding(before, recipe)
     if [key for key, _, _ in different] == [_ROOT]:
         _refuse_other_data(run, before, recipe)
     elif different:
-        # A key that only one of them has follows from another task, network or loss, which is named.
+        # Leave out keys that only one recipe has: the task, network or loss they belong to is named.
         both = [one for one in different if one[1] is not None and one[2] is not None] or different
         listed = [f"{key}: {old} in the run, {new} now" for key, old, new in both]
         raise UserError(
@@ -60,16 +55,10 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
 def recipe_of_run(
     run: RunDirectory, overrides: Sequence[str] = (), warn: Callable[[str], None] = warn
 ) -> Recipe:
-    """The recipe that a run goes on with: its ``recipe.yaml``, or its checkpoint's where that is not whole.
+    """Return a run's recipe with ``overrides``, or its newest checkpoint's if ``recipe.yaml`` is unusable.
 
-    Args:
-        run: started before.
-        overrides: as for :func:`rankless.recipe.load.load`.
-        warn: called with a sentence where ``recipe.yaml`` is damaged or missing.
-
-    Raises:
-        UserError: it is damaged or missing and there is no whole checkpoint; an older version wrote it; or
-            errors in the overrides.
+    ``warn`` is called if ``recipe.yaml`` is damaged or missing. Raise a UserError if there is no complete
+    checkpoint then, an older version wrote the recipe, or the overrides have errors.
     """
     problem = _damage(run)
     if not problem:
@@ -85,12 +74,7 @@ def recipe_of_run(
 
 
 def was_started_by(run: RunDirectory, job: str) -> bool:
-    """Check whether this job last started the run, which must have a checkpoint, and now restarts it.
-
-    Args:
-        run: the run directory, which may not exist yet.
-        job: the job's name; "" if it has none, and then the answer is False.
-    """
+    """Check whether the named job last started this run and has saved; False for an empty name."""
     if not job or not run.steps():
         return False
     before, _ = starts.read(run.environment)
@@ -98,7 +82,7 @@ def was_started_by(run: RunDirectory, job: str) -> bool:
 
 
 def _damage(run: RunDirectory) -> str:
-    """What is wrong with a run's ``recipe.yaml``; empty if nothing is."""
+    """Describe the damage of a run's ``recipe.yaml``; return "" if there is none."""
     if not os.path.lexists(run.recipe):
         return "is missing"
     try:
@@ -109,9 +93,10 @@ def _damage(run: RunDirectory) -> str:
 
 
 def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> Recipe | None:
-    """The recipe in the newest whole checkpoint; None without one.
+    """Return the recipe in the newest complete checkpoint, None if there is none.
 
-    Only the header of one with the ``expected`` recipe is read: damage does not make another recipe that one.
+    A checkpoint with the ``expected`` recipe need not be complete: damage cannot make another recipe equal
+    it.
     """
     for step in reversed(run.steps()):
         folder = run.step_directory(step)
@@ -123,7 +108,7 @@ def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> 
 
 
 def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> None:
-    """Raise unless the data was only moved: the same classes, sizes and annotations at another path."""
+    """Raise a UserError unless the data was only moved: the same classes, sizes and annotations elsewhere."""
     if run.pointed("last") is None:
         return  # nothing was trained on it yet
     used, now = _state(run).get("data"), data_digest(recipe)
@@ -141,14 +126,14 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """The state in the newest checkpoint; whether that is whole is checked where it is loaded."""
+    """Return the state in the newest checkpoint, empty if it cannot be read."""
     with suppress(UserError):
         return read_state(run.step_directory(run.pointed("last") or 0))
     return {}
 
 
 def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
-    """The last step of a run that has nothing left to do, and nothing to repair; None for any other."""
+    """Return the last step of a run with nothing left to do or repair, None for any other run."""
     step, repairs = run.pointed("last"), list[str]()
     if step is None or _steps(run, recipe) != step or _state(run).get("unscored") is not False:
         return None
@@ -160,7 +145,7 @@ def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
 
 
 def _steps(run: RunDirectory, recipe: Recipe) -> int | None:
-    """How many steps the recipe asks for; None where the run has not saved yet."""
+    """Return the number of steps that the recipe asks for, None if the run has not saved yet."""
     samples = _state(run).get("images")
     if type(samples) is not int or samples < 1:
         return None
@@ -168,7 +153,7 @@ def _steps(run: RunDirectory, recipe: Recipe) -> int | None:
 
 
 def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
-    """Raise if the recipe ends before the step that the run has reached."""
+    """Raise a UserError if the recipe ends before the step that the run has reached."""
     step, steps = run.pointed("last"), _steps(run, recipe)
     if step and steps is not None and steps < step:
         samples = _state(run)["images"]
@@ -180,7 +165,7 @@ def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
 
 
 def _warn_of_a_rise(run: RunDirectory, before: Recipe, now: Recipe) -> None:
-    """Warn where more epochs stretch the schedule, so that the learning rate is higher than it was to be."""
+    """Warn if more epochs stretch the schedule so that the learning rate rises."""
     step, samples = run.pointed("last"), _state(run).get("images")
     if not step or type(samples) is not int or samples < 1 or before.epochs == now.epochs:
         return

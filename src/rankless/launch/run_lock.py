@@ -1,4 +1,4 @@
-"""Lock a run directory for one training at a time, and leave it clean."""
+"""The lock of a run directory, which admits one training at a time, and the directory's cleanup."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rankless.runs.directory import RunDirectory, damage, dangling, recover
 from rankless.runs.overview import DETACHED
 
 _MARK = "rankless run\n"
-"""In the lock of a run directory; it shows that the other files there are a run's."""
+"""Beginning of the lock file, which shows that the other files in the directory are a run's."""
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
 
 @contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """Inside, what the system refuses is an error that names the run directory."""
+    """Turn errors of the system into one that names the run directory."""
     try:
         yield
     except OSError as error:
@@ -36,19 +36,11 @@ def _usable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
-    """Lock the run directory; the lock of a dead process is gone with it.
+    """Lock a run directory and yield whether this process is the first of its training there.
 
-    Args:
-        run: whose directory.
-        resume: whether a run may be there.
-        token: of a training on several hosts; those that share the directory hold its lock together, so that
-            it is locked as long as any of them lives.
-
-    Yields:
-        Whether this process is the first of its training here.
-
-    Raises:
-        UserError: another training has it, or it cannot be used.
+    ``resume`` allows a run to be there. Hosts of one training pass the same ``token``, and those that share
+    the directory hold its lock together. The system releases the lock of a dead process. Raise a UserError if
+    another training has the lock or the directory cannot be used.
     """
     if resume:
         refuse_nothing(run)
@@ -61,11 +53,11 @@ def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
             return
         if token:
             _take(file, run.path, fcntl.LOCK_EX)
-        _refuse_another(run, resume)  # not before: another process that trains here is what matters
+        _refuse_another(run, resume)  # once locked: another training here is reported first
         _sweep(run)
         _refuse_another(run, resume)  # a checkpoint may have been put back
         if not resume and run.journal.exists():
-            run.journal.unlink()  # of a start that died before its first checkpoint
+            run.journal.unlink()  # left by a start that died before its first checkpoint
         if not is_marked:  # not again: the disk may be full
             with _usable(run.path):
                 os.ftruncate(file.fileno(), os.pwrite(file.fileno(), mark, 0))
@@ -80,11 +72,7 @@ def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
 
 
 def refuse_nothing(run: RunDirectory) -> None:
-    """Raise where no run was started; a checkpoint has the recipe, too.
-
-    Raises:
-        UserError: there is neither.
-    """
+    """Raise a UserError if there is no run to resume: neither a recipe nor a checkpoint."""
     if not run.recipe.exists() and not run.steps():
         raise UserError(
             f"{run.path}: nothing to resume, there is no recipe.yaml and no checkpoint; give the directory "
@@ -93,9 +81,9 @@ def refuse_nothing(run: RunDirectory) -> None:
 
 
 def _refuse_a_strangers(run: RunDirectory) -> None:
-    """Raise where files of somebody else's lie, so that a run never mixes with them."""
+    """Raise a UserError if the directory has files that are not a run's."""
     there = list[str]()
-    with suppress(OSError):  # new, or no folder
+    with suppress(OSError):  # it is new, or not a folder
         there = sorted(path.name for path in run.path.iterdir() if not _is_of_this_start(path))
     if there and not _is_run(run):
         raise UserError(
@@ -105,12 +93,12 @@ def _refuse_a_strangers(run: RunDirectory) -> None:
 
 
 def _is_of_this_start(path: Path) -> bool:
-    """Whether a detached start left it, or a shell or Slurm (``-o runs/a/%j.out``), before the training."""
+    """Check whether a detached start, a shell or Slurm (``-o runs/a/%j.out``) may have written the file."""
     return path.name == DETACHED or path.stem == "coordinator" or path.suffix in {".out", ".err", ".log"}
 
 
 def _is_run(run: RunDirectory) -> bool:
-    """Whether its lock shows it, or what a run recorded: an earlier version left its lock empty."""
+    """Check whether the lock or the record of starts shows a run; earlier versions left the lock empty."""
     mark = recorded = ""
     with suppress(OSError):
         mark = read_text(run.path / ".lock", POINTER, errors="replace")
@@ -120,7 +108,7 @@ def _is_run(run: RunDirectory) -> bool:
 
 
 def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
-    """The file, locked; nothing of it is lost, and no link is followed."""
+    """Open and lock the lock file, keeping its content and following no link."""
     path, flags = run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         with _usable(run.path):
@@ -136,15 +124,11 @@ def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
         except BaseException:
             file.close()
             raise
-        file.close()  # a start that failed removed it before it was locked
+        file.close()  # a failed start removed it before it was locked
 
 
 def _take(file: io.FileIO, path: Path, how: int) -> None:
-    """Take the lock, or warn that this file system has none: clusters mount Lustre and NFS like that.
-
-    Raises:
-        UserError: another process has it.
-    """
+    """Take the lock, or warn if the file system has none, as with some mounts of Lustre and NFS."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -154,7 +138,7 @@ def _take(file: io.FileIO, path: Path, how: int) -> None:
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise UserError(f"{path}: cannot be locked ({error}); give another --run") from error
-        if how == fcntl.LOCK_EX:  # said once
+        if how == fcntl.LOCK_EX:  # warn once
             warn(
                 f"{path}: its file system cannot lock files ({error.strerror}), so a second training in this "
                 "directory would not be noticed: do not start one"
@@ -170,28 +154,28 @@ def _refuse_another(run: RunDirectory, resume: bool) -> None:
 
 
 def _has_trained(run: RunDirectory) -> bool:
-    """Whether a step was done, or anything saved."""
+    """Check whether a step was done or anything saved."""
     if run.checkpoints.exists():
         return True
     try:
         return any(journal.step_of(entry) for entry in journal.read(run.journal))
     except FileNotFoundError:
         return False
-    except OSError:  # nobody knows
+    except OSError:  # unknown: assume that it has
         return True
 
 
 def _vacate(run: RunDirectory) -> None:
-    """Remove a run that an error prevented from starting, so that the next one may have its name."""
+    """Remove a run that an error kept from starting, so that its name is free again."""
     for path in (run.recipe, run.environment, run.journal, run.report, run.evaluation, run.path / ".lock"):
         path.unlink(missing_ok=True)
     remove_tree(run.logs)
-    with suppress(OSError):  # something else lies there
+    with suppress(OSError):  # the folder has other files
         run.path.rmdir()
 
 
 def _sweep(run: RunDirectory) -> None:
-    """Remove what died half-written, and put back checkpoints that are whole; nobody else is here."""
+    """Remove half-written files and restore complete checkpoints, once the lock is held."""
     sweep(run.path)
     sweep(run.checkpoints)
     recover(run)
@@ -199,9 +183,9 @@ def _sweep(run: RunDirectory) -> None:
 
 
 def _put_last_right(run: RunDirectory) -> None:
-    """Make ``last`` name the newest whole checkpoint, from which a run goes on; a kill came before it did."""
+    """Make ``last`` name the newest complete checkpoint, if a killed process did not."""
     steps, named = run.steps(), run.pointed("last")
-    if named in steps[-1:]:  # whether it is whole is seen when it is read
+    if named in steps[-1:]:  # reading it checks whether it is complete
         return
     whole = (step for step in reversed(steps) if damage(run.step_directory(step)) is None)
     if (newest := next(whole, named)) is None or newest == named:

@@ -1,4 +1,4 @@
-"""Whether a step has a micro-batch for each of those that are to share it."""
+"""Limits on the devices and hosts that share a step: each needs a micro-batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankless.recipe.schema import Recipe
 
 
 def too_few(ranks: int, devices: int, kind: str) -> str:
-    """The note where only ``ranks`` of all ``devices`` of a ``kind`` (plural) have a micro-batch each."""
+    """Return a note that only ``ranks`` of the ``devices`` of a ``kind`` (plural) have a micro-batch each."""
     return (
         f"a step has only {counted(ranks, 'micro-batch', 'micro-batches')} (batch.images / batch.micro), so "
         f"only {ranks} of the {devices} {kind} will train"
@@ -17,12 +17,9 @@ def too_few(ranks: int, devices: int, kind: str) -> str:
 
 
 def refuse_idle(asked: str, counts: Sequence[int], recipe: Recipe) -> None:
-    """Raise where some devices or hosts would have nothing to compute.
+    """Raise a UserError if any of ``counts`` is more than the micro-batches of a step.
 
-    Args:
-        asked: what the user asked for, with ``{}`` in the place of the numbers.
-        counts: each a number of those that are to share a step.
-        recipe: what they train.
+    ``asked`` describes the user's option, with ``{}`` in place of the numbers.
     """
     most = recipe.batch.micro_batches
     if over := [str(count) for count in counts if count > most]:

@@ -1,7 +1,7 @@
-"""The one supervisor: it runs rounds of ranks until they are done, on this machine or on several.
+"""The supervisor, which runs rounds of ranks until they are done, on this machine or on several.
 
-A round is one start of all ranks, on all hosts, and goes on from the newest checkpoint. There is no further
-round when the ranks ended on purpose, when the supervisor was asked to stop, or when restarts do not help.
+A round is one start of all ranks, on all hosts, and continues from the newest checkpoint. No round follows if
+the ranks ended on purpose, the supervisor was asked to stop, or restarts do not help.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from rankless.errors import UserError, escaped
 from rankless.launch.job import LOST_PEER, error_in
 from rankless.printing import warn
 
-GRACE = 600.0  # seconds for the step under way and its checkpoint; a second signal ends it at once
-HOPELESS = 3  # restarts without a step forward
+GRACE = 600.0  # seconds for the current step and its checkpoint; a second signal ends them at once
+HOPELESS = 3  # restarts without progress
 
 
 class Death(msgspec.Struct):
-    """One death, as the journal records it.
+    """A death, as the journal records it.
 
     Attributes:
-        rank: None for the process that forks the ranks, and for a host.
-        code: how the process ended; the negative number of the signal that killed it.
+        rank: None for the fork server, and for a host.
+        code: exit code, or negative number of the signal.
         text: the same as a sentence.
     """
 
@@ -36,13 +36,7 @@ class Death(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """How a rank failed by itself.
-
-    Attributes:
-        code: of its process.
-        cause: the reason as a sentence.
-        traceback: the end of its log.
-    """
+    """A rank's own failure: exit code, cause, and the end of its log."""
 
     code: int
     cause: str
@@ -50,17 +44,17 @@ class Failure(msgspec.Struct):
 
 
 class RoundEnd(msgspec.Struct):
-    """How a round ended, on one host or on all of them.
+    """The end of a round, on one host or on all of them.
 
     Attributes:
-        notes: what the ranks left about their end, the first rank's first.
-        failed: ranks that failed by themselves, by number; not those that were killed because of them.
-        signal: the signal that ended the round, 0 without one.
-        step: the newest saved step.
-        fork_server: how the process that forks the ranks died; None if it did not.
-        traces: of a dry run on several hosts, by rank.
-        lost: names of the hosts that were lost.
-        regrouping: whether the round was asked to end so that a host may join.
+        notes: the ranks' notes, the first rank's first.
+        failed: failures by rank, without ranks that were killed because of them.
+        signal: signal that ended the round, 0 if none did.
+        step: newest saved step.
+        fork_server: death of the fork server; None if it did not die.
+        traces: traces of a dry run on several hosts, by rank.
+        lost: names of the lost hosts.
+        regrouping: whether the round was asked to end so that a host can join.
         hopeless: whether the supervisor gave up after it.
     """
 
@@ -76,7 +70,7 @@ class RoundEnd(msgspec.Struct):
 
     @classmethod
     def merged(cls, ends: Sequence[RoundEnd], lost: Sequence[str], *, regrouping: bool) -> RoundEnd:
-        """The end of a round, from its ends on the hosts that did not get ``lost`` in it."""
+        """Merge the ends of a round on those hosts that were not ``lost``."""
         return cls(
             notes=[note for end in ends for note in end.notes],
             failed={rank: failure for end in ends for rank, failure in end.failed.items()},
@@ -90,12 +84,12 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def note(self) -> dict[str, Any]:
-        """The first note; empty without one."""
+        """First note; empty if there is none."""
         return self.notes[0] if self.notes else {}
 
     @property
     def error(self) -> UserError | None:
-        """The error that ranks met and that a restart would only meet again."""
+        """Error of the ranks that a restart would only meet again; None if there is none."""
         return error_in(self.notes)
 
     @property
@@ -105,8 +99,8 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def stopped_by(self) -> int:
-        """The signal that somebody sent to a host or to a rank, 0 without one."""
-        if self.regrouping:  # that was the supervisor's
+        """Signal sent to a host or a rank from outside; 0 if there was none."""
+        if self.regrouping:  # the supervisor sent it
             return 0
         return self.signal or next((note["signal"] for note in self.notes if note.get("signal")), 0)
 
@@ -117,23 +111,23 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def is_final(self) -> bool:
-        """Whether there is nothing to start again."""
+        """Whether no further round is to follow."""
         if self.error or self.is_finished or self.stopped_by:
             return True
-        # A rank that could not even leave a note shows by its code that it ended on purpose.
+        # Even without a note, the exit code of a rank shows that it ended on purpose.
         if any(failure.code == UserError.exit_code for failure in self.failed.values()):
             return True
         return not self.regrouping and (bool(self.notes) or not self.has_failed)
 
     @property
     def culprit(self) -> int | None:
-        """The rank that is the cause: one that a signal killed, else one with an error of its own."""
+        """Rank whose failure ended the round: one killed by a signal, or else one that lost no peer."""
         codes = {rank: failure.code for rank, failure in self.failed.items()}
         return min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]), default=None)
 
     @property
     def why(self) -> str:
-        """The reason, as a clause."""
+        """Reason for the end, as a clause."""
         if self.lost:
             return f"without {', '.join(self.lost)}"
         if self.fork_server:
@@ -142,7 +136,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def deaths(self) -> list[Death]:
-        """All deaths that no other one caused; the one that is the reason comes last."""
+        """Deaths that no other one caused; the culprit's comes last."""
         if self.fork_server:
             return [self.fork_server]
         ranks = sorted(self.failed, key=lambda rank: rank == self.culprit)
@@ -154,24 +148,24 @@ class RoundEnd(msgspec.Struct):
 
 
 def how_it_ended(code: int) -> str:
-    """How a process ended, as the end of a sentence."""
+    """Describe how a process ended, as the end of a sentence."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return "lost the connection to the others" if code == LOST_PEER else f"ended with code {code}"
 
 
 class Progress:
-    """Counts restarts that did not get a checkpoint further.
+    """A counter of restarts that saved nothing new.
 
     Args:
-        step: the newest saved step before the first round.
+        step: newest saved step before the first round.
     """
 
     def __init__(self, step: int) -> None:
         self.step, self.stuck = step, 0
 
     def count(self, step: int) -> bool:
-        """Note how far a round has come; whether it saved anything new."""
+        """Record the newest saved step and return whether the round saved anything new."""
         further = step > self.step
         self.stuck = 0 if further else self.stuck + 1
         self.step = max(self.step, step)
@@ -179,29 +173,24 @@ class Progress:
 
 
 class Hosts(Protocol):
-    """The hosts of a job, of which this machine without SSH is one."""
+    """The hosts of a job; one without SSH is this machine."""
 
     progress: Progress
 
     def rounds(self) -> Iterator[RoundEnd]:
-        """Run a round whenever the next one is asked for; ends when there are too few hosts for one."""
+        """Run rounds and yield how each ended, as long as there are enough hosts."""
 
     def record(self, end: RoundEnd) -> None:
-        """Record how far a round got, and write the ranks that died to the run's journal."""
+        """Record how far a round got, and add its deaths to the run's journal."""
 
     def resumes(self, end: RoundEnd) -> str:
-        """From where, and on which hosts, the next round starts."""
+        """Describe where, and on which hosts, the next round starts."""
 
 
 def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | None:
     """Run rounds until the ranks are done, and report why each ended.
 
-    Args:
-        hosts: where the ranks run.
-        report: called with a sentence about what happened.
-
-    Returns:
-        How the last round ended; None if there were too few hosts for another one.
+    Return how the last round ended, or None if there were too few hosts for another one.
     """
     for end in hosts.rounds():
         if end.is_final:
@@ -220,7 +209,7 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
 
 
 def where_from(step: int | None) -> str:
-    """Say where the ranks restart from; ``step`` is the last saved step, 0 if none, None if unknown."""
+    """Describe where the ranks restart; ``step`` is the last saved step, 0 if none, None if unknown."""
     if step is None:
         return "the newest checkpoint, if there is one,"
     return "the newest checkpoint" if step else "the beginning, as nothing was saved yet"

@@ -1,6 +1,6 @@
-"""Training in this very process with a thread for each device; the ranks exchange in memory.
+"""Training in the current process with a thread per device; the ranks exchange in memory.
 
-Rank 0 is the calling thread, so that its breakpoints, signals and output are as ever.
+Rank 0 is the calling thread, so that its breakpoints, signals and output work as usual.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rankless.world.process_group import LostPeerError, World
 from rankless.world.threads import Meeting, join_threads
 
 PARALLEL = ("processes", "threads")
-"""What the ranks of one machine may be."""
+"""Kinds of ranks on one machine."""
 
 
 def problems(recipe: Recipe, devices: int | None) -> list[str]:
-    """What is in the way of ranks that are threads."""
+    """Describe everything that prevents ranks from being threads."""
     found = []
     if recipe.reduce == "fast":
         found.append(
@@ -47,16 +47,13 @@ def problems(recipe: Recipe, devices: int | None) -> list[str]:
 
 
 def train(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
-    """Train with ``size`` threads in a process that computes like the recipe; whether all steps are done.
+    """Train with ``size`` threads and return whether all steps are done; raise the error that ranks met.
 
-    Raises:
-        UserError: as :func:`rankless.launch.rank_job.train` does; what several ranks met in other words, once
-            each.
-        Exception: whatever else a rank raised first.
+    The process must already compute like the recipe.
     """
     kind = device().type
     devices = [torch.device(kind, number) if kind == "cuda" else torch.device(kind) for number in range(size)]
-    # One after the other: importing a task is the process's own business.
+    # One after another, not in the threads: importing a task affects the process.
     tasks = [open_task(recipe) for _ in devices]
     meeting = Meeting(size)
     finished = [False] * size
@@ -89,7 +86,7 @@ def train(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
 
 
 def _first(errors: Sequence[BaseException | None]) -> BaseException | None:
-    """What to raise of the errors of all ranks; those that only lost another one count last."""
+    """Return the error to raise for all ranks; errors that only report a lost peer count last."""
     met = [error for error in errors if error is not None]
     causes = [error for error in met if not isinstance(error, LostPeerError)]
     others = [error for error in causes if not isinstance(error, UserError)]

@@ -1,4 +1,4 @@
-"""The promise, checked on the user's own recipe and machine: every number of ranks gives the same bits."""
+"""A check of the user's recipe and machine: every number of ranks must give the same bits."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _WARM_UP = 2  # steps that do not count for the speed
 
 @dataclass(frozen=True)
 class WorldResult:
-    """What one number of ranks gave.
+    """The result of one number of ranks.
 
     Attributes:
-        world: how many ranks.
+        world: number of ranks.
         digest: SHA-256 of the weights after the last step.
-        images_per_second: the median over the steps after the first two.
-        difference: where it first parted from the first world; None when it did not.
+        images_per_second: median over the steps after the first two.
+        difference: first difference between the ranks or from the first world; None if there is none.
     """
 
     world: int
@@ -52,8 +52,8 @@ class VerifyReport:
     """The result of :func:`verify`.
 
     Attributes:
-        steps: steps of each world.
-        worlds: one result per number of ranks, in the order asked for.
+        steps: number of steps in each world.
+        worlds: one result per number of ranks, in the order given.
     """
 
     steps: int
@@ -65,24 +65,15 @@ class VerifyReport:
         return all(result.difference is None for result in self.worlds)
 
     def as_json(self) -> dict[str, Any]:
-        """For a program."""
+        """Return the report as plain data for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
 
 def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[str], None]) -> VerifyReport:
-    """Train the first steps of a recipe with each number of ranks and compare every tensor after every step.
+    """Train the first steps with each number of ranks and compare every tensor after every step.
 
-    Compared are the weights, the running statistics, the average, the optimizer's state and the scores of two
-    evaluations of a few images; and the ranks of one world with each other.
-
-    Args:
-        recipe: any; nothing of it is changed.
-        worlds: numbers of ranks, at least two runs.
-        steps: how many steps each.
-        echo: takes the table line by line.
-
-    Raises:
-        UserError: too many ranks for the recipe, or any error of the training.
+    Compared are the weights, their average, running statistics, the optimizer's state, and the scores of two
+    evaluations of a few images; also among the ranks of one world. ``echo`` receives the table line by line.
     """
     refuse_idle("--worlds has {}", worlds, recipe)
     if len(worlds) < 2:
@@ -100,17 +91,9 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
 def verify_on_hosts(
     recipe: Recipe, hosts: Sequence[Host], steps: int, way: Way, echo: Callable[[str], None]
 ) -> VerifyReport:
-    """Train the first steps with all hosts, and then with one device of the first; compare every tensor.
+    """Train the first steps with all hosts, then with one device of the first; compare every tensor.
 
-    Args:
-        recipe: any; nothing of it is changed.
-        hosts: reached over SSH; nothing stays on them.
-        steps: how many.
-        way: how hosts are reached.
-        echo: takes the table line by line.
-
-    Raises:
-        UserError: hosts that cannot be used, or any error of the training.
+    The runs are removed from the hosts. ``echo`` receives the table line by line.
     """
 
     def train(there: Sequence[Host], first: Trace) -> tuple[WorldResult, Trace]:
@@ -128,7 +111,7 @@ def verify_on_hosts(
         outcome, traces = coordinator.outcome, coordinator.traces
         return judged(coordinator.training.recipe, traces, outcome.digest, outcome.seconds, first)
 
-    # All of them first: a host that cannot be used is found before anything is trained.
+    # All hosts first, so that an unusable one is found before anything is trained.
     worlds = (list(hosts), [replace(hosts[0], devices=1)])
     return compare([partial(train, there) for there in worlds], steps, echo)
 
@@ -136,12 +119,10 @@ def verify_on_hosts(
 def compare(
     worlds: Sequence[Callable[[Trace], tuple[WorldResult, Trace]]], steps: int, echo: Callable[[str], None]
 ) -> VerifyReport:
-    """Train with one world after another, and report.
+    """Train with one world after another and report the differences.
 
-    Args:
-        worlds: each trains, and is given the trace of the first one, empty at first.
-        steps: how many steps each.
-        echo: takes the table line by line.
+    Each function in ``worlds`` trains, given the trace of the first world (empty at first). ``echo`` receives
+    the table line by line.
     """
     report = VerifyReport(steps)
     echo(f"{'world size':>10}  {'SHA-256 of the weights':<64}  {'img/s':>7}")
@@ -174,15 +155,7 @@ def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -
 def judged(
     recipe: Recipe, texts: Sequence[str], digest: str, seconds: Sequence[float], first: Trace
 ) -> tuple[WorldResult, Trace]:
-    """Compare the ranks of a world with each other and with the first world.
-
-    Args:
-        recipe: what was trained.
-        texts: the trace that each rank wrote.
-        digest: of the weights at the end.
-        seconds: of every step.
-        first: the trace of the first world; empty where this is the first.
-    """
+    """Compare the traces of a world's ranks with each other and with the first world's, if there is one."""
     traces = [[json.loads(line) for line in text.splitlines()] for text in texts]
     difference = None
     for rank, trace in enumerate(traces[1:], 1):
@@ -194,7 +167,7 @@ def judged(
 
 
 def _first_difference(one: Trace, other: Trace, who: str) -> str | None:
-    """The first step and tensor in which two traces differ."""
+    """Return the first step and tensor in which two traces differ, None if they are equal."""
     for a, b in zip(one, other, strict=False):
         both = {**a["tensors"], **b["tensors"]}
         names = [name for name in both if a["tensors"].get(name) != b["tensors"].get(name)]

@@ -1,4 +1,4 @@
-"""Following a run in the terminal, wherever it trains: its journal is shown, and nothing of it is touched."""
+"""A live view of a run in the terminal, read from the journal of a run here or on another machine."""
 
 from __future__ import annotations
 
@@ -27,19 +27,10 @@ _ENDS = {
 
 
 def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None) -> int:
-    """Show a run until it has ended.
+    """Show a run until it has ended; return 1 if it failed or was interrupted, otherwise 0.
 
-    Args:
-        target: its directory here, or ``HOST:DIRECTORY``; one that was detached from here is followed on its
-            host.
-        ssh: the command for SSH.
-        python: the interpreter on the host.
-
-    Returns:
-        0, or 1 where it failed or was interrupted.
-
-    Raises:
-        UserError: no such run, or its host does not answer.
+    ``target`` is a run directory here, or ``HOST:DIRECTORY``, which is reached with the command ``ssh`` and
+    read by the host's ``python``. A run that was detached from here is followed on its host.
     """
     run, coordinator = Path(target), None
     if not run.exists() and ":" in target:
@@ -72,11 +63,7 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
 
 
 def wait_for(run: Path) -> None:
-    """Wait for the journal of a run of this machine, where a training may be about to begin one.
-
-    Raises:
-        UserError: none came.
-    """
+    """Wait for a run on this machine if it may be about to begin; raise a UserError if it does not."""
     if (run / "journal.jsonl").exists() or not following.may_begin(run):
         return
     say(f"{run}: no training here yet; waiting for one to begin, {following.PATIENCE:.0f} s at most")
@@ -90,7 +77,7 @@ def wait_for(run: Path) -> None:
 
 @contextmanager
 def _here(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
-    """The recipe and the record of a run of this machine, and the lines of its journal."""
+    """Yield the recipe and the record of a run on this machine, and the lines of its journal."""
     try:
         head = following.described(run)
     except FileNotFoundError:
@@ -105,7 +92,7 @@ def _here(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
 
 @contextmanager
 def _there(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
-    """The same of a run on another machine."""
+    """Yield the same for a run on another machine."""
     command = sent(following, of.host, of.ssh, of.python)
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -136,7 +123,7 @@ def _recipe(head: dict[str, str]) -> dict[str, Any]:
 
 
 def _ranks(head: dict[str, str]) -> tuple[str, bool]:
-    """The type of the ranks' devices, and whether they are threads, as the last start recorded it."""
+    """Return the type of the ranks' devices and whether they are threads, as the last start recorded."""
     try:
         start = json.loads(head["environment"])[-1]
         return "cpu" if start["hardware"]["device"] == "cpu" else "cuda", start.get("backend") == "threads"

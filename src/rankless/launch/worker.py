@@ -1,8 +1,9 @@
-"""One rank: ``python -m rankless.launch.worker JOB.json [PID [MEETING]]``, started by the launcher PID.
+"""One rank of our own launcher: ``python -m rankless.launch.worker JOB.json [PID [MEETING]]``.
 
-MEETING is the file at which the ranks of one machine meet; ranks of several machines meet at the address in
-the environment. This module sets up the process and fixes its instruction set, before PyTorch is imported.
-Only rank 0 prints, on the standard output; everything that libraries and interpreters print goes into logs.
+PID is the process id of the launcher. MEETING is the file at which the ranks of one machine meet; ranks of
+several machines meet at the address in the environment. This module sets up the process and fixes its
+instruction set before PyTorch is imported. Only rank 0 prints, on the standard output; all output of
+libraries and interpreters goes into logs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rankless.runs.journal import ending
 
 
 def main() -> int:
-    """Do the job that the first argument names; the exit code."""
+    """Do the job that the first argument names and return the exit code."""
     path = Path(sys.argv[1])
     job = read_job(path)
     rank = int(os.environ.get("RANK", "0"))
@@ -42,16 +43,12 @@ def main() -> int:
 
 
 def _init_process(job: Job, rank: int, launcher: int) -> int:
-    """Bind the process to its launcher's life, and send its output into its log.
-
-    Returns:
-        A descriptor of the standard error as it was.
-    """
+    """Bind the process to its launcher, redirect its output into its log, and return the old stderr."""
     screen = os.dup(2)
     die_with_parent(launcher)
     name_process(f"rank {rank}")
     hold_freed_memory()
-    if job.dry_run_steps:  # verify: a number from memory that nobody wrote must show as a difference
+    if job.dry_run_steps:  # verify: reading uninitialized memory must show as a difference
         fill_with_nan()
     before = ending(RunDirectory(Path(job.run)).journal) if job.run else None
     log = log_or_nothing(log_of(Path(job.logs), rank), before or f"{job.verb} begins")
@@ -65,7 +62,7 @@ def _init_process(job: Job, rank: int, launcher: int) -> int:
 if __name__ == "__main__":
     code = main()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # nobody may be there to hear it
+        with contextlib.suppress(OSError):  # the reader may have gone
             stream.flush()
-    # Everything is written; the teardown of dozens of native threads has nothing more to add.
+    # Everything is written: skip the teardown of dozens of native threads.
     os._exit(code)
