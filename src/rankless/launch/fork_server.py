@@ -282,7 +282,7 @@ def _rank(request: Fork, server: int) -> int:
     os.environ.clear()
     os.environ.update(request.environment)
     if not sys.flags.safe_path:
-        del sys.path[0]  # the folder of the command, or the current one, may hold files that look like libraries
+        del sys.path[0]  # files in the command's folder, or the current one, are no libraries
         os.environ["PYTHONSAFEPATH"] = "1"  # for child processes
     from rankless.launch import worker
 

@@ -1,4 +1,4 @@
-"""How a host is reached: a supervisor there at the other end of an SSH connection, or here without one."""
+"""The connection to a host: to a supervisor there over SSH, or to one on this machine without SSH."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from rankless.messages import line
 
 _KINDS = (".py", ".yaml", ".typed")
 BEAT = 1.0
-"""Seconds between two signs of life that a supervisor is sent, and answers."""
+"""Seconds between two signs of life sent to a supervisor, which answers each."""
 SILENCE = 30.0
-"""Seconds without a word after which a host counts as lost; the client's cable may be out for shorter."""
+"""Seconds of silence after which a host counts as lost; shorter network outages are tolerated."""
 MISSED = 8.0
-"""The same where the ranks of other hosts have lost a rank, too."""
+"""The same if ranks of other hosts have lost a peer."""
 OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-"""Of every connection: it asks for nothing."""
-# What the connection itself does when nobody answers; it ends after the coordinator has given the host up.
+"""SSH options of every connection, which never prompts."""
+# SSH's own keepalive: it gives a silent host up later than the coordinator does.
 _ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=8")
 _KEPT_LINES = 20
 _CHANGED = r"(?i)(?:\w+ )?host key for (\S+) has changed[^.;\n]*"
@@ -69,10 +69,10 @@ _SAID = (
 
 @dataclass(frozen=True)
 class Package:
-    """The code of this rankless as hosts are sent it, where they have another one or none: ``--sync``.
+    """The code of this rankless, sent to hosts that are to run it (``--sync``).
 
     Attributes:
-        folder: where it is unpacked, below the home directory; the name differs between versions.
+        folder: where it is unpacked, below the home directory; the name depends on the content.
         data: a zip archive in base64.
     """
 
@@ -82,16 +82,16 @@ class Package:
 
 @dataclass(frozen=True)
 class Way:
-    """How hosts are reached and what is started there.
+    """How hosts are reached and processes are started there.
 
     Attributes:
-        ssh: the command.
+        ssh: the SSH command.
         python: the interpreter of the ranks.
         helper: the interpreter of the supervisor, which needs no packages.
-        env: variables for the process.
-        cwd: its folder, where that exists; otherwise the home directory.
-        package: the code that hosts are to run in place of their own; None leaves them theirs.
-        options: the words of the command line that say all this.
+        env: environment variables of the process.
+        cwd: working directory of the process; the home directory if that does not exist.
+        package: code to run instead of the hosts' own; None if they run their own.
+        options: the command-line options that express these settings.
     """
 
     ssh: Sequence[str]
@@ -104,18 +104,9 @@ class Way:
 
 
 def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
-    """The way that the command line describes.
-
-    Args:
-        ssh: the command, with options where needed.
-        python: the interpreter with rankless on the hosts; None is this one's path.
-        sync: whether hosts run the code of this machine.
-
-    Raises:
-        UserError: no command.
-    """
+    """Return the way that the command line describes; ``python`` is this interpreter's path if None."""
     env = {name: text for name, text in os.environ.items() if name.startswith("RANKLESS_") and name != HERE}
-    env.setdefault("RANKLESS_SECRET", secrets.token_hex(32))  # it goes over SSH alone (world/secret)
+    env.setdefault("RANKLESS_SECRET", secrets.token_hex(32))  # sent only over SSH (world/secret)
     if sys.stdout.isatty():  # rank 0 shows its bar through a pipe
         size = os.get_terminal_size(1)
         env |= {"FORCE_COLOR": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}
@@ -135,7 +126,7 @@ def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
 
 
 def _package() -> Package:
-    """Pack the code that runs here; what it depends on is not packed."""
+    """Pack the code that runs here, without its dependencies."""
     root = Path(rankless.__file__).parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -151,16 +142,12 @@ Events = queue.Queue[tuple["Channel", Event]]
 
 
 class Channel:
-    """A connection to the supervisor of a host, which starts it.
+    """A connection to the supervisor of a host, which it starts.
 
-    Args:
-        host: where.
-        ssh: the command, ``("ssh",)`` or with the user's options.
-        python: the interpreter there that runs the supervisor.
-        events: gets every event as (channel, event); the last one says why the connection was ``lost``.
+    All events are put into ``events`` as (channel, event); the last one says why the connection was ``lost``.
 
     Attributes:
-        heard: when something came last, by the monotonic clock.
+        heard: monotonic time of the last sign of life.
         is_open: whether events are wanted.
     """
 
@@ -168,7 +155,7 @@ class Channel:
         self.host, self.is_open, self.heard = host, True, time.monotonic()
         self._events, self._said = events, deque[str](maxlen=_KEPT_LINES)
         source = inspect.getsource(supervisor).encode()
-        # Read without a buffer, in which requests that follow would stay.
+        # Read without a buffer, which would swallow the requests that follow.
         code = f"import os\ns,n=b'',{len(source)}\nwhile len(s)<n:s+=os.read(0,n-len(s))or exit()\nexec(s)"
         words = [python, "-u", "-c", code, "rankless supervisor"]
         command = words if host.is_here else [*ssh, *OPTIONS, *_ALIVE, host.address, shlex.join(words)]
@@ -177,7 +164,7 @@ class Channel:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is the coordinator's
+            start_new_session=True,  # Ctrl-C in a terminal is for the coordinator
         )
         self._written: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._written.put(source)
@@ -185,7 +172,7 @@ class Channel:
             threading.Thread(target=work, daemon=True, name=f"{work.__name__} {host.name}").start()
 
     def send(self, do: str, **request: Any) -> None:
-        """Ask the supervisor for something; it never blocks."""
+        """Send a request to the supervisor without blocking."""
         self._written.put(line({"do": do, **request}))
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
@@ -193,15 +180,15 @@ class Channel:
         self.send("start", argv=list(argv), env=dict(env), cwd=cwd)
 
     def command(self, command: Command[Any]) -> None:
-        """Ask the process for something."""
+        """Send a command to the host's process."""
         self.send("input", text=msgspec.json.encode(command).decode())
 
     def close(self, grace: float = 0.0) -> None:
-        """Have the supervisor end, with everything that it has started; do not wait."""
+        """Have the supervisor end with everything that it started, without waiting for it."""
         self.send("end", grace=grace)
 
     def drop(self) -> None:
-        """Forget the host: the supervisor there ends by itself, at the latest when its lease runs out."""
+        """Give the host up; the supervisor there ends by itself, at the latest when its lease runs out."""
         self.is_open = False
         self._written.put(None)
         with suppress(ProcessLookupError):
@@ -219,15 +206,15 @@ class Channel:
                 if not event.beat:
                     self._put(event)
         self._process.wait()
-        time.sleep(0.05)  # for what ssh said last
+        time.sleep(0.05)  # for the last output of ssh
         why = quoted("; ".join(self._said)) or f"the connection ended with code {self._process.returncode}"
         self._put(Event(lost=why))
         self.is_open = False
 
     def _put(self, event: Event) -> None:
-        """Hand an event over, and wait where too many have not been looked at, unless nobody wants them."""
+        """Put an event into the queue; wait while the queue is full and events are wanted."""
         while self.is_open:
-            self.heard = time.monotonic()  # it is not the host that is slow
+            self.heard = time.monotonic()  # the host is not the slow one
             with suppress(queue.Full):
                 self._events.put((self, event), timeout=BEAT)
                 return
@@ -239,7 +226,7 @@ class Channel:
                     self._said.append(said)
 
     def _write(self) -> None:
-        """Write what is to be sent, and a beat where that is nothing."""
+        """Write what is to be sent, or a beat if there is nothing."""
         pipe = _piped(self._process.stdin)
         beat = line(Beat())
         with suppress(OSError, ValueError):
@@ -257,29 +244,20 @@ class Channel:
 
 
 def _piped(stream: IO[bytes] | None) -> IO[bytes]:
-    """A stream of a process that was started with pipes."""
+    """Return a stream of a process that was started with pipes."""
     if stream is None:
         raise ValueError("the process was started without this pipe")
     return stream
 
 
 def quoted(said: str) -> str:
-    """What SSH said; of its banner about a changed host key only what is the case."""
+    """Return the output of SSH, or only the sentence about a changed host key."""
     changed = re.search(_CHANGED, said)
     return changed[0] if changed else said
 
 
 def remedy(said: str, address: str, python: str) -> tuple[str, str]:
-    """What to do about a host.
-
-    Args:
-        said: why it cannot be used.
-        address: as SSH is given it.
-        python: the interpreter there.
-
-    Returns:
-        What it is about, in a word, and the command or option.
-    """
+    """Return the subject (a word) and the fix for a host that cannot be used for the reason ``said``."""
     found = ((name, fix) for pattern, name, fix in _SAID if re.search(pattern, said))
     name, fix = next(found, ("answer", "see what this says: ssh {address} {python} -m rankless --version"))
     changed = re.search(_CHANGED, said)

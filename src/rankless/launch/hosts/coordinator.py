@@ -1,7 +1,7 @@
-"""Train on several hosts: begin there, run rounds of ranks, and go on with whoever answers when one is lost.
+"""Training on several hosts: start it, run rounds of ranks, and continue with the remaining hosts.
 
-A round is one start of all ranks. It ends when the training does, when a rank or a host is lost, or when it
-is asked to, so that a host that has come back may join. Every round goes on from the newest checkpoint.
+A round is one start of all ranks. It ends with the training, when a rank or a host is lost, or so that a
+returning host can join. Every round continues from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -29,28 +29,22 @@ from rankless.launch.supervisor import GRACE, Death, Progress, RoundEnd, supervi
 from rankless.printing import say, warn
 
 _WAIT = 600.0  # seconds for hosts to come back when there are fewer than wanted
-_SHORT = 60.0  # seconds for what takes a moment
-_LAST = 10.0  # seconds for hosts to remove what is not to stay
+_SHORT = 60.0  # seconds for quick commands
+_LAST = 10.0  # seconds for hosts to clean up
 _RETRY = 5.0  # seconds between two attempts to reach a host that was lost
-_LONGEST = 300.0  # seconds between two attempts to take back a host that could be reached and was of no use
-_REPORTED = 4  # refusals for one reason before it is reported: the run there may just be ending
+_LONGEST = 300.0  # seconds between two attempts to take back a host that could be reached but not used
+_REPORTED = 4  # refusals for the same reason before it is reported: the run there may still be ending
 
 
 class StopNow(BaseException):
-    """Asked to stop before there is anything to save, or a second time."""
+    """A request to stop before there is anything to save, or a second one."""
 
 
 class Coordinator:
-    """One training on several hosts.
-
-    Args:
-        wanted: what was asked for.
-        hosts: where.
-        way: how hosts are reached.
-        requests: signals that this process gets.
+    """The coordinator of one training on several hosts.
 
     Attributes:
-        outcome, traces: of a dry run.
+        outcome, traces: results of a dry run.
     """
 
     training: Training
@@ -72,11 +66,7 @@ class Coordinator:
         self.waiting_since: float | None = None
 
     def train(self) -> int:
-        """Train to the end; the exit code.
-
-        Raises:
-            UserError: whatever is the user's to fix.
-        """
+        """Train to the end and return the exit code."""
         grace = 3.0
         try:
             return self._supervised() if self._start() else 0
@@ -99,7 +89,7 @@ class Coordinator:
                 print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
 
     def _leave(self, command: messages.Command[messages.Answer]) -> None:
-        """Have hosts remove what is not to stay: of a start that trained nothing, or of a dry run."""
+        """Have hosts remove a start that trained nothing, or a dry run."""
         self.pool.urgent = lambda: None
         holders = [member for member in self.pool.members if member.index in self.hosts.joined]
         self._send_to_round(holders, messages.Abandon(of=self.number))
@@ -110,10 +100,10 @@ class Coordinator:
             raise StopNow
 
     def _start(self) -> bool:
-        """Begin on every host; False where the run that is to go on is finished."""
+        """Begin on every host; return False if the run to resume is finished."""
         wanted, members = self.wanted, self.pool.members
         if not wanted.dry_run_steps:
-            say(f"connecting to {names(members)}", file=sys.stdout)  # at once
+            say(f"connecting to {names(members)}", file=sys.stdout)
         preflight.connect(self.pool)
         training, newest = preflight.training_of(self.pool, wanted)
         for text in preflight.compare(self.pool, training, members):
@@ -148,13 +138,13 @@ class Coordinator:
         return 1
 
     def rounds(self) -> Iterator[RoundEnd]:
-        """Run a round whenever the next one is asked for; ends when there are too few hosts for one."""
+        """Run rounds and yield how each ended, as long as there are enough hosts."""
         while members := self._present():
             members = self._meet(members)
             if len(members) < self.wanted.least:
                 continue
             self.waiting_since = None
-            if self.unheard:  # those that were lost say now what they had saved
+            if self.unheard:  # hosts that were lost report now what they saved
                 held = self.pool.ask(members, messages.Holds(run=str(self.training.run)), _SHORT)
                 self._count(max([reply.step or 0 for reply in held.values()], default=0))
                 self.unheard = False
@@ -162,20 +152,20 @@ class Coordinator:
             yield self._round(members)
 
     def record(self, end: RoundEnd) -> None:
-        """Count how far a round has come; the next round's first host writes its deaths into the journal."""
+        """Count a round's progress; the next round's first host writes its deaths into the journal."""
         self.unheard = not self.answered
         if self.answered:
             self._count(end.step)
         self.deaths += end.deaths
 
     def resumes(self, end: RoundEnd) -> str:
-        """From where, and on which hosts, the next round starts."""
+        """Describe where, and on which hosts, the next round starts."""
         left = names([member for member in self.pool.members if member.index in self.hosts.joined])
         saved = None if end.lost and not self.progress.step else self.progress.step
         return f"{where_from(saved)} on {left or 'the hosts that come back'}"
 
     def _present(self) -> list[Member]:
-        """The hosts that hold the run; waits where there are too few. Empty when that took too long."""
+        """Return the hosts that hold the run; wait if there are too few, and return none after too long."""
         while self.requests.first is None:
             self._see_losses()
             members = [member for member in self.pool.members if member.index in self.hosts.joined]
@@ -203,7 +193,7 @@ class Coordinator:
             self.deaths.append(Death(None, 0, text))
 
     def _meet(self, members: list[Member]) -> list[Member]:
-        """Find out who reaches whom now; the hosts that can train together."""
+        """Find out which hosts reach each other, and return those that can train together."""
         while members := [member for member in members if not member.lost]:
             missed = preflight.find_addresses(self.pool, members)
             if not missed and not any(member.lost for member in members):
@@ -214,7 +204,7 @@ class Coordinator:
         return members
 
     def _round(self, members: list[Member]) -> RoundEnd:
-        """Run the ranks once."""
+        """Run the ranks once and return how they ended."""
         lead, counts = members[0], self.training.shares(members)
         self.pool.speaker = lead
         self.number += 1
@@ -240,7 +230,7 @@ class Coordinator:
         return self._watch(members)
 
     def _watch(self, members: list[Member]) -> RoundEnd:
-        """Wait until the round has ended on every host; pass on what is asked and what happens."""
+        """Wait until the round has ended on every host, passing on requests and failures."""
         asked = abandoned = regrouping = False
         until = float("inf")
         while waiting := [member for member in members if not member.replies and not member.lost]:
@@ -248,7 +238,7 @@ class Coordinator:
             self._see_losses()
             if self.requests.first is not None and not asked:
                 asked, until = True, time.monotonic() + GRACE
-                if not regrouping:  # otherwise they are saving already, and a second request is a hurry
+                if not regrouping:  # otherwise they save already, and a second request would kill them
                     self._send_to_round(members, self._request(self.requests.first))
             failed = any(m.lost or (m.replies and _is_failed(m.replies[0])) for m in members)
             self.pool.missing = failed
@@ -277,11 +267,7 @@ class Coordinator:
         return end
 
     def _leave_out(self, members: list[Member], replies: Mapping[int, messages.RoundEnded]) -> list[Member]:
-        """Leave out hosts that could not run their ranks, if enough could.
-
-        Raises:
-            UserError: too few could.
-        """
+        """Leave out and return hosts that could not run their ranks; raise a UserError if too few remain."""
         problems = {index: reply.problems for index, reply in replies.items() if reply.problems}
         unable = [member for member in members if member.index in problems]
         if unable and len([m for m in members if not m.lost]) - len(unable) < self.wanted.least:
@@ -295,12 +281,12 @@ class Coordinator:
         return messages.Request(of=self.number, number=int(number))
 
     def _send_to_round(self, members: Sequence[Member], command: messages.Request | messages.Abandon) -> None:
-        """Ask something of the round that runs."""
+        """Send a command about the current round."""
         for member in members:
             self.pool.send(member, command)
 
     def _count(self, step: int) -> None:
-        """Note how far the last round has come."""
+        """Record how far the last round got."""
         if self.progress.count(step):
             self.hosts.has_trained()
 
@@ -317,7 +303,7 @@ class Coordinator:
         return 0
 
     def _dry_run_done(self, end: RoundEnd) -> int:
-        """Keep what is compared."""
+        """Store the results of a dry run and return the exit code."""
         lead = self.members[0]
         asked = preflight.must(self.pool, [lead], messages.Outcome(run=str(self.training.run)))
         self.outcome, self.traces = asked[lead.index], [text for _, text in sorted(end.traces.items())]
@@ -331,7 +317,7 @@ class Coordinator:
         return report_stopped(by, step, self._again(), known=known)
 
     def _again(self) -> str:
-        """The command that goes on with it."""
+        """Return the command that resumes the training."""
         hosts = ",".join(str(member.host) for member in self.pool.members)
         words = ["rankless", "train", "--resume", "--run", str(self.training.run), "--hosts", hosts]
         least = ["--min-hosts", str(self.wanted.least)] if self.wanted.least > 1 else []
@@ -339,34 +325,30 @@ class Coordinator:
 
 
 class Returning:
-    """Which hosts hold the run, and the others.
-
-    Args:
-        pool: all hosts.
-        warn: called with a sentence about what happened.
+    """The hosts that hold the run, and the return of lost ones.
 
     Attributes:
-        joined: the indices of hosts whose run directory is locked.
+        joined: indices of hosts whose run directory is locked.
     """
 
     def __init__(self, pool: HostPool, warn: Callable[[str], None]) -> None:
         self.pool, self.warn = pool, warn
         self.joined: set[int] = set()
-        self._asked: dict[int, str] = {}  # what a host that has come back is being asked
+        self._asked: dict[int, str] = {}  # last command to a host that has come back
         self._refused: Counter[int] = Counter()
         self._reasons: Counter[tuple[int, str]] = Counter()
         self._retry_at: dict[int, float] = {}
 
     def lost(self) -> list[Member]:
-        """The hosts that have been lost since this was called last."""
+        """Return the hosts lost since the last call."""
         found = [member for member in self.pool.members if member.lost and member.index in self.joined]
-        for member in found:  # its process has gone, and the lock with it
+        for member in found:  # its process has gone, and so has the lock
             self.joined.discard(member.index)
             self._wait(member)
         return found
 
     def leave_out(self, member: Member, why: str) -> None:
-        """Give up a host that can be reached, but is of no use now; it is tried less and less often."""
+        """Give up a host that can be reached but not used; it is tried again less and less often."""
         self._refused[member.index] += 1
         self._reasons[member.index, why] += 1
         if member.index not in self.joined and self._reasons[member.index, why] == _REPORTED:
@@ -376,23 +358,18 @@ class Returning:
         self._wait(member)
 
     def has_trained(self) -> None:
-        """Those that are there have done some good."""
+        """Forget the refusals of hosts that have taken part in progress."""
         for index in self.joined:
             del self._refused[index]
 
     def look(self, training: Training, token: str) -> bool:
-        """Reach for lost hosts now and then, and ask those that answer; whether one has joined.
-
-        Args:
-            training: what they are to take part in.
-            token: of this start.
-        """
+        """Reconnect lost hosts from time to time and have them join; return whether one has joined."""
         now, found = time.monotonic(), False
         for member in self.pool.members:
             if member.index in self.joined:
                 continue
             if member.lost:
-                if member.index in self._asked:  # it went again
+                if member.index in self._asked:  # lost again
                     self._wait(member)
                 elif now > self._retry_at.get(member.index, 0.0):
                     self._wait(member)
@@ -402,7 +379,7 @@ class Returning:
         return found
 
     def _ask(self, member: Member, training: Training, token: str) -> bool:
-        """One question after another; whether this was the last one, and answered well."""
+        """Send a returning host its next command; return whether it has joined."""
         asked = self._asked.get(member.index)
         if asked is None:
             self._asked[member.index] = "facts"
@@ -436,7 +413,7 @@ class Returning:
 
 
 def _is_failed(reply: messages.RoundEnded) -> bool:
-    """Whether the ranks of a host did not end as they should."""
+    """Check whether ranks of a host failed."""
     return bool(reply.end.failed or reply.problems)
 
 
@@ -444,10 +421,8 @@ def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], way: Way) -> int:
     """Train on several hosts and print how it went.
 
     Returns:
-        The exit code: 0, 85 when it was asked to stop and saved, 130 after Ctrl-C, 1 when it could not go on.
-
-    Raises:
-        UserError: whatever is the user's to fix; every host's problems at once.
+        The exit code: 0 if finished, 85 if stopped by a signal and saved, 130 after Ctrl-C, 1 if the training
+            could not continue.
     """
     with Requests() as requests:
         return Coordinator(wanted, hosts, way, requests).train()

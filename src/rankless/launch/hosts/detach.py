@@ -1,4 +1,4 @@
-"""``--detach`` and ``attach``: the first host coordinates, so that this machine may go away."""
+"""``--detach`` and ``attach``: a training coordinated by the first host, independent of this machine."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from rankless.recipe.load import dump
 from rankless.runs.overview import DETACHED
 
 _SSH_FAILED = 255
-"""The exit code of SSH where it fails itself; else it is the command's."""
+"""Exit code of SSH for its own failures; otherwise it returns the command's."""
 
 
 class Coordinator(NamedTuple):
-    """Where a detached training is coordinated.
+    """The coordinator of a detached training.
 
     Attributes:
-        host: which coordinates.
-        ssh, python: the command for SSH, and the interpreter there, which needs no packages.
-        cwd: the folder there in which the run directory is named.
-        hosts: all of them, as they were given.
+        host: the host that coordinates.
+        ssh, python: the SSH command, and the interpreter there, which needs no packages.
+        cwd: the working directory there.
+        hosts: all hosts, as they were given.
     """
 
     host: Host
@@ -45,11 +45,7 @@ class Coordinator(NamedTuple):
 
 
 def recorded(run: Path) -> Coordinator:
-    """Read the record that :func:`detach` left.
-
-    Raises:
-        UserError: nothing was detached there, or the record is damaged.
-    """
+    """Read the record that :func:`detach` left; raise a UserError if it is missing or damaged."""
     try:
         record = json.loads(read_text(run / DETACHED, MIB, encoding="utf-8"))
         (host,) = parse_hosts(record["host"])
@@ -64,7 +60,7 @@ def recorded(run: Path) -> Coordinator:
 
 
 def sent(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:
-    """The command that runs a program of a page, which needs no packages, on a host."""
+    """Return the command that runs a module's source, which needs no packages, on a host."""
     source = base64.b64encode(Path(str(program.__file__)).read_bytes()).decode()
     words = [python, "-u", "-c", f"import base64;exec(base64.b64decode('{source}'))"]
     return words if host.is_here else [*ssh, *OPTIONS, host.address, shlex.join(words)]
@@ -73,18 +69,9 @@ def sent(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> li
 def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str) -> int:
     """Start training with a coordinator on the first host, and leave it running there once it trains.
 
-    Args:
-        wanted: the requested training.
-        run: the run directory, the same on every host; a record of the detached run is also left here.
-        hosts: the hosts, which the first one reaches over SSH with the keys that it has.
-        way: how to reach the first host.
-        ssh: the SSH command, also used on the first host.
-
-    Returns:
-        The exit code: 0 if training has started, otherwise that of the coordinator, which has said why.
-
-    Raises:
-        UserError: the coordinator could not be started.
+    ``run`` is the same on every host, and here it gets a record of the detached run. The first host reaches
+    the others over SSH (the command ``ssh``) with its own keys. Return 0 if training has started, otherwise
+    the coordinator's exit code.
     """
     if way.package is not None:
         raise UserError(
@@ -106,7 +93,7 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
         *(["{recipe}"] if recipe else wanted.overrides),
         *words,
     ]
-    # Nothing of this terminal's: the output goes into a file there.
+    # Leave out this terminal's variables: the output goes into a file there.
     env = {name: value for name, value in way.env.items() if name.startswith("RANKLESS_")}
     request = {"do": "start", "argv": argv, "env": {**env, HERE: hosts[0].name}, "recipe": recipe}
     request |= {"cwd": way.cwd, "run": str(run)}
@@ -139,7 +126,7 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
 
 
 def _record(run: Path, record: Coordinator) -> None:
-    """Leave a record here of where a training is coordinated."""
+    """Write a record here of where a training is coordinated."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         fields = {**record._asdict(), "host": str(record.host)}
@@ -149,14 +136,10 @@ def _record(run: Path, record: Coordinator) -> None:
 
 
 def attach(run: Path, *, stop: bool) -> int:
-    """Show what a detached training prints until it ends; its exit code.
+    """Show the output of a detached training until it ends, and return its exit code.
 
-    Args:
-        run: where :func:`detach` left its record.
-        stop: ask it to save and end before.
-
-    Raises:
-        UserError: nothing was detached there, or its host does not answer.
+    With ``stop``, ask it to save and end first. Raise a UserError if no training was detached there, or if
+    its host does not answer.
     """
     record = recorded(run)
     request = {"cwd": record.cwd, "run": str(run)}
@@ -172,7 +155,7 @@ def attach(run: Path, *, stop: bool) -> int:
 
 
 def _if_lost(run: Path, record: Coordinator) -> str:
-    """What has become of a training whose coordinator's host does not answer."""
+    """Describe a training whose coordinator's host does not answer, and how to continue it."""
     text, hosts = "if it is up, the training goes on", parse_hosts(record.hosts or str(record.host))
     others = [str(host) for host in hosts if host.name != record.host.name]
     if not others:
@@ -184,7 +167,7 @@ def _if_lost(run: Path, record: Coordinator) -> str:
 def _ask(
     host: Host, ssh: Sequence[str], python: str, request: dict[str, Any], *, captured: bool
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run :mod:`rankless.launch.hosts.detached` on a host."""
+    """Run :mod:`rankless.launch.hosts.detached` with a request on a host."""
     command = sent(detached, host, ssh, python)
     line = json.dumps(request).encode() + b"\n"
     try:

@@ -1,6 +1,6 @@
-"""Runs on the first host, sent there as source: starts a coordinator that outlives the client, or follows it.
+"""A program sent to the first host as source, which starts or follows a coordinator that outlives the client.
 
-It needs nothing but a Python 3.8 or newer. The request is a line of JSON on the standard input.
+It needs only Python 3.8 or newer. The request is a line of JSON on the standard input.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 
 RECORD = "coordinator.json"
 LOG = "coordinator.log"
-# How lines of a journal begin.
+# Beginnings of lines in a journal.
 STARTS, NUMBERS = ('{"event":"start"', '{"event":"resume"'), ('{"step"', '{"evaluation"')
 
 
 def main() -> int:
-    """Do what is asked for; the exit code."""
+    """Handle the request and return the exit code."""
     request = json.loads(sys.stdin.readline())
     home, cwd = Path.home(), Path(request["cwd"])
     os.chdir(cwd if cwd.is_dir() else home)
@@ -45,8 +45,8 @@ def main() -> int:
 def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -> int:
     """Start the command in a new session, with its output in the run's folder, and wait until it trains.
 
-    The process is printed, and on the standard error its warnings, or all of its output where it has ended
-    before; then its exit code is returned.
+    Print the process id, and on the standard error the warnings, or the complete output if it has ended.
+    Return its exit code then, otherwise 0.
     """
     record = read(run)
     if record is not None and is_alive(record):
@@ -80,7 +80,7 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait until a start that is none of those ``before`` has done a step; the exit code where it ended."""
+    """Wait until a start that is not in ``before`` has done a step; return the exit code if it ended."""
     while True:
         code, begun = (read(run) or {}).get("code"), False
         for line in journal(run):
@@ -93,7 +93,7 @@ def wait(run: Path, before: list[str]) -> int | None:
 
 
 def journal(run: Path) -> list[str]:
-    """The lines of the journal so far."""
+    """Return the lines of the journal so far."""
     try:
         return (run / "journal.jsonl").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -101,7 +101,7 @@ def journal(run: Path) -> list[str]:
 
 
 def supervise(run: Path, argv: list[str], env: dict[str, str], writer: int) -> None:
-    """Run the command to its end, and record how that was."""
+    """Run the command to its end and record its exit code."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
@@ -115,7 +115,7 @@ def supervise(run: Path, argv: list[str], env: dict[str, str], writer: int) -> N
 
 
 def follow(run: Path, record: dict[str, int]) -> int:
-    """Print the log from its beginning until the command has ended; its exit code."""
+    """Print the log from its beginning until the command has ended, and return the exit code."""
     with (run / LOG).open("rb") as log, contextlib.suppress(BrokenPipeError):
         while True:
             alive = is_alive(record)
@@ -124,7 +124,7 @@ def follow(run: Path, record: dict[str, int]) -> int:
             if not alive:
                 break
             time.sleep(0.2)
-    for _ in range(20):  # it is recorded a moment later
+    for _ in range(20):  # the code is recorded a moment later
         code = (read(run) or {}).get("code")
         if code is not None:
             return code if code >= 0 else 128 - code
@@ -134,12 +134,12 @@ def follow(run: Path, record: dict[str, int]) -> int:
 
 
 def is_alive(record: dict[str, int]) -> bool:
-    """Whether the recorded process lives, and is that one and no later one with its number."""
+    """Check whether the recorded process lives, and its number is not that of a later one."""
     return "code" not in record and began(record["pid"]) == record["began"]
 
 
 def began(pid: int) -> int:
-    """When a process was started, in ticks since the machine's start; 0 where there is none."""
+    """Return when a process was started, in ticks since boot; 0 if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
     except OSError:
@@ -148,7 +148,7 @@ def began(pid: int) -> int:
 
 
 def read(run: Path) -> dict[str, int] | None:
-    """What was recorded; None where nothing was."""
+    """Return the record, None if there is none."""
     try:
         record = json.loads((run / RECORD).read_text("utf-8"))
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ def read(run: Path) -> dict[str, int] | None:
 
 
 def write(run: Path, record: dict[str, int]) -> None:
-    """Record, beside, then rename."""
+    """Write the record atomically."""
     beside = run / f".{RECORD}.{os.getpid()}.tmp"
     beside.write_text(json.dumps(record), "utf-8")
     beside.rename(run / RECORD)

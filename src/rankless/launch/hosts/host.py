@@ -1,8 +1,8 @@
 """The process of one host: ``python -m rankless.launch.hosts.host``, started by the supervisor there.
 
-It takes commands (see ``hosts/messages``) on its standard input, answers each on the descriptor EVENTS_FD,
-and runs the ranks of this host round by round. The standard output is what rank 0 prints. It lives through
-restarts, so that ranks are forked from what it has imported.
+It reads commands (see ``hosts/messages``) from its standard input, answers each on the descriptor EVENTS_FD,
+and runs the ranks of this host round by round. Its standard output is that of rank 0. It survives restarts,
+so that ranks are forked with its imports.
 """
 
 from __future__ import annotations
@@ -52,29 +52,25 @@ from rankless.tasks import data_digest, open_task, resolve_recipe
 from rankless.world import speed
 from rankless.world.rendezvous import on_interface, open_store
 
-_SILENCE = 90  # seconds without a word from the supervisor, which ends before where it misses the client
-_STEPS, _WARM_UP = 5, 2  # of a recipe that is timed; the first ones do not count
+_SILENCE = 90  # seconds of silence from the supervisor, which ends earlier if the client is silent
+_STEPS, _WARM_UP = 5, 2  # steps of a recipe that is timed; the first ones do not count
 
 
 class HostProcess:
-    """Answers the coordinator's commands.
-
-    Args:
-        events: where answers go.
-    """
+    """A process that answers the coordinator's commands on the stream ``events``."""
 
     def __init__(self, events: IO[bytes]) -> None:
         self.events = events
         self.commands: queue.SimpleQueue[Command[Any] | None] = queue.SimpleQueue()
-        # Of rounds, by their numbers: what is asked may come before its round, or after it.
+        # By the number of a round, as commands may arrive before or after their round.
         self.requests: dict[int, Requests] = {}
         self.abandoned: set[int] = set()
         self.lock = threading.Lock()
         self.opened = ExitStack()  # the run's lock
         self.listener: Any = None
         self.store: Any = None
-        self.silent = 0  # seconds without a word from the supervisor
-        self.in_round, self.unwatched = False, 0  # about the seconds in which nobody looked at its ranks
+        self.silent = 0  # seconds since the last word from the supervisor
+        self.in_round, self.unwatched = False, 0  # about the seconds since the ranks were checked
 
     def serve(self) -> None:
         """Answer commands until the supervisor has gone."""
@@ -97,7 +93,7 @@ class HostProcess:
             return Answer(problems=list(known.problems) if known else [f"{type(error).__name__}: {error}"])
 
     def _read(self) -> None:
-        """Take commands; those about a round that is running are done here."""
+        """Read commands; beats, and commands about a running round, are handled here."""
         for text in sys.stdin:
             self.silent = 0
             try:
@@ -122,7 +118,7 @@ class HostProcess:
         self.commands.put(None)
 
     def _leave_a_hung_supervisor(self) -> None:
-        """End with the ranks where the supervisor, which passes on the client's beats, has stopped to."""
+        """Kill this process with its ranks if the supervisor no longer passes on the client's beats."""
         while self.silent < _SILENCE:
             time.sleep(1)
             self.silent += 1
@@ -142,7 +138,7 @@ class HostProcess:
 
     @singledispatchmethod
     def answer(self, command: Command[Any]) -> Answer | None:
-        """Do what a command says; None is the empty answer."""
+        """Execute a command; None is the empty answer."""
         raise TypeError(f"{command} is no command of this process")
 
     @answer.register
@@ -276,13 +272,10 @@ class HostProcess:
 
 
 def facts(recipe: str) -> dict[str, Any]:
-    """What this host is and has, as far as a training depends on it.
+    """Return the properties of this host that a training depends on, ready for JSON.
 
-    Args:
-        recipe: as JSON, with the path of the data here; empty asks nothing about data.
-
-    Returns:
-        JSON-ready; ``problems`` lists what would keep a training from starting here.
+    ``recipe`` is JSON with the path of the data here; if it is empty, data is not read. ``problems`` in the
+    result lists what prevents a training from starting here.
     """
     device = opening.device()
     problems: list[str] = []
@@ -305,7 +298,7 @@ def facts(recipe: str) -> dict[str, Any]:
 
 
 def holds(run: Path) -> messages.Held:
-    """What this host has of a run."""
+    """Return what this host has of a run."""
     directory = RunDirectory(run)
     steps = directory.steps()
     whole = (step for step in reversed(steps) if damage(directory.step_directory(step)) is None)
@@ -314,7 +307,7 @@ def holds(run: Path) -> messages.Held:
 
 
 def _machine() -> str:
-    """The same for two names of one machine, unless they are containers with a network each."""
+    """Return an id of this machine, the same for all its names except containers with their own networks."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"

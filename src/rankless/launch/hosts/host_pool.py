@@ -1,4 +1,4 @@
-"""The hosts of a training: connected, asked, listened to, and given up when they are silent."""
+"""The hosts of a training: connections, commands and replies, and the loss of silent hosts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rankless.launch.hosts.names import Host
 from rankless.launch.supervisor import how_it_ended
 from rankless.messages import Lines
 
-_CONNECT = 60.0  # seconds for a connection and the supervisor's first word
-_START = 300.0  # seconds for the imports of the process there, from a cold network disk, too
+_CONNECT = 60.0  # seconds for a connection and the supervisor's first event
+_START = 300.0  # seconds for the imports of the process there, even from a cold network disk
 _POLL = 0.1
-_ASLEEP = 5.0  # seconds between two looks: this process was stopped, and the others are not to blame
-_LINES = 12  # of what a process said last
-_LONGEST = 1 << 16  # bytes of a line that is waited for; a longer one is shown in parts
-_EVENTS = 1000  # that wait to be looked at before what hosts print has to wait, too
+_ASLEEP = 5.0  # seconds between two checks: if longer, this process was stopped, and hosts were not silent
+_LINES = 12  # last lines of a process's output
+_LONGEST = 1 << 16  # bytes of a line; a longer one is shown in parts
+_EVENTS = 1000  # in the queue before the output of hosts has to wait
 _MODULE = ("-P", "-m", "rankless.launch.hosts.host")
 
 
@@ -37,17 +37,16 @@ class Member:
     """One host and its process.
 
     Attributes:
-        host: which.
-        index: its number among the hosts that were given.
-        channel: to its supervisor; None without a connection.
-        has_connected: its supervisor answers.
-        is_ready: its process takes commands.
-        lost: why it cannot be used; empty while it can.
-        facts, holds: what it said about itself, and about the run there.
-        replies: to the last command that has one.
-        order, awaited, doing: the number of that command, the type of its reply, and its name.
-        answered: when its process was last seen to be at work.
-        ports, own: where it could be reached, and the address of it that the others use.
+        index: its number among the given hosts.
+        channel: connection to its supervisor; None without one.
+        has_connected: whether its supervisor answers.
+        is_ready: whether its process takes commands.
+        lost: reason why it cannot be used; empty if it can.
+        facts, holds: its properties, and what it has of the run.
+        replies: replies to the last command.
+        order, awaited, doing: number, type of the reply, and name of the last command.
+        answered: when its process was last known to work.
+        ports, own: its ports by address, and the address that the other hosts use.
     """
 
     host: Host
@@ -71,27 +70,26 @@ class Member:
 
     @property
     def name(self) -> str:
-        """As it was given."""
+        """The host's name as it was given."""
         return self.host.name
 
 
 A = TypeVar("A", bound=Answer)
 Asked = Command[A] | Callable[["Member"], Command[A]]
-"""A command: the same for all hosts, or what makes each one's."""
+"""A command for all hosts, or a function that returns the command for a host."""
 
 
 class HostPool:
     """All hosts of a training.
 
     Args:
-        hosts: which.
-        way: how they are reached.
-        urgent: looked at while waiting; an exception that it raises ends the wait.
+        way: how hosts are reached.
+        urgent: called while waiting; an exception that it raises ends the wait.
 
     Attributes:
-        members: of all hosts, in their order.
-        speaker: the host whose standard output is shown as it is: that of rank 0.
-        missing: whether ranks miss others, so that a host that is silent has been lost.
+        members: one per host, in the given order.
+        speaker: the host of rank 0, whose standard output is shown unchanged.
+        missing: whether ranks have lost peers, so that a silent host counts as lost sooner.
     """
 
     def __init__(self, hosts: Sequence[Host], way: Way, urgent: Callable[[], None] = lambda: None) -> None:
@@ -128,15 +126,9 @@ class HostPool:
     def ask(
         self, members: Sequence[Member], command: Asked[A], seconds: float = float("inf")
     ) -> dict[int, A]:
-        """Ask members for something and wait for all replies.
+        """Send a command to members that are ready, wait, and return the replies by index.
 
-        Args:
-            members: ready ones.
-            command: what.
-            seconds: those that have not replied by then are lost.
-
-        Returns:
-            The replies by the members' indices; none of those that were lost meanwhile.
+        Members without a reply after ``seconds`` are lost; lost members are left out of the result.
         """
         for member in members:
             self.order(member, command(member) if callable(command) else command)
@@ -149,22 +141,22 @@ class HostPool:
         return {member.index: member.replies.popleft() for member in members if member.replies}
 
     def order(self, member: Member, command: Command[Any]) -> None:
-        """Send a command whose reply comes later; those to commands before are not awaited any more."""
+        """Send a command whose reply comes later; replies to earlier commands are dropped."""
         member.order += 1
         member.awaited, member.doing = command.answer_type(), str(command.__struct_config__.tag)
         member.replies.clear()
         self.send(member, msgspec.structs.replace(command, reply_to=member.order))
 
     def send(self, member: Member, command: Command[Any]) -> None:
-        """Send what needs no reply."""
+        """Send a command that needs no reply."""
         if member.channel is not None and not member.lost:
             member.channel.command(command)
 
     def pump(self, seconds: float) -> None:
-        """Take what has come, waiting for it for at most so long, and see who is silent."""
+        """Handle events, waiting at most ``seconds`` for the first one, and give up silent hosts."""
         self.urgent()
         wait = seconds
-        for _ in range(_EVENTS):  # a host that prints without end must not keep this from anything else
+        for _ in range(_EVENTS):  # a host that prints endlessly must not block everything else
             try:
                 channel, event = self._events.get(timeout=wait) if wait else self._events.get_nowait()
             except queue.Empty:
@@ -176,23 +168,19 @@ class HostPool:
         self._see_who_is_silent()
 
     def close(self, grace: float = 0.0) -> None:
-        """End what runs on all hosts, and the connections.
-
-        Args:
-            grace: seconds for the processes to end by themselves.
-        """
+        """End everything on all hosts, giving processes ``grace`` seconds, and close the connections."""
         self.urgent = lambda: None
         for member in self.members:
             if member.channel is not None:
                 member.channel.close(grace)
         until = time.monotonic() + grace + 6
         while any(member.channel for member in self.members) and time.monotonic() < until:
-            self.pump(_POLL)  # what is printed last is shown, too
+            self.pump(_POLL)  # shows the last output
         for member in self.members:
             self.lose(member, "the end")
 
     def lose(self, member: Member, why: str) -> None:
-        """Give a host up; its supervisor ends what runs there when it misses us."""
+        """Give a host up; its supervisor ends what runs there when its lease runs out."""
         member.lost, member.is_ready = why, False
         if member.channel is not None:
             member.channel.drop()
@@ -233,7 +221,7 @@ class HostPool:
             self.lose(member, event.lost)
 
     def _hear(self, member: Member, text: bytes) -> None:
-        """Take what a host's process says; what was asked before may be answered late."""
+        """Handle a message of a host's process; late replies to earlier commands are dropped."""
         sign = msgspec.json.decode(text, type=Sign)
         member.answered = time.monotonic() - (sign.beat or 0)
         if sign.ready:
@@ -242,7 +230,7 @@ class HostPool:
             member.replies.append(msgspec.json.decode(text, type=member.awaited))
 
     def _show(self, member: Member, stream: str, data: bytes) -> None:
-        """Print a host's output: rank 0's unchanged, all else line by line with the host's name."""
+        """Print a host's output: rank 0's unchanged, all other output by line, with the host's name."""
         if stream == "out" and member is self.speaker:
             with suppress(OSError):
                 sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What the coordinator asks of a host's process, and what that answers; and what a supervisor reports."""
+"""Messages between the coordinator, the processes of hosts, and their supervisors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rankless.launch.supervisor import Death, RoundEnd
 
 
 class Event(msgspec.Struct, omit_defaults=True):
-    """What a supervisor reports about its host; one of these fields is set.
+    """A supervisor's report about its host; one of the fields is set.
 
     Attributes:
-        hello: it has started.
-        beat: it lives.
-        out, err: what the process printed.
-        event: what the process wrote for the coordinator: lines of JSON.
-        failed: why a request failed.
-        ended: the exit code of the process.
-        lost: why the connection ended; the last event of a channel.
+        hello: the supervisor has started.
+        beat: the supervisor lives.
+        out, err: output of the process.
+        event: lines of JSON that the process wrote for the coordinator.
+        failed: reason why a request failed.
+        ended: exit code of the process.
+        lost: reason why the connection ended; this is the last event of a channel.
     """
 
     hello: dict[str, str] | None = None
@@ -36,12 +36,12 @@ class Event(msgspec.Struct, omit_defaults=True):
 
 
 class Sign(msgspec.Struct):
-    """What stands at the head of everything that a host's process writes.
+    """The common fields of all messages from a host's process.
 
     Attributes:
-        reply_to: the number of the command that is answered; 0 for none.
-        ready: the process, when it takes commands.
-        beat: in answer to a beat, for how many seconds nobody has looked at the ranks.
+        reply_to: number of the command that is answered; 0 if none is.
+        ready: process id, once the process takes commands.
+        beat: in answer to a beat, seconds since the ranks were checked.
     """
 
     reply_to: int = 0
@@ -50,13 +50,13 @@ class Sign(msgspec.Struct):
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An answer; with ``problems`` it has nothing else."""
+    """An answer to a command; one with ``problems`` has no other content."""
 
     reply_to: int = 0
     problems: list[str] = []
 
 
-class Held(Answer):  # step: of the newest whole checkpoint; None without one
+class Held(Answer):  # step: that of the newest complete checkpoint, None if there is none
     exists: bool = False
     has_run: bool = False
     step: int | None = None
@@ -70,21 +70,21 @@ class FactsFound(Answer):
     facts: dict[str, Any] = {}
 
 
-class Prepared(Answer):  # finished: the step at which the run is finished that was to be resumed
+class Prepared(Answer):  # finished: last step of a run to resume that is finished already
     recipe: str = ""
     sinks: list[str] = []
     finished: int | None = None
 
 
-class Begun(Answer):  # shared: another host of this training had locked the directory before
+class Begun(Answer):  # shared: whether another host of this training has locked the same directory
     shared: bool = False
 
 
-class Listening(Answer):  # by address
+class Listening(Answer):  # ports: by address
     ports: dict[str, int] = {}
 
 
-class Reached(Answer):  # as :func:`rankless.launch.hosts.reach.probe` returns it
+class Reached(Answer):  # found: the result of :func:`rankless.launch.hosts.reach.probe`
     found: dict[str, dict[str, Any]] = {}
 
 
@@ -96,7 +96,7 @@ class RoundEnded(Answer):
     end: RoundEnd = msgspec.field(default_factory=RoundEnd)
 
 
-class DryRunOutcome(Answer):  # seconds: of every step
+class DryRunOutcome(Answer):  # seconds: one per step
     digest: str = ""
     seconds: list[float] = []
 
@@ -122,60 +122,56 @@ def _tag(name: str) -> str:
 
 
 class Command(msgspec.Struct, Generic[A], kw_only=True, omit_defaults=True, tag_field="do", tag=_tag):
-    """Something that the coordinator asks of a host's process.
-
-    Attributes:
-        reply_to: the number of the command, which its answer has, too.
-    """
+    """A command from the coordinator to a host's process; its answer has the same ``reply_to``."""
 
     reply_to: int = 0
 
     @classmethod
     def answer_type(cls) -> type[Answer]:
-        """The type of its answer."""
+        """Return the type of the answer."""
         found: type[Answer] = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         return found
 
 
 class Beat(Command[Answer]):
-    """Shows that the client lives."""
+    """A sign of life from the client."""
 
 
 class Request(Command[Answer]):
-    """Passes a signal on to a round."""
+    """A signal passed on to a round."""
 
     of: int
     number: int
 
 
 class Abandon(Command[Answer]):
-    """Ends a round in which ranks of other hosts have gone."""
+    """Command to end a round that has lost ranks on other hosts."""
 
     of: int
 
 
 class Holds(Command[Held]):
-    """What the host has of a run."""
+    """Query for what the host has of a run."""
 
     run: str
 
 
 class Recipe(Command[Text]):
-    """The recipe of a run that the host has, with changes."""
+    """Query for the recipe of a run on the host, with changes."""
 
     run: str
     overrides: list[str]
 
 
 class Facts(Command[FactsFound]):
-    """What the host is and has, for a recipe."""
+    """Query for the properties of the host that a training depends on."""
 
     recipe: str
     run: str
 
 
 class Prepare(Command[Prepared]):
-    """Resolve what in a recipe depends on data and devices, and check it against the run so far."""
+    """Command to resolve a recipe with the host's data and devices, and to check it against the run."""
 
     recipe: str
     run: str
@@ -184,11 +180,11 @@ class Prepare(Command[Prepared]):
 
 
 class Begin(Command[Begun]):
-    """Lock the run directory, together with the hosts that share it.
+    """Command to lock the run directory, together with the hosts that share it.
 
     Attributes:
-        token: of this training.
-        stays: whether the run is there when the process has ended.
+        token: identifies this training.
+        stays: whether the run is kept when the process ends.
     """
 
     recipe: str
@@ -199,32 +195,31 @@ class Begin(Command[Begun]):
 
 
 class Listen(Command[Listening]):
-    """Listen at every address, to be tried by the other hosts; with ``echo``, send back what they send."""
+    """Command to listen at every address for other hosts; with ``echo``, what they send is sent back."""
 
     echo: bool = False
 
 
 class Reach(Command[Reached]):
-    """Try to reach other hosts; the fields are the arguments of :func:`rankless.launch.hosts.reach.probe`."""
+    """Command to try to reach other hosts; the fields are arguments of :func:`.reach.probe`."""
 
     targets: Mapping[str, Mapping[str, Any]]
     large: bool = False
 
 
 class OpenStore(Command[StoreOpened]):
-    """Open the store at which the ranks of the next round meet."""
+    """Command to open the store at which the ranks of the next round meet."""
 
     address: str
 
 
 class Round(Command[RoundEnded]):
-    """Run the host's ranks until all have ended.
+    """Command to run the host's ranks until all have ended.
 
     Attributes:
-        number: of the round.
-        ranks: how many run here.
-        own: the address of the host that the others use.
-        deaths: of the round before, for the journal.
+        ranks: number of ranks on this host.
+        own: the host's address that the other hosts use.
+        deaths: deaths in the round before, for the journal.
     """
 
     number: int
@@ -236,42 +231,42 @@ class Round(Command[RoundEnded]):
 
 
 class Outcome(Command[DryRunOutcome]):
-    """What came of a dry run."""
+    """Query for the result of a dry run."""
 
     run: str
 
 
 class Withdraw(Command[Answer]):
-    """Let go of the run directory; a start that trained nothing leaves nothing behind."""
+    """Command to release the run directory and remove a start that trained nothing."""
 
 
 class Discard(Command[Answer]):
-    """Remove a run that the process has begun and that is not to stay."""
+    """Command to remove a run that is not kept."""
 
 
 class Report(Command[Text]):
-    """How a finished training went, as lines to be printed."""
+    """Query for the final report of a training, as lines to print."""
 
     run: str
 
 
 class Doctor(Command[Checks]):
-    """Check the machine."""
+    """Command to check the machine."""
 
     run: str
     threads: int
 
 
 class Clock(Command[Number]):
-    """The time of the machine's clock, in seconds since 1970."""
+    """Query for the time of the machine's clock, in seconds since 1970."""
 
 
 class Speed(Command[Measured]):
-    """Measure the network as one rank of all hosts.
+    """Command to measure the network as one rank of all hosts.
 
     Attributes:
-        parameters, micro_batches: of a recipe; 0 for none.
-        own: the address of the host that the others use.
+        parameters, micro_batches: numbers of a recipe; 0 without one.
+        own: the host's address that the other hosts use.
         address, port, rank, size: as for :func:`rankless.world.speed.connected`.
     """
 
@@ -285,14 +280,14 @@ class Speed(Command[Measured]):
 
 
 class Step(Command[Number]):
-    """Time some steps of a recipe on the host alone."""
+    """Command to time some steps of a recipe on this host alone."""
 
     recipe: str
     devices: int
 
 
 class Parameters(Command[Number]):
-    """How many parameters a recipe trains."""
+    """Query for the number of parameters that a recipe trains."""
 
     recipe: str
 
@@ -301,4 +296,4 @@ COMMANDS = msgspec.json.Decoder(
     Beat | Request | Abandon | Holds | Recipe | Facts | Prepare | Begin | Listen | Reach | OpenStore | Round
     | Outcome | Withdraw | Discard | Report | Doctor | Clock | Speed | Step | Parameters
 )  # fmt: skip
-"""Reads any command."""
+"""Decoder of all commands."""

@@ -1,4 +1,4 @@
-"""The hosts of a training, as they are written: ``a,b:4,c:4:/mnt/data`` or a file with one per line."""
+"""The hosts of a training as the user gives them: ``a,b:4,c:4:/mnt/data``, or a file with one per line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from rankless.errors import UserError
 from rankless.files.reading import MIB, read_text
 
-# What ssh takes for an option, or a remote shell for more than a word, is no name of a host.
+# Excludes names that ssh would take for an option, or a remote shell for more than one word.
 _NAME = re.compile(r"(?:[\w.-]+@)?(?:[\w][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])")
-_FILES = (".txt", ".hosts", ".list", ".csv")  # no name of a host ends like these
+_FILES = (".txt", ".hosts", ".list", ".csv")  # host names do not end like this
 _HERE = ("localhost", "127.0.0.1")
 HERE = "RANKLESS_HERE"
-"""The variable with the name that this machine has among the hosts, where it is one that coordinates."""
+"""Environment variable with this machine's name among the hosts, set if it coordinates them."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Host:
     """One host of a training.
 
     Attributes:
-        name: what SSH is given: a name, an alias of the user's SSH configuration, an address, ``user@name``.
-        devices: how many of its devices are used; None uses all.
-        data: where the data lies there; empty where the recipe says it.
+        name: name, address or ``user@name`` for SSH, or an alias of the user's SSH configuration.
+        devices: number of devices to use; None uses all.
+        data: path of the data on the host; empty uses the recipe's.
     """
 
     name: str
@@ -35,29 +35,25 @@ class Host:
     data: str = ""
 
     def __str__(self) -> str:
-        """As it is written in ``--hosts``."""
+        """Return the host as written in ``--hosts``."""
         return ":".join([self.name, str(self.devices or ""), self.data]).rstrip(":")
 
     @property
     def is_here(self) -> bool:
-        """Whether no SSH is needed to reach it."""
+        """Whether this machine is the host, so that no SSH is needed."""
         return self.name in (*_HERE, os.environ.get(HERE))
 
     @property
     def address(self) -> str:
-        """What SSH connects to: without the brackets in which an IPv6 address is written."""
+        """Address for SSH: the name without the brackets of an IPv6 address."""
         return re.sub(r"[\[\]]", "", self.name)
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Read what was given as ``--hosts``.
+    """Read the value of ``--hosts``: hosts separated by commas, or a file with one on each line.
 
-    Args:
-        text: hosts separated by commas, each ``NAME[:DEVICES[:DATA]]``; or a file with one on each line,
-            where ``#`` begins a comment.
-
-    Raises:
-        UserError: no hosts, a host twice, or entries that are not hosts; all of them are named.
+    A host is ``NAME[:DEVICES[:DATA]]``, and ``#`` begins a comment in a file. Raise a UserError that names
+    all invalid and repeated entries.
     """
     path = Path(text)
     problems: list[str] = []
@@ -106,11 +102,7 @@ def _lines(path: Path) -> Sequence[str]:
 
 
 def _host(entry: str) -> Host:
-    """Read one entry.
-
-    Raises:
-        ValueError: what is wrong with it.
-    """
+    """Read one entry; raise a ValueError that describes what is wrong with it."""
     if _is_ipv6(entry):
         raise ValueError(f"an IPv6 address needs brackets; expected [{entry}] or [{entry}]:DEVICES")
     found = _NAME.match(entry)

@@ -1,4 +1,4 @@
-"""Before the first round: hosts are connected, compared, given the run, and found by each other."""
+"""Steps before the first round: connect the hosts, compare them, open the run, and find their addresses."""
 
 from __future__ import annotations
 
@@ -20,21 +20,15 @@ from rankless.launch.opening import this_start
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
 
-_MOMENT = 60.0  # seconds for what takes a moment
+_MOMENT = 60.0  # seconds for quick commands
 
-# Differing, they change no number: Python only calls what computes.
+# Different versions of these change no result: Python only calls the libraries that compute.
 _MAY_DIFFER = ("python", "NVIDIA driver")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that hosts have in different ways.
-
-    Attributes:
-        what: the thing.
-        values: which host has which.
-        fix: what to do.
-    """
+    """A property in which hosts differ: ``what``, the hosts' ``values``, and a ``fix``."""
 
     what: str
     values: str
@@ -42,7 +36,7 @@ class Difference:
 
 
 def problems(members: Sequence[Member]) -> list[str]:
-    """What keeps these hosts from training together, as sentences that name them."""
+    """Return a sentence about each thing that prevents these hosts from training together."""
     found = [f"{member.name}: {text}" for member in members for text in member.facts["problems"]]
     by_machine: dict[str, list[str]] = {}
     for member in members:
@@ -56,7 +50,7 @@ def problems(members: Sequence[Member]) -> list[str]:
 
 
 def warnings(members: Sequence[Member]) -> list[str]:
-    """What differs between hosts and may change bits, as sentences."""
+    """Return a sentence about each difference between hosts that may change bits."""
     return [
         f"{d.what} is {d.values}: they round differently, so the weights depend on who computes what; {d.fix}"
         for d in rounding(members)
@@ -64,7 +58,7 @@ def warnings(members: Sequence[Member]) -> list[str]:
 
 
 def differences(members: Sequence[Member]) -> list[Difference]:
-    """What must be the same on all hosts and is not."""
+    """Return the properties that must be the same on all hosts, but are not."""
     found = []
     names = dict.fromkeys(name for member in members for name in _versions(member))
     for name in names:
@@ -78,7 +72,7 @@ def differences(members: Sequence[Member]) -> list[Difference]:
 
 
 def rounding(members: Sequence[Member]) -> list[Difference]:
-    """What differs between hosts and may change bits."""
+    """Return the differences between hosts that may change bits."""
     found = []
     for section, name, label in (
         ("hardware", "device", "the device"),
@@ -111,7 +105,7 @@ def _difference(members: Sequence[Member], what: str, values: Mapping[str, Any])
 
 
 def _by_value(values: Mapping[str, str]) -> str:
-    """``2.14.1 on a, b; 2.13.0 on c``."""
+    """Return a phrase such as ``2.14.1 on a, b; 2.13.0 on c``."""
     return "; ".join(
         f"{value} on {', '.join(name for name, other in values.items() if other == value)}"
         for value in dict.fromkeys(values.values())
@@ -119,11 +113,7 @@ def _by_value(values: Mapping[str, str]) -> str:
 
 
 def connect(pool: HostPool) -> None:
-    """Connect to all hosts.
-
-    Raises:
-        UserError: some cannot be used; all of them are named.
-    """
+    """Connect to all hosts; raise a UserError that names those that cannot be used."""
     pool.connect(pool.members)
     pool.wait_ready()
     if missing := [member for member in pool.members if member.lost]:
@@ -134,10 +124,9 @@ def connect(pool: HostPool) -> None:
 
 
 def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> list[str]:
-    """Ask hosts for facts, and compare them; warnings about what may change bits.
+    """Get the facts of hosts and return warnings about differences that may change bits.
 
-    Raises:
-        UserError: they cannot train together.
+    Raise a UserError if the hosts cannot train together.
     """
     replies = must(pool, members, lambda m: messages.Facts(recipe=training.json(m), run=str(training.run)))
     for member in members:
@@ -149,7 +138,7 @@ def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> li
 
 
 def _choose_run(pool: HostPool, name: str) -> Path:
-    """A directory for a new run that no host has: ``runs/NAME``, or ``runs/NAME-2``, ``-3`` …"""
+    """Return a new run directory that no host has: ``runs/NAME``, or ``runs/NAME-2``, ``-3`` …"""
     for number in count(1):
         run = Path("runs") / (name if number == 1 else f"{name}-{number}")
         replies = must(pool, pool.members, messages.Holds(run=str(run)))
@@ -159,11 +148,7 @@ def _choose_run(pool: HostPool, name: str) -> Path:
 
 
 def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
-    """The host that knows most about a run.
-
-    Raises:
-        UserError: it is to go on, and none has it.
-    """
+    """Return the host with the newest checkpoint; raise a UserError if none has the run to resume."""
     replies = must(pool, pool.members, messages.Holds(run=str(run)))
     for member in pool.members:
         member.holds = replies[member.index]
@@ -176,21 +161,13 @@ def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
 
 
 def _recipe_there(pool: HostPool, member: Member, run: Path, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a run that a host has, with changes.
-
-    Raises:
-        UserError: it is damaged, or errors in the changes.
-    """
+    """Return the recipe of a host's run, with changes."""
     command = messages.Recipe(run=str(run), overrides=list(overrides))
     return from_json(must(pool, [member], command)[member.index].text)
 
 
 def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
-    """What is trained, as far as it is known before the hosts are compared; and who knows most about the run.
-
-    Raises:
-        UserError: there is nothing to go on with, or errors in the recipe or its changes.
-    """
+    """Return the training as known before the hosts are compared, and the host with its newest checkpoint."""
     run = wanted.run or _choose_run(pool, wanted.name)
     newest = _newest_holder(pool, run, resume=wanted.resume)
     training = Training(
@@ -206,13 +183,9 @@ def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
 
 
 def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Training, int | None]:
-    """Have a host resolve the recipe, and check it against the run that it holds.
+    """Have a host resolve the recipe and check it against its run.
 
-    Returns:
-        The training with what was found out; and where the run is finished its last step.
-
-    Raises:
-        UserError: what is wrong with recipe, data, or sinks.
+    Return the training with the resolved recipe, and the last step of a run that is already finished.
     """
     command = messages.Prepare(
         recipe=training.json(member),
@@ -227,24 +200,15 @@ def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Trainin
 
 
 def begin(pool: HostPool, training: Training, member: Member, token: str, *, resume: bool) -> None:
-    """Have a host lock its run directory, and make it where it is not there.
+    """Have a host lock its run directory, which is created if missing; ``resume`` allows a run there.
 
-    Args:
-        token: of this start; hosts that share a directory know each other by it.
-        resume: whether a run may be there.
-
-    Raises:
-        UserError: it cannot be used.
+    Hosts that share a directory recognize each other by the ``token`` of this start.
     """
     must(pool, [member], partial(training.beginning, token=token, resume=resume))
 
 
 def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
-    """Find out at which address each host is reached by the others.
-
-    Raises:
-        UserError: some pair cannot connect.
-    """
+    """Find the address at which the others reach each host; raise a UserError if some pair cannot connect."""
     missed = find_addresses(pool, members)
     refuse_lost(members)
     if missed:
@@ -257,10 +221,9 @@ def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
 
 
 def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[Member]]:
-    """Find out at which address each host is reached by the others; some may be lost in it.
+    """Find the address at which the others reach each host; hosts may be lost meanwhile.
 
-    Returns:
-        By the indices of hosts that some others do not reach: those.
+    Return the hosts that do not reach another one, by that one's index.
     """
     if len(members) == 1:
         members[0].own = "127.0.0.1"
@@ -289,18 +252,14 @@ def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[
 
 
 def loneliest(pool: HostPool, missed: Mapping[int, Sequence[Member]]) -> Member:
-    """Of hosts that do not all reach each other, the one to go on without: in most of the broken pairs."""
+    """Return the host in most of the pairs that do not connect, which is to be left out."""
     broken = Counter(index for index, others in missed.items() for _ in others)
     broken.update(other.index for others in missed.values() for other in others)
     return pool.members[max(broken, key=lambda index: (broken[index], index))]
 
 
 def must(pool: HostPool, members: Sequence[Member], command: Asked[A]) -> dict[int, A]:
-    """Ask hosts for something that all have to do; the replies by their indices.
-
-    Raises:
-        UserError: some have not, each with its name.
-    """
+    """Send a command to hosts and return the replies by index; raise a UserError if any host fails."""
     replies = pool.ask(members, command)
     refuse_lost(members)
     found = [f"{m.name}: {text}" for m in members if m.index in replies for text in replies[m.index].problems]
@@ -310,17 +269,13 @@ def must(pool: HostPool, members: Sequence[Member], command: Asked[A]) -> dict[i
 
 
 def refuse_lost(members: Sequence[Member]) -> None:
-    """Raise where hosts have been lost.
-
-    Raises:
-        UserError: all of them.
-    """
+    """Raise a UserError that names all lost hosts, if there are any."""
     if lost := [f"{m.name}: {m.lost}; see that it is up, and try again" for m in members if m.lost]:
         raise UserError(lost)
 
 
 def behind(pool: HostPool, members: Sequence[Member], run: str) -> dict[str, str]:
-    """The hosts whose newest whole checkpoint is not the newest of all, by name: ``40 of 240``."""
+    """Return hosts without the newest checkpoint, each with a phrase such as ``40 of 240``."""
     here = [member for member in members if not member.lost]
     replies = pool.ask(here, messages.Holds(run=run))
     steps = {m.name: replies[m.index].step or 0 for m in here if m.index in replies}
@@ -329,5 +284,5 @@ def behind(pool: HostPool, members: Sequence[Member], run: str) -> dict[str, str
 
 
 def names(members: Sequence[Member]) -> str:
-    """Of hosts, for a message."""
+    """Return the names of hosts for a message."""
     return ", ".join(member.name for member in members)

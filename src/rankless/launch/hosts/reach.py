@@ -1,4 +1,4 @@
-"""The addresses at which hosts reach each other: found by trying them, never by looking a name up.
+"""Addresses at which hosts reach each other, found by trying them and not by resolving names.
 
 A host's name may mean 127.0.1.1 there, another network here, or a bridge of containers.
 """
@@ -16,30 +16,26 @@ from typing import Any
 from rankless.errors import UserError
 from rankless.hardware.network import addresses_of, interface_of, listening_at, mtu_of, own_addresses
 
-WAIT = 3.0  # seconds for a connection, and for the bytes that are sent back
+WAIT = 3.0  # seconds for a connection, and for the echoed bytes
 _LARGE = 1 << 18  # bytes: more than one packet of any network
-_AT_ONCE = 256  # connections that are answered
+_AT_ONCE = 256  # connections that are answered at a time
 _LONGEST = 4 * WAIT  # seconds for a name server
 
 
 class Listener:
-    """Listens at every address of this machine that other machines may reach.
-
-    Args:
-        echo: send back the bytes of each connection, for a limited time.
-    """
+    """A listener at every address that other machines may reach; with ``echo``, bytes are sent back."""
 
     def __init__(self, *, echo: bool = False) -> None:
         self.echo, self._room = echo, threading.Semaphore(_AT_ONCE)
         self.sockets: dict[str, socket.socket] = {}
         for address in own_addresses():
-            with suppress(UserError):  # it is being set up, or has just gone
+            with suppress(UserError):  # the address is being set up, or was just removed
                 self.sockets[address] = listening_at(address, 0)
         for listener in self.sockets.values() if echo else ():
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def ports(self) -> dict[str, int]:
-        """The port at each address."""
+        """Return the port at each address."""
         return {address: listener.getsockname()[1] for address, listener in self.sockets.items()}
 
     def close(self) -> None:
@@ -71,9 +67,9 @@ class Listener:
 def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
     """Connect to a :class:`Listener`.
 
-    Returns:
-        ``failed``, the reason; or ``source``, this machine's address. With ``large``, which sends more than
-        one packet takes, also its ``interface`` and ``mtu``, and whether the bytes came back (``large``).
+    Return ``failed``, the reason, or ``source``, this machine's address. If ``large``, more than one packet
+    is sent, and the result also has the ``interface``, its ``mtu``, and whether the bytes came back
+    (``large``).
     """
     try:
         connection = socket.create_connection((address, port), timeout=WAIT)
@@ -94,15 +90,15 @@ def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str,
     """Try to reach other hosts at all their addresses at the same time.
 
     Args:
-        targets: by host, the ``ports`` of its :class:`Listener` by address, and its ``host`` name, which is
-            resolved unless it is empty.
+        targets: for each host, the ``ports`` of its :class:`Listener` by address, and its ``host`` name,
+            which is resolved unless empty.
         large: as for :func:`attempt`.
 
     Returns:
-        By host: ``tried``, the answers of :func:`attempt` by address; ``resolved``, the addresses that the
-        name has here.
+        For each host, ``tried``, the results of :func:`attempt` by address, and ``resolved``, the addresses
+        of the name here.
     """
-    # An address that this machine has as well belongs to a bridge of containers or the like on both.
+    # An address that this machine also has is local to both, such as that of a bridge of containers.
     own = own_addresses()
     found: dict[str, dict[str, Any]] = {name: {"tried": {}, "resolved": []} for name in targets}
 
@@ -128,7 +124,7 @@ def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str,
 
 
 def _received(connection: socket.socket) -> bytes:
-    """The bytes that come, up to the size of the test."""
+    """Receive bytes until the connection ends or the size of the test is reached."""
     data = b""
     while len(data) < _LARGE:
         some = connection.recv(_LARGE - len(data))
@@ -139,20 +135,17 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def sources(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """By each address of another host that works, the own address that was used (see :func:`attempt`)."""
+    """Return this machine's address for each working address of another host (see :func:`attempt`)."""
     return {
         address: found["source"] for address, found in tried.items() if found.get("large", "source" in found)
     }
 
 
 def best_address(ports: Mapping[str, int], answers: Sequence[Mapping[str, str]]) -> str | None:
-    """The address of a host at which all others reach it; None without one.
+    """Return the address of a host at which all others reach it, None if there is none.
 
-    An address in the others' own network comes first: its traffic is not routed.
-
-    Args:
-        ports: the ports of its :class:`Listener`.
-        answers: :func:`sources` on each of the others.
+    ``answers`` has the result of :func:`sources` on each of the others. An address in their network is
+    preferred, because its traffic is not routed.
     """
     common = [address for address in ports if all(address in answer for answer in answers)]
 

@@ -1,9 +1,9 @@
-"""Runs on every host of a training, sent there as source: keeps one process alive while it is wanted.
+"""A program sent to every host as source, which keeps one process alive while it is wanted.
 
-It needs nothing but a Python 3.8 or newer. Requests come as lines of JSON on its standard input and events go
-out on its standard output, both through SSH. The input is a lease: at its end, or when nothing has come for
-some seconds (a cut cable, a client that was killed), the process is asked to end, and after a grace period
-everything that it started is killed, wherever it has gone: nothing is left running on a host.
+It needs only Python 3.8 or newer. Requests arrive as lines of JSON on its standard input and events leave on
+its standard output, both through SSH. The input is a lease: if it ends or is silent for some seconds (a cut
+cable, a killed client), the process is asked to end. After a grace period everything that it started is
+killed, so that nothing is left running on a host.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ import zipfile
 from pathlib import Path
 from typing import Any, Callable  # noqa: UP035  # of Python 3.8
 
-LEASE = 40.0  # seconds without a word from the client, which gives this host up before
-GRACE = 8.0  # seconds between asking and killing, when there is nobody left to ask
-FULL = 1 << 24  # bytes that wait for a slow client before what the process prints has to wait, too
+LEASE = 40.0  # seconds of silence from the client, which gives this host up earlier
+GRACE = 8.0  # seconds between asking and killing after the client has gone
+FULL = 1 << 24  # bytes that wait for a slow client before the output of the process has to wait
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, <linux/prctl.h>
 
 
 class Supervisor:
-    """One process, its output, and the client that wants it."""
+    """A process, its output, and the client that wants it."""
 
     def __init__(self) -> None:
         self.received = b""
         self.waiting = bytearray()  # to be sent
         self.asked = bytearray()  # to be written to the process
         self.child: subprocess.Popen[bytes] | None = None
-        self.names: dict[int, str] = {}  # descriptor -> what comes out of it
+        self.names: dict[int, str] = {}  # descriptor -> kind of its output
         self.heard = time.monotonic()
         self.kill_at: float | None = None  # when everything is killed
-        self.gone = False  # nobody listens
+        self.gone = False  # the client has gone
         self.do: dict[str, Callable[..., None]] = {
             "beat": self.beat,
             "start": self.start,
@@ -68,7 +68,7 @@ class Supervisor:
             self.step()
 
     def serve(self) -> None:
-        """Serve until the process has ended and is not wanted any more."""
+        """Serve until the process has ended and is no longer wanted."""
         while True:
             self.step()
             now = time.monotonic()
@@ -82,7 +82,7 @@ class Supervisor:
                     kill_all()
 
     def step(self) -> None:
-        """Wait for something to read or to write, and do it."""
+        """Wait until something can be read or written, and handle it."""
         reads = [] if self.gone else [0]
         reads += list(self.names) if len(self.waiting) < FULL else []
         writes = [1] if self.waiting and not self.gone else []
@@ -98,7 +98,7 @@ class Supervisor:
                 del self.asked[: os.write(child, self.asked)]
             except BlockingIOError:
                 pass
-            except OSError:  # it has ended; how is known in a moment
+            except OSError:  # it has ended; reap() will report how
                 self.asked.clear()
         if 1 in writable:
             try:
@@ -109,7 +109,7 @@ class Supervisor:
                 self.lose()
 
     def hear(self) -> None:
-        """Read requests."""
+        """Read and handle requests."""
         try:
             data = os.read(0, 1 << 20)
         except BlockingIOError:
@@ -130,7 +130,7 @@ class Supervisor:
                 self.send(failed=str(error))
 
     def beat(self) -> None:
-        """The client is there; so is this, and the process answers for itself."""
+        """Answer a beat of the client and pass it on to the process."""
         self.send(beat=1)
         self.input('{"do": "beat"}')
 
@@ -149,7 +149,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(theirs,),
-                # Torch reads it at its import, and warns of every connection from an address without a name.
+                # Silence PyTorch's warnings about connections from addresses without a name.
                 env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **env, "EVENTS_FD": str(theirs)},
                 cwd=folder,
                 start_new_session=True,
@@ -160,7 +160,7 @@ class Supervisor:
         finally:
             os.close(theirs)
         self.child = child
-        if child.stdin is not None:  # one that does not read must not keep this from hearing the client
+        if child.stdin is not None:  # a process that does not read must not block this one
             os.set_blocking(child.stdin.fileno(), False)
         self.names = {events: "event"}
         for pipe, name in ((child.stdout, "out"), (child.stderr, "err")):
@@ -173,7 +173,7 @@ class Supervisor:
             self.asked += text.encode() + b"\n"
 
     def unpack(self, folder: str, data: str) -> None:
-        """Unpack an archive into a folder below the home directory, unless that is there."""
+        """Unpack an archive into a folder below the home directory, unless that exists."""
         target = Path.home() / folder
         if target.is_dir():
             return
@@ -182,13 +182,13 @@ class Supervisor:
         try:
             with zipfile.ZipFile(io.BytesIO(base64.b64decode(data))) as archive:
                 archive.extractall(beside)
-            with contextlib.suppress(OSError):  # another one was faster
+            with contextlib.suppress(OSError):  # another process was faster
                 beside.rename(target)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 
     def end(self, grace: float) -> None:
-        """Ask the process to end; kill it after so many seconds."""
+        """Ask the process to end, and kill it after ``grace`` seconds."""
         at = time.monotonic() + grace
         if self.kill_at is None or at < self.kill_at:
             self.kill_at = at
@@ -197,13 +197,13 @@ class Supervisor:
                     os.kill(self.child.pid, signal.SIGTERM)
 
     def lose(self) -> None:
-        """The client has gone."""
+        """Handle the loss of the client."""
         self.gone = True
         self.waiting.clear()
         self.end(GRACE)
 
     def forward(self, descriptor: int) -> None:
-        """Pass on what the process printed."""
+        """Pass on output of the process."""
         data = os.read(descriptor, 1 << 16)
         if data:
             self.send(**{self.names[descriptor]: base64.b64encode(data).decode()})
@@ -211,12 +211,12 @@ class Supervisor:
             del self.names[descriptor]
 
     def send(self, **event: Any) -> None:
-        """Put an event into the line."""
+        """Queue an event for the client."""
         if not self.gone:
             self.waiting += json.dumps(event).encode() + b"\n"
 
     def reap(self) -> None:
-        """Collect what has ended; after the process itself, nothing that it started may live on."""
+        """Collect ended processes; when the process itself has ended, kill everything that it started."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -241,7 +241,7 @@ class Supervisor:
 
 
 def kill_all() -> None:
-    """Kill every descendant, and wait until none is left."""
+    """Kill every descendant, and wait up to 5 seconds until none is left."""
     until = time.monotonic() + 5
     while time.monotonic() < until:
         left = descendants()
@@ -254,13 +254,13 @@ def kill_all() -> None:
 
 
 def descendants() -> set[int]:
-    """The ids of all processes below this one that are not dead."""
+    """Return the ids of all processes below this one that are alive."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 state, parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-            except OSError:  # gone meanwhile; or another user's, which some machines hide
+            except OSError:  # it has ended, or is another user's, which some machines hide
                 continue
             if state != b"Z":
                 parents[int(folder.name)] = int(parent)

@@ -1,4 +1,4 @@
-"""A training on several hosts: what the user asked for, and what each host gets of it."""
+"""A training on several hosts: the user's options, and each host's part."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ class Training:
     """A training on several hosts.
 
     Attributes:
-        recipe: with the path of the data as the user gave it.
+        recipe: the recipe, with the path of the data as the user gave it.
         run: the run directory, the same on every host.
-        devices: how many each host uses that names no number; None is all.
-        resume: go on with a run.
+        devices: number of devices to use on hosts that give no number; None uses all.
         sinks: names of the user's sinks.
-        launched: when this start was, and with which command.
-        dry_run_steps: end after so many, with a trace of every tensor; 0 is a real run.
+        launched: time and command of this start.
+        dry_run_steps: number of steps of a dry run with traces; 0 for a real run.
     """
 
     recipe: Recipe
@@ -41,19 +40,19 @@ class Training:
     dry_run_steps: int = 0
 
     def json(self, member: Member) -> str:
-        """The recipe as JSON, with the path of the data on that host."""
+        """Return the recipe as JSON, with the path of the data on that host."""
         recipe = self.recipe
         if member.host.data:
             recipe = replace(recipe, data=replace(recipe.data, root=member.host.data))
         return to_json(recipe)
 
     def beginning(self, member: Member, token: str, *, resume: bool) -> Begin:
-        """The command that has a host begin, or join."""
+        """Return the command that has a host begin, or join."""
         run, stays = str(self.run), not self.dry_run_steps
         return Begin(recipe=self.json(member), run=run, token=token, resume=resume, stays=stays)
 
     def job(self, member: Member) -> Job:
-        """What the ranks of a host do."""
+        """Return the job of a host's ranks."""
         return Job(
             "train",
             self.json(member),
@@ -66,10 +65,9 @@ class Training:
         )
 
     def shares(self, members: Sequence[Member]) -> dict[int, int]:
-        """How many ranks each host runs, by its index: no more in all than there are micro-batches.
+        """Return each host's number of ranks, by index; all hosts have at most one rank per micro-batch.
 
-        Raises:
-            UserError: some host would have none.
+        Raise a UserError if a host would have none.
         """
         most = self.recipe.batch.micro_batches
         refuse_idle("--hosts has {} hosts", [len(members)], self.recipe)
@@ -79,10 +77,9 @@ class Training:
         return counts
 
     def devices_of(self, members: Sequence[Member]) -> dict[int, int]:
-        """How many devices each host is to use, by its index, whether or not there is work for all.
+        """Return each host's number of devices to use, by index, even if there is no work for all of them.
 
-        Raises:
-            UserError: some host has not as many.
+        Raise a UserError if a host has too few.
         """
         counts, problems = {}, []
         for member in members:
@@ -100,16 +97,15 @@ class Training:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asked for.
+    """The user's options for a training on several hosts.
 
     Attributes:
-        recipe: None takes that of the run to go on with.
-        overrides: changes to it then.
-        run: the run directory on every host; None makes a new one.
-        name: what to call that.
+        recipe: the recipe; None takes that of the run to resume, with ``overrides``.
+        run: the run directory on every host; None creates a new one.
+        name: name of a new run.
         devices, resume, sinks: as for :class:`Training`.
-        least: with how many hosts the training goes on when others are lost.
-        dry_run_steps: end after so many, print nothing, and leave nothing behind; 0 is a real run.
+        least: minimum number of hosts to continue with when others are lost.
+        dry_run_steps: number of steps of a dry run, which prints and keeps nothing; 0 for a real run.
     """
 
     recipe: Recipe | None
