@@ -18,11 +18,11 @@ class Check:
     """The finding about one thing.
 
     Attributes:
-        name: of the thing.
-        level: ``error`` keeps a training from starting or going on; ``warning`` may.
-        value: what was seen.
-        fix: what to do, a command where there is one; empty where all is well.
-        host: where; empty for this machine, or for all.
+        name: name of the thing.
+        level: ``error`` prevents a training; ``warning`` may do so.
+        value: observed state.
+        fix: what to do, if possible a command; empty if all is well.
+        host: name of the host; empty for this machine, or for all.
     """
 
     name: str
@@ -33,27 +33,22 @@ class Check:
 
 
 def ok(name: str, value: str) -> Check:
-    """Whether all is well."""
+    """Return a finding that all is well."""
     return Check(name, "ok", value)
 
 
 def warning(name: str, value: str, fix: str) -> Check:
-    """It may do harm."""
+    """Return a finding that may harm a training."""
     return Check(name, "warning", value, fix)
 
 
 def error(name: str, value: str, fix: str) -> Check:
-    """It does harm."""
+    """Return a finding that prevents a training."""
     return Check(name, "error", value, fix)
 
 
 def run(looks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check]:
-    """Run all checks at the same time; a check that fails or takes too long is a finding as well.
-
-    Args:
-        looks: by the names of what they look at.
-        seconds: after which a look is given up: a name server or a network disk may never answer.
-    """
+    """Run all checks in parallel; one that fails, or takes more than ``seconds``, becomes a finding."""
     found: dict[str, Check] = {}
 
     def look(name: str) -> None:

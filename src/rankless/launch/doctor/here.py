@@ -1,4 +1,4 @@
-"""The checks of one machine, such as leftover ranks, network and disks; each host runs them itself."""
+"""Checks that each machine runs itself, such as for leftover ranks, the network and disks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,7 @@ from rankless.recipe.schema import Recipe
 
 
 def space(run: Path, free: int | None = None) -> Check:
-    """Room for checkpoints.
-
-    Args:
-        run: the run directory, which need not be there yet.
-        free: bytes; asked of the file system if not given.
-    """
+    """Check the disk space for checkpoints in ``run``, which need not exist yet."""
     folder = existing(run)
     free = shutil.disk_usage(folder).free if free is None else free
     value, fix = (
@@ -66,12 +61,7 @@ _STEPS: dict[str, Callable[[IO[bytes]], None]] = {"fsync": _flush, "flock": _loc
 
 
 def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = None) -> Check:
-    """Check that files can be written durably, locked and renamed there; leave nothing behind.
-
-    Args:
-        run: the run directory; where it is not there, the folder that it would be made in.
-        steps: what is done with a new file.
-    """
+    """Check that files in ``run``, or the nearest folder above, can be flushed, locked and renamed."""
     folder, failed = existing(run), []
     fix = f"let this user write to {folder}, or give a --run on a local disk, NFS 4 or Lustre with flock"
     try:
@@ -90,7 +80,7 @@ def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = No
 
 
 def existing(path: Path) -> Path:
-    """The path itself, or the nearest folder above that is there."""
+    """Return the path itself, or the nearest folder above that exists."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
@@ -120,7 +110,7 @@ def own_name(
 
 
 def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
-    """The interfaces with their addresses and MTUs."""
+    """Check the interfaces, their addresses and MTUs."""
     found = interfaces() if found is None else found
     shown = []
     families = set()
@@ -140,7 +130,7 @@ def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
 def chosen_interface(
     environment: Mapping[str, str] = os.environ, found: Mapping[str, Sequence[str]] | None = None
 ) -> Check:
-    """The interface that variables name for gloo and NCCL."""
+    """Check the interface that environment variables name for gloo and NCCL."""
     found = interfaces() if found is None else found
     asked = {name: environment[name] for name in _VARIABLES if environment.get(name)}
     missing = {
@@ -170,7 +160,7 @@ def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:
 
 
 def _is_meant(value: str, interface: str) -> bool:
-    """Whether the value of a gloo or NCCL variable names an interface."""
+    """Check whether the value of a gloo or NCCL variable names an interface."""
     if value.startswith("^"):
         return True
     exact = value.startswith("=")
@@ -185,7 +175,7 @@ def _is_link_local(address: str) -> bool:
 
 
 _RANK = re.compile(r"rank[ -]\d+|loader server")
-# What starts ranks in a container may be its first process.
+# In a container, the launcher of ranks may be the first process.
 _LAUNCHER = re.compile(rb"rankless|torch|slurm|srun|mpi|orted|prted|hydra|ray")
 _REAPERS = ("systemd", "init", "tini", "dumb-init", "docker-init")
 
@@ -214,7 +204,7 @@ def processes(root: Path = Path("/proc")) -> list[Process]:
             if state != "Z":
                 command = (folder / "cmdline").read_bytes()
                 found.append(Process(int(folder.name), int(parent), name, command, folder.stat().st_uid))
-        except (OSError, ValueError):  # gone meanwhile
+        except (OSError, ValueError):  # it has ended
             continue
     return found
 
@@ -234,7 +224,7 @@ def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -
 
 
 def _is_adopted(parent: Process | None) -> bool:
-    """Whether a process has lost the parent that started it."""
+    """Check whether a process has lost the parent that started it."""
     if parent is None:  # outside of this container
         return False
     is_reaper = parent.id == 1 or parent.name in _REAPERS
@@ -243,11 +233,11 @@ def _is_adopted(parent: Process | None) -> bool:
 
 _LIMIT = 30.0  # seconds, imports included
 DATA_LIMIT = 300.0
-"""Seconds that the data may take to be read the first time."""
+"""Seconds that reading the data for the first time may take."""
 
 
 def checks(directory: Path, threads: int = 1) -> list[Check]:
-    """Look at this machine."""
+    """Run all checks of this machine."""
     return run(
         {
             "software": machine.software,
@@ -285,13 +275,7 @@ def data(recipe: Recipe) -> Check:
 
 
 def of_data(root: str, digest: str | None, problems: list[str]) -> Check:
-    """Return the check of reading the data.
-
-    Args:
-        root: where it lies.
-        digest: of what was read; None where there are no files.
-        problems: that prevented it from being read.
-    """
+    """Return the finding about the data at ``root``: its digest, or the problems of reading it."""
     if problems:
         return error("data", "; ".join(problems), f"rankless data check {root}")
     return ok("data", f"{root}, digest {digest[:12]}" if digest else root)

@@ -1,4 +1,4 @@
-"""The checks of several hosts, over a training's own connections: each host's own, then between them."""
+"""Checks of several hosts over a training's own connections: of each host, and between them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rankless.launch.hosts.reach import best_address, sources
 from rankless.launch.hosts.training import Training
 from rankless.recipe.schema import Recipe
 
-_SKEW = 5.0  # seconds; torchrun's elastic rendezvous leaves out hosts from 15 on
+_SKEW = 5.0  # seconds; torchrun's elastic rendezvous leaves out hosts that are off by 15
 
 
 def lost(member: Member, way: Way) -> Check:
-    """Why a host cannot be used."""
+    """Return the finding about a host that cannot be used."""
     name, fix = remedy(member.lost, member.host.address, way.python)
     return error(name, member.lost, fix)
 
 
 def alike(members: Sequence[Member]) -> list[Check]:
-    """Check that versions, devices, processors and data are equal; ``facts`` holds those of each host."""
+    """Check that the hosts' versions, devices, processors and data are equal."""
     must, may = preflight.differences(members), preflight.rounding(members)
     found = [error("alike", f"{d.what}: {d.values}", d.fix) for d in must]
     found += [warning("alike", f"{d.what}: {d.values}; they round differently", d.fix) for d in may]
@@ -44,8 +44,8 @@ def alike(members: Sequence[Member]) -> list[Check]:
 def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
     """Check how far the clocks differ.
 
-    Args:
-        skews: by host, seconds that its clock is ahead of this machine's, and how sure that is (±).
+    ``skews`` has for each host the seconds by which its clock is ahead of this machine's, and their
+    uncertainty.
     """
     ahead, behind = max(skews, key=lambda name: skews[name][0]), min(skews, key=lambda name: skews[name][0])
     apart = skews[ahead][0] - skews[behind][0]
@@ -57,11 +57,11 @@ def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
 
 
 Answers = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""The answers of :func:`rankless.launch.hosts.reach.probe` on each host."""
+"""Results of :func:`rankless.launch.hosts.reach.probe` by host."""
 
 
 def connections(answers: Answers) -> list[Check]:
-    """Check that every host reaches every other in both directions, with large packets too."""
+    """Check that every host reaches every other in both directions, even with large packets."""
     found: list[Check] = []
     used: list[str] = []
     for one, other in ((a, b) for a in answers for b in answers if a != b):
@@ -81,7 +81,7 @@ def connections(answers: Answers) -> list[Check]:
 
 
 def _unreachable(one: str, other: str, tried: Mapping[str, Mapping[str, Any]]) -> Check:
-    """Why one host does not reach another."""
+    """Return the finding that one host does not reach another, with the reason."""
     small = [(address, answer) for address, answer in tried.items() if "failed" not in answer]
     if small:
         address, answer = small[0]
@@ -100,7 +100,7 @@ def _unreachable(one: str, other: str, tried: Mapping[str, Mapping[str, Any]]) -
 
 
 def _packets(one: str, other: str, answers: Answers) -> list[Check]:
-    """A warning where the two ends of a connection have packets of different sizes."""
+    """Return a warning if the two ends of a connection have different MTUs."""
     there = {answer["mtu"] for answer in answers[one][other]["tried"].values() if answer.get("large")}
     back = {answer["mtu"] for answer in answers[other][one]["tried"].values() if answer.get("large")}
     if not there or not back or there & back:
@@ -110,12 +110,7 @@ def _packets(one: str, other: str, answers: Answers) -> list[Check]:
 
 
 def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
-    """Check that hosts resolve each other's names, on which torchrun and MPI may depend.
-
-    Args:
-        answers: as for :func:`connections`.
-        own: the name that each host has for itself.
-    """
+    """Check that hosts resolve each other's ``own`` names, on which torchrun and MPI may depend."""
     found = []
     for other, name in own.items():
         missing = [
@@ -139,7 +134,7 @@ def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
 
 
 _LOOK, _TRY, _MEASURE, _STEPS = 60.0, 30.0, 90.0, 240.0  # seconds for a command on a host
-_CLOCKS = 5  # times that a clock is asked
+_CLOCKS = 5  # readings of each clock
 
 
 @dataclass
@@ -147,12 +142,11 @@ class Examination:
     """The findings on and between hosts.
 
     Attributes:
-        checks: of every host, and between them.
-        timings: of collectives between one rank per host; fields of :class:`rankless.world.speed.Timing`.
-        exchange: seconds for exchanging one step's gradients between one rank per host; 0 without a recipe.
-        step: seconds of a step of the recipe on the first host alone; 0 if that was not measured.
-        measured: how many hosts the timings are of.
-        shares: how many ranks each host would run, the first host's first.
+        timings: collectives between one rank per host, as fields of :class:`rankless.world.speed.Timing`.
+        exchange: seconds to exchange one step's gradients between one rank per host; 0 without a recipe.
+        step: seconds of a step of the recipe on the first host alone; 0 if not measured.
+        measured: number of hosts in the timings.
+        shares: number of ranks that each host would run, the first host's first.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -164,17 +158,13 @@ class Examination:
 
 
 def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -> Examination:
-    """Check the hosts as far as possible; problems of a host are findings and never raise.
+    """Check the hosts as far as possible; problems of a host become findings and never raise.
 
-    Args:
-        hosts: which.
-        recipe: to look for its data, and to say what the network means for it.
-        run: the run directory.
-        way: how they are reached.
+    With a recipe, also check its data and estimate the network's share of its step.
     """
     doctor = _Doctor(HostPool(hosts, way), recipe, run)
     try:
-        with redirect_stdout(sys.stderr):  # what hosts print; the standard output is the report's alone
+        with redirect_stdout(sys.stderr):  # keeps the output of hosts out of the report
             doctor.look()
     finally:
         doctor.pool.close()
@@ -190,7 +180,7 @@ class _Doctor:
         self.reported: set[int] = set()
 
     def look(self) -> None:
-        """Look at everything."""
+        """Run all checks."""
         self.pool.connect(self.pool.members)
         self.pool.wait_ready()
         self._report_lost()
@@ -217,7 +207,7 @@ class _Doctor:
     def _ask(
         self, command: Asked[A], seconds: float, members: Sequence[Member] | None = None
     ) -> dict[int, A]:
-        """Ask hosts; the replies of those that could do it. What went wrong is reported."""
+        """Send a command to hosts, report failures, and return the replies of the others."""
         members = self._there() if members is None else members
         replies = self.pool.ask(members, command, seconds)
         self._report_lost()
@@ -264,7 +254,7 @@ class _Doctor:
             self.found.checks.append(clocks(skews))
 
     def _connections(self, members: list[Member]) -> bool:
-        """Have every host try every other; whether all reach each other."""
+        """Have every host try every other; return whether all reach each other."""
         for index, reply in self._ask(messages.Listen(echo=True), _TRY).items():
             self.pool.members[index].ports = reply.ports
         members = [member for member in members if not member.lost]
@@ -287,7 +277,7 @@ class _Doctor:
         return all(check.level != "error" for check in checks)
 
     def _speed(self, members: list[Member]) -> None:
-        """Measure the network, then a step of the recipe without it."""
+        """Measure the network, then a step of the recipe on one host."""
         if len(members) < 2:
             return
         lead = members[0]
@@ -321,7 +311,7 @@ class _Doctor:
                 self._step(lead)
 
     def _share(self, members: Sequence[Member]) -> bool:
-        """Check that there is work for a rank on every host."""
+        """Check that every host has work for a rank."""
         try:
             shares = self._training().shares(members)
         except UserError as problem:

@@ -26,12 +26,7 @@ _FEW_FILES, _FEWER_FILES = 1024, 256
 
 
 def software(running: str = __version__, installed: str | None = None) -> Check:
-    """The versions of Python, PyTorch and Rankless.
-
-    Args:
-        running: the version of the code that runs.
-        installed: the one that the environment says it has; looked up if not given.
-    """
+    """Check the versions of Python, PyTorch and Rankless."""
     try:
         installed = installed or metadata.version("rankless")
     except metadata.PackageNotFoundError:  # the code was copied here
@@ -47,7 +42,7 @@ def software(running: str = __version__, installed: str | None = None) -> Check:
 
 
 def processor(model: str | None = None, flags: frozenset[str] | None = None) -> Check:
-    """The CPU and its instruction set."""
+    """Check the CPU and its instruction set."""
     model = model or instruction_set.model()
     flags = instruction_set.flags() if flags is None else flags
     best = instruction_set.of_onednn(flags)
@@ -60,13 +55,7 @@ def processor(model: str | None = None, flags: frozenset[str] | None = None) -> 
 
 
 def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) -> Check:
-    """Check the number of usable cores.
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-        every: how many the machine has.
-        threads: that a rank of the recipe uses.
-    """
+    """Check that there are enough usable cores for the ``threads`` of a rank."""
     usable, every = usable_cores(root), every or os.cpu_count() or 1
     value = f"{usable} of {every}"
     if usable < every:
@@ -91,7 +80,7 @@ def memory(free: int | None = None) -> Check:
 
 
 def shared_memory(folder: Path = _SHM) -> Check:
-    """The size of /dev/shm, through which loader processes hand over batches."""
+    """Check the size of /dev/shm, through which loader processes pass batches."""
     fix = "docker run --shm-size 8g, or: mount -o remount,size=8G /dev/shm"
     try:
         usage = shutil.disk_usage(folder)
@@ -104,7 +93,7 @@ def shared_memory(folder: Path = _SHM) -> Check:
 
 
 def open_files(limit: int | None = None) -> Check:
-    """``ulimit -n``: sockets to every rank, and files of every loader process."""
+    """Check ``ulimit -n``, the limit for sockets to ranks and for files of loader processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = soft if limit is None else limit
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
@@ -117,7 +106,7 @@ def open_files(limit: int | None = None) -> Check:
 
 
 def locked_memory(limit: int | None = None, devices: Path = Path("/sys/class/infiniband")) -> Check:
-    """``ulimit -l``: what RDMA may register; it matters only where there is InfiniBand or RoCE."""
+    """Check ``ulimit -l``, the memory that RDMA may register; it matters only with InfiniBand or RoCE."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if limit is None else limit
     names = sorted(path.name for path in devices.iterdir()) if devices.is_dir() else []
     if soft == resource.RLIM_INFINITY:
@@ -131,13 +120,13 @@ def locked_memory(limit: int | None = None, devices: Path = Path("/sys/class/inf
 
 @dataclass(frozen=True)
 class Cards:
-    """The visible GPUs.
+    """The visible GPUs and their software.
 
     Attributes:
-        names: of those that PyTorch sees.
-        free: the fraction of each one's memory that nobody uses.
-        driver: the version of the kernel's driver; empty without one.
-        library: with which PyTorch was built, and NCCL's version.
+        names: names of the GPUs that PyTorch sees.
+        free: unused fraction of each one's memory.
+        driver: version of the kernel driver; empty without one.
+        library: versions of CUDA and NCCL in PyTorch.
         switched: whether there is an NVSwitch.
         managed: whether the fabric manager runs.
     """
@@ -151,11 +140,7 @@ class Cards:
 
 
 def cards(root: Path = Path("/")) -> Cards:
-    """Look at the GPUs of this machine.
-
-    Args:
-        root: where ``dev`` and ``proc`` lie.
-    """
+    """Return the GPUs of this machine; ``root`` is the parent of ``dev`` and ``proc``."""
     import torch
 
     from rankless.engine.environment import nvidia_driver
@@ -185,7 +170,7 @@ def cards(root: Path = Path("/")) -> Cards:
 
 
 def gpus(seen: Cards | None = None) -> Check:
-    """The GPUs: seen by PyTorch, alike, free, and connected."""
+    """Check that the GPUs are seen by PyTorch, of one kind, unused, and connected."""
     seen = seen or cards()
     if not seen.names:
         if not seen.driver:

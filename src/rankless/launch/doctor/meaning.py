@@ -1,4 +1,4 @@
-"""The meaning of a measured network: whether it is slow, and its share of a recipe's step."""
+"""An interpretation of network measurements: whether the network is slow, and its share of a step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SLOW = 100e6  # bytes/s; a link of 1 Gbit/s carries 117e6
 
 
 def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
-    """Bytes per second that every host sends: a part of its vector to each other, of an all-reduce twice."""
+    """Return the bytes per second that every host sends; an all-reduce sends its vector twice."""
     passes = 2 if timing["name"] == "all-reduce" else 1
     return float(passes * (hosts - 1) / hosts * timing["size"] / timing["seconds"])
 
 
 def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
-    """Latency and bandwidth, and a warning where the network is slower than any that is usual."""
+    """Return the latency and bandwidth, with a warning if the network is slower than 1 Gbit/s."""
     latency = min(timing["seconds"] for timing in timings)
     largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
     rate = bandwidth(largest, hosts)
@@ -30,12 +30,12 @@ def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
 
 
 def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
-    """Estimate a step and its share of network time; an upper bound, as they overlap in part.
+    """Estimate the seconds of a step and the network's share; an upper bound, as both overlap in part.
 
     Args:
         alone: seconds of a step on the first host.
         exchange: seconds to exchange the gradients between one rank of each host.
-        shares: how many ranks each host runs, the first host's first. Each of them sends.
+        shares: number of ranks on each host, the first host's first. Every rank sends.
     """
     computing = alone * shares[0] / sum(shares)
     sending = exchange * max(shares)

@@ -17,11 +17,9 @@ _LONG = 24  # columns for names of hosts
 
 
 def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
-    """Merge equal findings of several hosts, in the order of levels: errors come last.
+    """Merge equal findings of several hosts and sort them by level, errors last.
 
-    Args:
-        checks: all findings.
-        hosts: the names of all hosts; empty for this machine alone.
+    ``hosts`` has the names of all hosts; it is empty for this machine alone.
     """
     where: dict[Check, list[str]] = {}
     for check in checks:
@@ -35,12 +33,7 @@ def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
 
 
 def lines(checks: Sequence[Check], hosts: Sequence[str], columns: int | None = None) -> list[str]:
-    """Return a table (level, thing, hosts, value), each fix below its finding, and a summary.
-
-    Args:
-        checks, hosts: as for :func:`merged`.
-        columns: of the terminal.
-    """
+    """Return a table (level, thing, hosts, value), each fix below its finding, and a summary."""
     rows = merged(checks, hosts)
     columns = max(columns or shutil.get_terminal_size((110, 24)).columns, 60)
     thing = max([len(row.name) for row in rows], default=0)
