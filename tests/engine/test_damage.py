@@ -233,7 +233,7 @@ def test_a_cut_recipe_is_taken_from_the_checkpoint(origin: RunDirectory, tmp_pat
         assert len(said) == 1 and f"{run.recipe}: is damaged (" in said[0]
     run.recipe.unlink()
     assert recipe_of_run(run, ["epochs=9"], said.append) == replace(RECIPE, epochs=9)
-    assert said[-1] == f"{run.recipe}: is missing; going on with the recipe in the newest checkpoint"
+    assert said[-1] == f"{run.recipe}: is missing; using the recipe in the newest checkpoint"
     run.recipe.write_text(text[:97])
     shutil.rmtree(run.checkpoints)
     with pytest.raises(UserError, match=r"recipe\.yaml: is damaged .* no whole checkpoint"):

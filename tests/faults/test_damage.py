@@ -70,7 +70,7 @@ def test_a_recipe_that_is_gone_is_restored_from_the_checkpoint(
     with Run(folder, 2, "--resume") as run:
         assert run.wait() == 0, run.text()
         run.gone()
-        assert "recipe.yaml: is missing; going on with the recipe in the newest checkpoint" in run.text()
+        assert "recipe.yaml: is missing; using the recipe in the newest checkpoint" in run.text()
         said += run.text()
     assert run.run.recipe.read_text() == recipe
     assert outcome(folder) == expected

@@ -319,7 +319,7 @@ def test_another_job_does_not_go_on_unasked(tmp_path: Path, recipe: str, expecte
         codes, printed = ranks.ends()
     assert codes == [2, 2]
     last = printed[0].splitlines()[-1]  # PyTorch 2.9's gloo says before that it is connected
-    assert last.startswith("error: run: a run is there already (last step 20); go on with --resume")
+    assert last.startswith("error: run: a run is there already (last step 20); continue with --resume")
     assert printed[1] == ""
 
 

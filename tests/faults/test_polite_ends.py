@@ -25,7 +25,7 @@ def stopped(run: Run, folder: Path, name: str) -> None:
     saved = run.run.pointed("last")
     assert saved == run.step(), "the step under way is saved"
     assert last == (
-        f"stopped by {name}; saved after step {saved}; go on with: rankless train --resume --run {folder}"
+        f"stopped by {name}; saved after step {saved}; continue with: rankless train --resume --run {folder}"
     )
     assert not run.noise(), run.text()
 

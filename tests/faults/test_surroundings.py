@@ -113,7 +113,7 @@ def test_an_error_in_the_users_code_is_reported_at_once_with_its_lines(
         assert lines[2] == "    return divided(batch, 0)"
         assert re.fullmatch(r"  .*/small_task_for_faults.py:\d+, in divided", lines[3])
         assert lines[5:] == [
-            "the checkpoint of step 3 is whole; once the error is fixed, go on with: "
+            "the checkpoint of step 3 is complete; once the error is fixed, continue with: "
             f"rankless train --resume --run {folder}"
         ]
         assert "Traceback" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8"), "the whole of it"

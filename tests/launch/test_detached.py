@@ -53,11 +53,11 @@ def test_a_detached_training_is_watched_stopped_and_gone_on_with(tmp_path: Path)
 
     stopped = rankless(tmp_path, "attach", "runs/d", "--stop")
     assert stopped.returncode == 85, stopped.stderr
-    assert f"stopped by SIGTERM; saved after step {run.pointed('last')}; go on with: " in stopped.stdout
+    assert f"stopped by SIGTERM; saved after step {run.pointed('last')}; continue with: " in stopped.stdout
     assert "\x1b" not in stopped.stdout, "nothing of a terminal's goes into the log"
     ended = rankless(tmp_path, "attach", "runs/d", "--stop")
     assert ended.returncode == 85
-    assert ended.stdout.startswith("runs/d: this training has ended; what it printed:")
+    assert ended.stdout.startswith("runs/d: this training has ended; its output:")
 
     steps = sum("step" in entry for entry in journal.read(run.journal))
     assert rankless(tmp_path, "train", "--resume", *hosts).returncode == 0
@@ -96,8 +96,8 @@ def test_a_host_that_does_not_answer_names_the_way_on_without_it(tmp_path: Path)
     (tmp_path / "gone").touch()
     asked = rankless(tmp_path, "attach", "d")
     assert asked.returncode == 2
-    on = "go on with: rankless train --resume --run d --hosts h2:3,h3"
-    assert "h1: does not answer; if it is up, the training goes on; if it is lost, " in asked.stderr
+    on = "continue with: rankless train --resume --run d --hosts h2:3,h3"
+    assert "h1: does not answer; if it is up, the training continues; if it is lost, " in asked.stderr
     assert on in asked.stderr
 
 

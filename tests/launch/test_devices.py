@@ -82,7 +82,7 @@ def test_a_number_leaves_them_as_they_are(devices: int | None, machine: Machine)
         ),
         (
             4, None, (1, 1),
-            "--devices is 1,1, which names a GPU twice; expected each once: use --devices 1 for as many",
+            "--devices is 1,1, which names a GPU twice; name each GPU once, or use --devices 1",
         ),
         (4, None, (), "--devices is an empty list, but there are 4 GPUs, 0 to 3; name some of these"),
         (
@@ -109,7 +109,7 @@ def test_without_gpus_the_command_says_so(
     run = tmp_path / "run"
     assert cli.main(["train", "digits", "--devices", "0,2", "--run", str(run)]) == 2
     assert capfd.readouterr().err.endswith(
-        "error: --devices is 0,2, which names GPUs, and this is to compute on the CPU (--device cpu, or "
+        "error: --devices is 0,2, which names GPUs, and the CPU is chosen (--device cpu, or "
         "RANKLESS_CPU); expected a number of processes, such as --devices 2\n"
     )
     assert not run.exists()

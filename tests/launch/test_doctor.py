@@ -262,14 +262,14 @@ def test_what_hangs_or_fails_is_a_finding_and_the_rest_is_looked_at() -> None:
     stuck.set()
     assert [one.level for one in found] == ["error", "warning", "error", "ok"]
     assert found[0].value == "no answer within 0.5 s"
-    assert found[1].value == "could not be looked at (ValueError: odd)"
+    assert found[1].value == "could not be checked (ValueError: odd)"
     assert found[2].value == "c: no such file"
 
 
 def test_every_check_of_a_machine_has_a_result(tmp_path: Path) -> None:
     found = here.checks(tmp_path / "run")
     assert len({one.name for one in found}) == len(found) == 15
-    assert not [one for one in found if "could not be looked at" in one.value]
+    assert not [one for one in found if "could not be checked" in one.value]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -270,4 +270,4 @@ def test_a_host_with_an_older_version_says_so(monkeypatch: pytest.MonkeyPatch) -
     host.HostProcess(answers)._read()
     reply = msgspec.json.decode(answers.getvalue(), type=Answer)
     assert reply.reply_to == 7
-    assert reply.problems[0].endswith("does not know 'dance'; install the same everywhere")
+    assert reply.problems[0].endswith("does not know 'dance'; install the same version on all hosts")

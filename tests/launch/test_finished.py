@@ -79,7 +79,7 @@ def test_going_on_with_it_says_what_to_give(finished: Path, capfd: pytest.Captur
     assert train(recipe, finished, devices=1, resume=True) == 0
     out = capfd.readouterr().out
     assert out == (
-        f"{finished}: this run is finished, at step 2 of 2; for more, give more epochs than 1: "
+        f"{finished}: this run is finished, at step 2 of 2; to train longer, give more epochs than 1: "
         f"rankless train --resume --run {finished} epochs=2\n"
     )
     assert (finished / "journal.jsonl").read_bytes() == before
@@ -111,7 +111,7 @@ def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
     assert capfd.readouterr().err == f"{warning}rankless train --resume --run {run.path} fixes it\n"
     assert train(load(run.recipe), run.path, devices=1, resume=True) == 0
     out, err = capfd.readouterr()
-    assert err == f"{warning}going on with the newest whole one ({whole.name})\n"
+    assert err == f"{warning}using the newest complete one ({whole.name})\n"
     assert out.startswith(f"{run.path}: this run is finished, at step {step} of {step}; ")
     assert run.pointed("last") == step and (run.path / "last.safetensors").is_file()
     assert cli.main(["runs", str(run.path)]) == 0 and not capfd.readouterr().err

@@ -59,7 +59,7 @@ def test_another_score_of_the_best_is_refused_in_one_sentence(tmp_path: Path) ->
     with pytest.raises(UserError) as caught:
         check_resume(run, other)
     first, key, remedy = caught.value.problems
-    assert first.endswith("cannot go on with another recipe; 1 key differs:")
+    assert first.endswith("cannot continue with another recipe; 1 key differs:")
     assert key == "evaluate.best: auto in the run, loss now"
     assert remedy.startswith("leave them as they were, or start a new run; what may change: epochs, ")
     assert ", workers, " in remedy and ", data.cache, " in remedy
@@ -100,8 +100,8 @@ def test_other_data_in_another_place_is_refused(stopped: tuple[RunDirectory, Rec
     label.write_text("0 0.5 0.5 0.25 0.25\n")
     with pytest.raises(UserError) as caught:
         check_resume(run, recipe)
-    assert str(caught.value).startswith(f"{run.path} cannot go on with other data: data.root is ")
-    assert "what is annotated there differs from what the run was trained on" in str(caught.value)
+    assert str(caught.value).startswith(f"{run.path} cannot continue with other data: data.root is ")
+    assert "the annotations there differ from those of the run" in str(caught.value)
 
 
 def test_data_that_cannot_be_reported_apart_is_refused(stopped: tuple[RunDirectory, Recipe, Path]) -> None:

@@ -145,7 +145,7 @@ def test_all_that_is_wrong_with_all_hosts_is_found_at_once(rig: Rig) -> None:
         assert any(found in line for line in errors), (found, text)
     assert text.count("fix: ") >= len(errors)
     assert "ok       /dev/shm          h1, h2" in text
-    assert "fix: see that it is up: ping h3" in text
+    assert "fix: check that it is up: ping h3" in text
 
 
 def test_an_interpreter_that_is_not_there(rig: Rig) -> None:

@@ -155,9 +155,9 @@ def test_lines_that_are_none_are_left_out(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("entries", "code", "end"),
     [
-        (WHOLE[:3], 1, "interrupted after step 2; go on with: rankless train --resume --run "),
+        (WHOLE[:3], 1, "interrupted after step 2; continue with: rankless train --resume --run "),
         ((*WHOLE[:3], {"event": "error", "at": 2, "text": "no disk"}), 1, "failed after step 2"),
-        ((*WHOLE[:3], {"event": "stop", "at": 2, "text": ""}), 0, "stopped after step 2, and saved; go on "),
+        ((*WHOLE[:3], {"event": "stop", "at": 2, "text": ""}), 0, "stopped after step 2, and saved; "),
         ((), 1, "no training has begun here"),
         (({"event": "start", "at": 0, "world_size": 1}, *WHOLE[1:]), 0, "finished after step 4"),
     ],
@@ -233,7 +233,7 @@ def test_ctrl_c_ends_the_watching_and_nothing_else(tmp_path: Path, words: list[s
             os.killpg(process.pid, signal.SIGINT)
             shown += process.stdout.read()
         assert process.returncode == 0
-        assert ("the report of" if words else "the training goes on") in shown
+        assert ("the report of" if words else "the training continues") in shown
         assert "Traceback" not in shown and "error" not in shown
         assert is_alive(run, "start")
     (run / ".lock").unlink()

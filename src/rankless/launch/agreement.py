@@ -79,7 +79,9 @@ def _differing(gathered: Sequence[tuple[str, str]]) -> list[str]:
     for key in keys:
         shown = {text: _value(other, key) for text, other in recipes.items()}
         values = [printable(shown[text]) for text in texts]
-        problems.append(f"{key}: differs between the ranks: {_by_value(values)}; give all of them one recipe")
+        problems.append(
+            f"{key}: differs between the ranks: {_by_value(values)}; give all of them the same recipe"
+        )
     return problems
 
 

@@ -47,7 +47,7 @@ def _problem(numbers: list[int], there: int, limited: str | None) -> str:
     count = len(set(numbers))
     if not there:
         is_hidden = bool(os.environ.get("RANKLESS_CPU"))
-        on_cpu = "this is to compute on the CPU (--device cpu, or RANKLESS_CPU)"
+        on_cpu = "the CPU is chosen (--device cpu, or RANKLESS_CPU)"
         why = on_cpu if is_hidden else "PyTorch finds none here"
         return (
             f"{given}, which names GPUs, and {why}; expected a number of processes, such as --devices "
@@ -59,5 +59,5 @@ def _problem(numbers: list[int], there: int, limited: str | None) -> str:
     if not numbers or min(numbers) < 0 or max(numbers) >= there:
         return f"{given}, but there {'is' if there == 1 else 'are'} {known}; name some of these"
     if count < len(numbers):
-        return f"{given}, which names a GPU twice; expected each once: use --devices {count} for as many"
+        return f"{given}, which names a GPU twice; name each GPU once, or use --devices {count}"
     return ""

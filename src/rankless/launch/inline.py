@@ -40,7 +40,7 @@ def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
         )
     if is_joined():
         problems.append(
-            f"{given}: this process has a process group already; destroy it before "
+            f"{given}: this process already has a process group; destroy it first "
             f"(torch.distributed.destroy_process_group), or leave {given} out"
         )
     wanted = instruction_set.variables(recipe.cpu_isa)
@@ -100,7 +100,7 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
     except LoaderDiedError as error:
         again = f"rankless train --resume --run {job.run} {'--parallel threads' if ranks else '--inline'}"
         raise UserError(
-            f"a loader process {error}; go on from the newest checkpoint with: {again}"
+            f"a loader process {error}; continue from the newest checkpoint with: {again}"
         ) from error
     except UserError as error:
         raise _advised(error, job) from error

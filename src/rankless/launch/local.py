@@ -190,7 +190,7 @@ def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list
         seconds = [] if code else journal.step_seconds(run.journal)
     if not seconds:
         what = f"the first steps with {counted(devices, 'device')}"
-        raise UserError(f"{what} did not get to the end (code {code}); see that the recipe trains here")
+        raise UserError(f"{what} did not finish (code {code}); check that the recipe trains here")
     return seconds[warm_up:] or seconds
 
 

@@ -201,8 +201,8 @@ class MemberRun:
                 say(f"error: {note['cause']}", file=sys.stderr)
         if silent:
             say(
-                f"error: rank {', '.join(map(str, silent))}: lost without a word; expected a process that "
-                "was killed, or a machine or network that is down: look at what the launcher prints",
+                f"error: rank {', '.join(map(str, silent))}: lost without a word; its process was probably "
+                "killed, or its machine or network is down: look at the output of the launcher",
                 file=sys.stderr,
             )
         report(False, None, RunDirectory(Path(self.job.run)))
@@ -214,7 +214,7 @@ class MemberRun:
         return UserError(
             f"rank {environment.rank} of {environment.world_size}: did not meet the others at {where} "
             f"({str(error).splitlines()[0]}); expected all of them to be started and to reach that address: "
-            "look at the other ranks' output, or set MASTER_ADDR and MASTER_PORT to what all machines reach"
+            "look at the other ranks' output, or set MASTER_ADDR and MASTER_PORT to an address that all reach"
         )
 
 
@@ -251,8 +251,8 @@ def open_run(
         others = [host for _, is_there, host in every[1:] if is_there and not every[0][1]]
         if others and not resume:
             raise UserError(
-                f"{path}: a run is there already on {', '.join(dict.fromkeys(others))}; go on with --resume, "
-                "or give another --run"
+                f"{path}: a run is there already on {', '.join(dict.fromkeys(others))}; continue with "
+                "--resume, or give another --run"
             )
         # Files that only other machines have are sent before the first step.
         here = resume and (run.recipe.exists() or not others)

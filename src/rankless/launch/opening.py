@@ -116,7 +116,7 @@ def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool
         return 0
     if number:
         return report_stopped(signal.Signals(number), run.pointed("last"), again)
-    say(f"error: the ranks could not go on; look at {run.logs}, then: {again}", file=sys.stderr)
+    say(f"error: the ranks could not continue; look at {run.logs}, then: {again}", file=sys.stderr)
     return 1
 
 
@@ -124,15 +124,15 @@ def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: b
     """Print what stopped a training, what is saved (if known), and how to continue; return the exit code."""
     saved = f"saved after step {step}" if step else "nothing was saved yet"
     saved = saved if known else "what was saved is on the hosts that were lost"
-    say(f"stopped by {by.name}; {saved}; go on with: {again}", file=sys.stderr)
+    say(f"stopped by {by.name}; {saved}; continue with: {again}", file=sys.stderr)
     return INTERRUPTED if by is signal.SIGINT else STOPPED
 
 
 def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
     """Print that the run to resume is finished, and how to train it longer."""
     say(
-        f"{run}: this run is finished, at step {step} of {step}; for more, give more epochs than {epochs}: "
-        f"{again} epochs={2 * epochs}"
+        f"{run}: this run is finished, at step {step} of {step}; to train longer, give more epochs "
+        f"than {epochs}: {again} epochs={2 * epochs}"
     )
 
 

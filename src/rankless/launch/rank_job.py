@@ -249,6 +249,6 @@ def _with_a_way_on(error: TaskError, job: Job) -> TaskError:
     text = f"the task {from_json(job.recipe).task} failed: {error}"
     step = RunDirectory(Path(job.run)).pointed("last") if job.run else None
     if step:
-        text += f"\nthe checkpoint of step {step} is whole; once the error is fixed, go on with: "
+        text += f"\nthe checkpoint of step {step} is complete; once the error is fixed, continue with: "
         text += f"rankless train --resume --run {job.run}"
     return TaskError(text)

@@ -190,9 +190,9 @@ class Ranks:
                 process.wait(_UNKILLABLE)
             except subprocess.TimeoutExpired:
                 raise UserError(
-                    f"rank {rank} (process {process.pid}) does not end when it is killed, "
-                    "as a driver or a disk that it waits for does not answer; see dmesg, restart the machine "
-                    "where that does not mend it, and go on with --resume"
+                    f"rank {rank} (process {process.pid}) does not end when it is killed: "
+                    "it probably waits for a driver or a disk that does not answer; see dmesg, restart the "
+                    "machine if that does not help, and continue with --resume"
                 ) from None
 
     def _touch(self, meeting: Path | None) -> None:

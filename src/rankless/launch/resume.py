@@ -40,11 +40,11 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
         listed = [f"{key}: {old} in the run, {new} now" for key, old, new in both]
         raise UserError(
             [
-                f"{run.path} cannot go on with another recipe; "
+                f"{run.path} cannot continue with another recipe; "
                 f"{counted(len(both), 'key differs', 'keys differ')}:",
                 *listed,
                 f"leave them as they were, or start a new run; what may change: {', '.join(free_keys())}, "
-                f"and {_ROOT} where the same data lies",
+                f"and {_ROOT} if the same data is there",
             ]
         )
     _refuse_the_past(run, recipe)
@@ -66,10 +66,10 @@ def recipe_of_run(
     saved = _recipe_in_checkpoint(run)
     if saved is None:
         raise UserError(
-            f"{run.recipe}: {problem}, and there is no whole checkpoint to take the recipe from; "
+            f"{run.recipe}: {problem}, and there is no complete checkpoint to take the recipe from; "
             "start again with the recipe in another run directory"
         )
-    warn(f"{run.recipe}: {problem}; going on with the recipe in the newest checkpoint")
+    warn(f"{run.recipe}: {problem}; using the recipe in the newest checkpoint")
     return changed(saved, overrides)
 
 
@@ -115,12 +115,12 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
     if used is None or now is None:
         why = "whether that is the same data cannot be determined"
     elif used != now:
-        why = "what is annotated there differs from what the run was trained on"
+        why = "the annotations there differ from those of the run"
     else:
         return
     raise UserError(
-        f"{run.path} cannot go on with other data: data.root is {before.data.root} in the run, "
-        f"{recipe.data.root} now, and {why}; expected the same data, wherever it lies: give its path, "
+        f"{run.path} cannot continue with other data: data.root is {before.data.root} in the run, "
+        f"{recipe.data.root} now, and {why}; expected the same data; give its path, "
         "or start again in another --run"
     )
 

@@ -148,7 +148,7 @@ def _take(file: io.FileIO, path: Path, how: int) -> None:
 def _refuse_another(run: RunDirectory, resume: bool) -> None:
     if not resume and (steps := run.steps()):
         raise UserError(
-            f"{run.path}: a run is there already (last step {steps[-1]}); go on with --resume "
+            f"{run.path}: a run is there already (last step {steps[-1]}); continue with --resume "
             "(resume=True in Python), or name another run"
         )
 
@@ -191,6 +191,6 @@ def _put_last_right(run: RunDirectory) -> None:
     if (newest := next(whole, named)) is None or newest == named:
         return
     if problem := dangling(run, "last"):
-        warn(f"{problem}; going on with the newest whole one ({run.step_directory(newest).name})")
+        warn(f"{problem}; using the newest complete one ({run.step_directory(newest).name})")
     with suppress(OSError):  # the next save does it
         run.point("last", newest)

@@ -199,7 +199,7 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
             continue
         hosts.record(end)
         if hosts.progress.stuck > HOPELESS:
-            report(f"{end.why}; {HOPELESS} restarts did not get a checkpoint further, giving up")
+            report(f"{end.why}; {HOPELESS} restarts saved no new checkpoint, giving up")
             for line in end.failed[end.culprit].traceback if end.culprit is not None else ():
                 print(escaped(line), file=sys.stderr)
             end.hopeless = True

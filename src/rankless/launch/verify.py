@@ -78,7 +78,7 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
     refuse_idle("--worlds has {}", worlds, recipe)
     if len(worlds) < 2:
         raise UserError(
-            f"--worlds is {worlds[0]}: one number alone has nothing to be compared with, as in 1,2"
+            f"--worlds is {worlds[0]}: expected at least two numbers of ranks to compare, as in 1,2"
         )
 
     def train(world: int, first: Trace) -> tuple[WorldResult, Trace]:
@@ -107,7 +107,7 @@ def verify_on_hosts(
             if code == INTERRUPTED:
                 raise KeyboardInterrupt
             if code:
-                raise UserError(f"{', '.join(map(str, there))} did not get to the end (code {code})")
+                raise UserError(f"{', '.join(map(str, there))} did not finish (code {code})")
         outcome, traces = coordinator.outcome, coordinator.traces
         return judged(coordinator.training.recipe, traces, outcome.digest, outcome.seconds, first)
 
@@ -146,7 +146,7 @@ def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -
     code = local.train(recipe, run.path, devices=world, resume=False, dry_run_steps=steps, traces=folder)
     last = run.pointed("last")
     if code or last is None:
-        raise UserError(f"world size {world} did not get to the end (code {code})")
+        raise UserError(f"world size {world} did not finish (code {code})")
     traces = [(folder / f"trace-{rank}.jsonl").read_text(encoding="utf-8") for rank in range(world)]
     digest = digest_file(run.step_directory(last) / "model.safetensors")
     return judged(recipe, traces, digest, journal.step_seconds(run.journal), first)

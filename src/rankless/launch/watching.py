@@ -21,7 +21,7 @@ from rankless.runs.overview import DETACHED
 
 _ENDS = {
     "end": "finished after step {}",
-    "stop": "stopped after step {}, and saved; go on with: rankless train --resume --run {}",
+    "stop": "stopped after step {}, and saved; continue with: rankless train --resume --run {}",
     "error": "failed after step {}",
 }
 
@@ -49,13 +49,14 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
                 for line in lines:
                     replay.take(line)
     except KeyboardInterrupt:
-        say("\nthe training goes on")
+        say("\nthe training continues")
         return 0
     if replay.last in _ENDS:
         say(f"{target}: {_ENDS[replay.last].format(replay.step, target)}")
         return 1 if replay.last == "error" else 0
     say(
-        f"{target}: interrupted after step {replay.step}; go on with: rankless train --resume --run {target}"
+        f"{target}: interrupted after step {replay.step}; continue with: "
+        f"rankless train --resume --run {target}"
         if replay.last
         else f"{target}: no training has begun here"
     )
@@ -110,7 +111,7 @@ def _there(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterato
                 raise UserError(f"{of.host.name}: {run}: cannot be followed there; see the line above")
             yield head, iter(stdout)
             if process.wait() == 255:
-                raise UserError(f"{of.host.name}: does not answer; the training goes on if that host is up")
+                raise UserError(f"{of.host.name}: does not answer; the training continues if that host is up")
         except BrokenPipeError:
             raise UserError(f"{of.host.name}: does not answer; is it up, and is {of.python} there?") from None
         finally:

@@ -55,10 +55,10 @@ def run(looks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check]
         try:
             found[name] = looks[name]()
         except UserError as problem:
-            found[name] = error(name, "; ".join(problem.problems), "fix what it says")
+            found[name] = error(name, "; ".join(problem.problems), "fix this problem")
         except Exception as problem:
-            value = f"could not be looked at ({type(problem).__name__}: {problem})"
-            found[name] = warning(name, value, "look at it by hand")
+            value = f"could not be checked ({type(problem).__name__}: {problem})"
+            found[name] = warning(name, value, "check it by hand")
 
     threads = [threading.Thread(target=look, args=(name,), daemon=True) for name in looks]
     for thread in threads:
@@ -66,6 +66,6 @@ def run(looks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check]
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(until - time.monotonic(), 0))
-    slow = "a name server or a network disk does not answer; look at it by hand"
+    slow = "a name server or a network disk does not answer; check it by hand"
     done = dict(found)
     return [done.get(name) or error(name, f"no answer within {seconds:g} s", slow) for name in looks]

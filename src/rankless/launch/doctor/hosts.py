@@ -213,7 +213,7 @@ class _Doctor:
         self._report_lost()
         for member in members:
             for problem in replies[member.index].problems if member.index in replies else ():
-                self._add(member, error(member.doing, problem, "fix what it says"))
+                self._add(member, error(member.doing, problem, "fix this problem"))
         return {index: reply for index, reply in replies.items() if not reply.problems}
 
     def _own_checks(self) -> None:
@@ -328,7 +328,5 @@ class _Doctor:
         self.found.step = reply.value
         if not self.found.step:
             why = lead.lost or "; ".join(reply.problems)
-            fix = (
-                "see that the recipe trains on this host alone, and use a smaller batch.images if it is slow"
-            )
+            fix = "check that the recipe trains on this host alone; use a smaller batch.images if it is slow"
             self._add(lead, warning("step", f"could not be measured ({why})", fix))

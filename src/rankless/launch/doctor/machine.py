@@ -36,7 +36,7 @@ def software(running: str = __version__, installed: str | None = None) -> Check:
         return warning(
             "software",
             f"{value}, but rankless {installed} is installed",
-            f"see that PYTHONPATH is what you want, or install {running}",
+            f"check that PYTHONPATH is what you want, or install {running}",
         )
     return ok("software", f"{value} ({sys.executable})")
 
@@ -178,7 +178,7 @@ def gpus(seen: Cards | None = None) -> Check:
         return error(
             "GPU",
             f"driver {seen.driver}, but PyTorch sees no GPU ({seen.library or 'built for CPUs'})",
-            "see that nvidia-smi lists them and CUDA_VISIBLE_DEVICES is not empty, and install a "
+            "check that nvidia-smi lists them and CUDA_VISIBLE_DEVICES is not empty, and install a "
             "PyTorch that is built for this driver's CUDA",
         )
     counts = {name: list(seen.names).count(name) for name in dict.fromkeys(seen.names)}

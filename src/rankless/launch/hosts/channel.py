@@ -52,7 +52,7 @@ _SAID = (
     (r"Host key verification failed", "SSH", "ssh {address} once by hand, to see and accept its key"),
     (r"[Nn]ot known|resolve hostname", "SSH", "give a name that is in ~/.ssh/config, /etc/hosts or the DNS"),
     (r"Connection refused", "SSH", "start its SSH server (sudo systemctl start ssh)"),
-    (r"timed out|No route|unreachable|Connection closed|reset", "SSH", "see that it is up: ping {address}"),
+    (r"timed out|No route|unreachable|Connection closed|reset", "SSH", "check that it is up: ping {address}"),
     (
         r"No module named '?rankless",
         "rankless",

@@ -134,7 +134,7 @@ class Coordinator:
         if by := end.stopped_by:
             return self._stopped(signal.Signals(by), end)
         look = f"look at {self.training.run}/logs on the hosts"
-        say(f"error: the ranks could not go on; {look}, then: {self._again()}", file=sys.stderr)
+        say(f"error: the ranks could not continue; {look}, then: {self._again()}", file=sys.stderr)
         return 1
 
     def rounds(self) -> Iterator[RoundEnd]:
@@ -177,7 +177,7 @@ class Coordinator:
                 warn(f"{few}, waiting for at least {self.wanted.least}")
             if time.monotonic() > self.waiting_since + _WAIT:
                 say(
-                    f"error: {few}, and --min-hosts is {self.wanted.least}; go on later with: "
+                    f"error: {few}, and --min-hosts is {self.wanted.least}; continue later with: "
                     f"{self._again()}",
                     file=sys.stderr,
                 )

@@ -97,14 +97,14 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
     env = {name: value for name, value in way.env.items() if name.startswith("RANKLESS_")}
     request = {"do": "start", "argv": argv, "env": {**env, HERE: hosts[0].name}, "recipe": recipe}
     request |= {"cwd": way.cwd, "run": str(run)}
-    say(f"starting in {run} on {there}, until it trains")
+    say(f"starting in {run} on {there} and waiting until it trains")
     sys.stdout.flush()
     record = Coordinator(hosts[0], list(way.ssh), way.helper, way.cwd, there)
     try:
         done = _ask(hosts[0], way.ssh, way.helper, request, captured=True)
     except KeyboardInterrupt:
         _record(run, record)
-        say(f"\nthe start goes on; stop it with: rankless attach {run} --stop")
+        say(f"\nthe start continues; stop it with: rankless attach {run} --stop")
         return INTERRUPTED
     said, process = done.stderr.decode(errors="replace").strip(), done.stdout.decode().strip()
     if done.returncode and not process:  # nothing has been started
@@ -147,7 +147,7 @@ def attach(run: Path, *, stop: bool) -> int:
         do = "stop" if stop else "follow"
         code = _ask(record.host, record.ssh, record.python, {**request, "do": do}, captured=False).returncode
     except KeyboardInterrupt:
-        say(f"\nthe training goes on; stop it with: rankless attach {run} --stop")
+        say(f"\nthe training continues; stop it with: rankless attach {run} --stop")
         return 0
     if code == _SSH_FAILED:
         raise UserError(f"{record.host.name}: does not answer; {_if_lost(run, record)}")
@@ -156,12 +156,12 @@ def attach(run: Path, *, stop: bool) -> int:
 
 def _if_lost(run: Path, record: Coordinator) -> str:
     """Describe a training whose coordinator's host does not answer, and how to continue it."""
-    text, hosts = "if it is up, the training goes on", parse_hosts(record.hosts or str(record.host))
+    text, hosts = "if it is up, the training continues", parse_hosts(record.hosts or str(record.host))
     others = [str(host) for host in hosts if host.name != record.host.name]
     if not others:
         return text
     again = f"rankless train --resume --run {run} --hosts {','.join(others)}"
-    return f"{text}; if it is lost, the others have ended theirs within a minute; go on with: {again}"
+    return f"{text}; if it is lost, the others end within a minute; continue with: {again}"
 
 
 def _ask(

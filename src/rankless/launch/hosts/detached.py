@@ -35,7 +35,7 @@ def main() -> int:
         )
         return 2
     if not is_alive(record):
-        print(f"{run}: this training has ended; what it printed:")
+        print(f"{run}: this training has ended; its output:")
         sys.stdout.flush()
     elif request["do"] == "stop":
         os.kill(record["pid"], signal.SIGTERM)
@@ -129,7 +129,7 @@ def follow(run: Path, record: dict[str, int]) -> int:
         if code is not None:
             return code if code >= 0 else 128 - code
         time.sleep(0.1)
-    print("error: the coordinator was killed; go on with rankless train --resume", file=sys.stderr)
+    print("error: the coordinator was killed; continue with rankless train --resume", file=sys.stderr)
     return 1
 
 

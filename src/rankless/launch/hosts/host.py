@@ -101,7 +101,8 @@ class HostProcess:
             except msgspec.ValidationError:
                 head = msgspec.json.decode(text)
                 why = (
-                    f"rankless {__version__} there does not know '{head['do']}'; install the same everywhere"
+                    f"rankless {__version__} there does not know '{head['do']}'; "
+                    "install the same version on all hosts"
                 )
                 self._send(Answer(reply_to=head["reply_to"], problems=[why]))
                 continue

@@ -52,7 +52,8 @@ def problems(members: Sequence[Member]) -> list[str]:
 def warnings(members: Sequence[Member]) -> list[str]:
     """Return a sentence about each difference between hosts that may change bits."""
     return [
-        f"{d.what} is {d.values}: they round differently, so the weights depend on who computes what; {d.fix}"
+        f"{d.what} is {d.values}: they round differently, so the weights depend on which host computes "
+        f"what; {d.fix}"
         for d in rounding(members)
     ]
 
@@ -94,7 +95,7 @@ def _versions(member: Member) -> Mapping[str, str]:
 def _difference(members: Sequence[Member], what: str, values: Mapping[str, Any]) -> list[Difference]:
     if len(set(values.values())) < 2:
         return []
-    fix = "give hosts that have it alike"
+    fix = "use hosts that are the same in this"
     if what in ("rankless", "rankless source"):
         fix = "add --sync to use this machine's everywhere"
     elif "data" in what:
@@ -270,7 +271,7 @@ def must(pool: HostPool, members: Sequence[Member], command: Asked[A]) -> dict[i
 
 def refuse_lost(members: Sequence[Member]) -> None:
     """Raise a UserError that names all lost hosts, if there are any."""
-    if lost := [f"{m.name}: {m.lost}; see that it is up, and try again" for m in members if m.lost]:
+    if lost := [f"{m.name}: {m.lost}; check that it is up, and try again" for m in members if m.lost]:
         raise UserError(lost)
 
 
