@@ -236,10 +236,10 @@ def test_a_cut_recipe_is_taken_from_the_checkpoint(origin: RunDirectory, tmp_pat
     assert said[-1] == f"{run.recipe}: is missing; using the recipe in the newest checkpoint"
     run.recipe.write_text(text[:97])
     shutil.rmtree(run.checkpoints)
-    with pytest.raises(UserError, match=r"recipe\.yaml: is damaged .* no whole checkpoint"):
+    with pytest.raises(UserError, match=r"recipe\.yaml: is damaged .* no complete checkpoint"):
         recipe_of_run(run, (), pytest.fail)
     run.recipe.unlink()
-    with pytest.raises(UserError, match=r"recipe\.yaml: is missing, and there is no whole checkpoint"):
+    with pytest.raises(UserError, match=r"recipe\.yaml: is missing, and there is no complete checkpoint"):
         recipe_of_run(run, (), pytest.fail)
     run.recipe.write_text(text)
     assert recipe_of_run(run, (), pytest.fail) == RECIPE

@@ -29,7 +29,7 @@ from rankless.world.process_group import is_joined, join
 
 
 def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
-    """Raise a UserError with all reasons why this process cannot train by itself."""
+    """Raise a UserError with all reasons why this process cannot train inline or in threads."""
     in_threads = parallel == "threads"
     given, option = ("parallel", "--parallel threads") if in_threads else ("inline", "--inline")
     problems = threads.problems(recipe, devices) if in_threads else []

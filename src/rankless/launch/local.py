@@ -265,7 +265,7 @@ def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
 
 
 def server_for(job: Job) -> ForkServer | None:
-    """Return the fork server if the ranks can use the libraries that it has loaded: on the CPU, natively."""
+    """Return the fork server if it can fork the job's ranks: on the CPU, with ``cpu_isa: native``."""
     native = from_json(job.recipe).cpu_isa == "native"
     return fork_server.running() if native and device().type == "cpu" else None
 

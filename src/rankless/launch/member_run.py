@@ -118,7 +118,10 @@ class MemberRun:
             return report(finished, number, RunDirectory(Path(self.job.run)))
 
     def _agree(self, world: World, recipe: Recipe | None, held: ExitStack) -> Recipe | None:
-        """Compare the ranks' options and have rank 0 open the run; return the recipe, None if all is done."""
+        """Compare the ranks' options and have rank 0 open the run.
+
+        Return the recipe, which is the same on every rank, or None if the run is finished.
+        """
 
         def own() -> Recipe | None:
             if self.error:

@@ -138,7 +138,7 @@ def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
 
 @contextmanager
 def _output_is_optional(run: RunDirectory) -> Iterator[None]:
-    """Report a standard output that cannot be written instead of raising: the run itself is saved."""
+    """Report an unwritable standard output without raising an error, because the run itself is saved."""
     try:
         yield
         sys.stdout.flush()

@@ -221,7 +221,7 @@ def note_of(error: UserError, job: Job) -> dict[str, Any]:
 
 
 def _with_less(error: ShortageError, job: Job) -> UserError:
-    """Add advice about what to change to the error of a rank that ran out of memory."""
+    """Extend an out-of-memory error with advice about what to change."""
     recipe = from_json(job.recipe)
     micro, images = recipe.batch.micro, recipe.batch.images
     if job.verb == "train" and recipe.batch_norm == "sync":
@@ -245,7 +245,7 @@ def _with_less(error: ShortageError, job: Job) -> UserError:
 
 
 def _with_a_way_on(error: TaskError, job: Job) -> TaskError:
-    """Add the task's name and how to continue to an error in the user's code."""
+    """Extend an error in the user's code with the task's name and the command to continue."""
     text = f"the task {from_json(job.recipe).task} failed: {error}"
     step = RunDirectory(Path(job.run)).pointed("last") if job.run else None
     if step:

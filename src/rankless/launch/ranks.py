@@ -81,7 +81,7 @@ class Ranks:
         self._touched = time.monotonic()
 
     def run(self) -> RoundEnd:
-        """Run the ranks until all have ended, and return how."""
+        """Run the ranks until all have ended, and return the end of the round."""
         with private_meeting() if self.place is None else contextlib.nullcontext() as meeting:
             try:
                 self._start(meeting)
@@ -123,7 +123,10 @@ class Ranks:
         return {name: str(value) for name, value in found.items()}
 
     def _watch(self, meeting: Path | None) -> dict[int, int]:
-        """Wait for all ranks, which a failure or a request ends, and return the exit codes of failed ones."""
+        """Wait until all ranks have ended, and return the exit codes of those that failed by themselves.
+
+        A failed rank, or a request to stop, ends the others.
+        """
         while None in (codes := self._codes()).values():
             if self.requests.first is not None:
                 self._stop(self.requests.first)

@@ -74,7 +74,7 @@ def recipe_of_run(
 
 
 def was_started_by(run: RunDirectory, job: str) -> bool:
-    """Check whether the named job last started this run and has saved; False for an empty name."""
+    """Check whether the named job last started this run and the run has a checkpoint; False for no name."""
     if not job or not run.steps():
         return False
     before, _ = starts.read(run.environment)

@@ -26,7 +26,7 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
 @contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """Turn errors of the system into one that names the run directory."""
+    """Turn an OSError into a UserError that names the run directory."""
     try:
         yield
     except OSError as error:

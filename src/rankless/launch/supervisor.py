@@ -173,7 +173,7 @@ class Progress:
 
 
 class Hosts(Protocol):
-    """The hosts of a job; one without SSH is this machine."""
+    """The hosts of a job; without SSH, this machine alone."""
 
     progress: Progress
 

@@ -64,7 +64,7 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
 
 
 def wait_for(run: Path) -> None:
-    """Wait for a run on this machine if it may be about to begin; raise a UserError if it does not."""
+    """Wait for a run on this machine to begin, if one may; raise a UserError if none does."""
     if (run / "journal.jsonl").exists() or not following.may_begin(run):
         return
     say(f"{run}: no training here yet; waiting for one to begin, {following.PATIENCE:.0f} s at most")

@@ -207,7 +207,7 @@ class _Doctor:
     def _ask(
         self, command: Asked[A], seconds: float, members: Sequence[Member] | None = None
     ) -> dict[int, A]:
-        """Send a command to hosts, report failures, and return the replies of the others."""
+        """Send a command to hosts, report failures, and return the successful replies."""
         members = self._there() if members is None else members
         replies = self.pool.ask(members, command, seconds)
         self._report_lost()

@@ -157,7 +157,7 @@ def cards(root: Path = Path("/")) -> Cards:
         library += f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     running: set[str] = set()
     for path in (root / "proc").glob("[0-9]*/comm"):
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # it has ended
             running.add(path.read_text(encoding="utf-8", errors="replace").strip())
     return Cards(
         names,

@@ -82,7 +82,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Way:
-    """How hosts are reached and processes are started there.
+    """Settings for reaching hosts and for starting processes there.
 
     Attributes:
         ssh: the SSH command.

@@ -61,8 +61,8 @@ class Coordinator:
         self.members: list[Member] = []  # of the last round, rank 0's first
         self.deaths: list[Death] = []  # to be recorded by the next round's first host
         self.number = 0
-        self.answered = True  # whether a host has said how the last round ended
-        self.unheard = False  # whether no host has said how far the last round has come
+        self.answered = True  # whether a host has reported how the last round ended
+        self.unheard = False  # whether no host has reported how far the last round got
         self.waiting_since: float | None = None
 
     def train(self) -> int:
@@ -325,7 +325,7 @@ class Coordinator:
 
 
 class Returning:
-    """The hosts that hold the run, and the return of lost ones.
+    """The hosts that hold the run, and the reconnection of lost ones.
 
     Attributes:
         joined: indices of hosts whose run directory is locked.
@@ -358,7 +358,7 @@ class Returning:
         self._wait(member)
 
     def has_trained(self) -> None:
-        """Forget the refusals of hosts that have taken part in progress."""
+        """Reset the refusals of the joined hosts, because they have trained."""
         for index in self.joined:
             del self._refused[index]
 

@@ -134,7 +134,7 @@ def follow(run: Path, record: dict[str, int]) -> int:
 
 
 def is_alive(record: dict[str, int]) -> bool:
-    """Check whether the recorded process lives, and its number is not that of a later one."""
+    """Check whether the recorded process is running, and not a later one with the same number."""
     return "code" not in record and began(record["pid"]) == record["began"]
 
 

@@ -139,7 +139,7 @@ class HostProcess:
 
     @singledispatchmethod
     def answer(self, command: Command[Any]) -> Answer | None:
-        """Execute a command; None is the empty answer."""
+        """Execute a command and return its answer, None for an empty one."""
         raise TypeError(f"{command} is no command of this process")
 
     @answer.register
@@ -299,7 +299,7 @@ def facts(recipe: str) -> dict[str, Any]:
 
 
 def holds(run: Path) -> messages.Held:
-    """Return what this host has of a run."""
+    """Return the state of a run on this host."""
     directory = RunDirectory(run)
     steps = directory.steps()
     whole = (step for step in reversed(steps) if damage(directory.step_directory(step)) is None)

@@ -151,7 +151,7 @@ class Abandon(Command[Answer]):
 
 
 class Holds(Command[Held]):
-    """Query for what the host has of a run."""
+    """Query for the state of a run on the host."""
 
     run: str
 
@@ -195,13 +195,13 @@ class Begin(Command[Begun]):
 
 
 class Listen(Command[Listening]):
-    """Command to listen at every address for other hosts; with ``echo``, what they send is sent back."""
+    """Command to listen at every address for other hosts; with ``echo``, received bytes are sent back."""
 
     echo: bool = False
 
 
 class Reach(Command[Reached]):
-    """Command to try to reach other hosts; the fields are arguments of :func:`.reach.probe`."""
+    """Command to try to reach other hosts; the fields are the arguments of ``reach.probe``."""
 
     targets: Mapping[str, Mapping[str, Any]]
     large: bool = False

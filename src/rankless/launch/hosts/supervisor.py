@@ -1,4 +1,4 @@
-"""A program sent to every host as source, which keeps one process alive while it is wanted.
+"""A program sent to every host as source, which runs one process for its client.
 
 It needs only Python 3.8 or newer. Requests arrive as lines of JSON on its standard input and events leave on
 its standard output, both through SSH. The input is a lease: if it ends or is silent for some seconds (a cut
@@ -32,7 +32,7 @@ SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, <linux/prctl.h>
 
 
 class Supervisor:
-    """A process, its output, and the client that wants it."""
+    """The supervised process, its output, and the connection to the client."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -68,7 +68,7 @@ class Supervisor:
             self.step()
 
     def serve(self) -> None:
-        """Serve until the process has ended and is no longer wanted."""
+        """Serve until the process is to end and has ended."""
         while True:
             self.step()
             now = time.monotonic()

@@ -14,7 +14,7 @@ from rankless.launch.sharing import refuse_idle
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 
-if TYPE_CHECKING:  # the command line reads what is wanted before PyTorch is imported
+if TYPE_CHECKING:  # the command line uses Wanted before PyTorch is imported
     from rankless.launch.hosts.host_pool import Member
 
 
@@ -47,7 +47,7 @@ class Training:
         return to_json(recipe)
 
     def beginning(self, member: Member, token: str, *, resume: bool) -> Begin:
-        """Return the command that has a host begin, or join."""
+        """Return the command with which a host begins or joins the training."""
         run, stays = str(self.run), not self.dry_run_steps
         return Begin(recipe=self.json(member), run=run, token=token, resume=resume, stays=stays)
 
