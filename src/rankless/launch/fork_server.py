@@ -1,10 +1,10 @@
 """The fork server: a process that has imported PyTorch, so that the ranks forked from it start at once.
 
 Importing PyTorch takes every rank some seconds, again at every restart. The server is forked from the
-launcher before that opens or computes anything, because forking is safe only before any thread is started or
-GPU used. Only the ``rankless`` command may start a server. The ranks of other launchers (a notebook, a
-script, a test), and ranks that need libraries other than the loaded ones (``cpu_isa``, a GPU), are started as
-new interpreters.
+launcher before that opens or computes anything, because forking is safe only before a thread is started or a
+GPU is used. Only processes that run nothing but Rankless may start a server. The ranks of other launchers (a
+notebook, a script, a test), and ranks that need libraries other than the loaded ones (``cpu_isa``, a GPU),
+are started as new interpreters.
 
 Launcher and server communicate over a private pair of sockets.
 """

@@ -139,7 +139,7 @@ def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
 
 
 def leave_cause(path: Path, rank: int, text: str) -> None:
-    """Report why a rank is about to die, if a restart may fix it."""
+    """Record why a rank is about to die of an error that a restart may fix."""
     with suppress(OSError):  # then only its exit code is known
         path.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
 

@@ -222,7 +222,7 @@ def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]
 
 
 class _ThisMachine:
-    """This machine as the only host of a job, which ``path`` holds."""
+    """The hosts of a job that runs on this machine alone."""
 
     def __init__(self, job: Job, path: Path, ranks: int, requests: Requests) -> None:
         self.job, self.path, self.ranks, self.requests = job, path, ranks, requests

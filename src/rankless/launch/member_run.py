@@ -62,7 +62,7 @@ class MemberRun:
         self.job = Job("train", "", "")
 
     def train(self) -> int:
-        """Train and return the exit code; errors are raised on rank 0, or on any rank that met no other."""
+        """Train and return the exit code; raise errors on rank 0, or if the ranks have not met."""
         try:
             # Loader processes are forked here, before the process group starts its first thread.
             recipe = None if self.error else self._prepared()

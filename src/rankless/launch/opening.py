@@ -33,7 +33,7 @@ from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_while_open
 
 
 def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]) -> tuple[Recipe, list[str]]:
-    """Check task, sinks and instruction set; return the recipe with its task's full name, and the sinks."""
+    """Check task, sinks and instruction set; return the recipe with its task's full name, and sink names."""
     refuse_while_opening()
     _refuse_other_than_recipes(recipe)
     refuse_unable(recipe.cpu_isa)

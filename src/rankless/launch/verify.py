@@ -121,8 +121,8 @@ def compare(
 ) -> VerifyReport:
     """Train with one world after another and report the differences.
 
-    Each function in ``worlds`` trains, given the trace of the first world (empty at first). ``echo`` receives
-    the table line by line.
+    Each function in ``worlds`` receives the trace of the first world, empty at first. ``echo`` receives the
+    table line by line.
     """
     report = VerifyReport(steps)
     echo(f"{'world size':>10}  {'SHA-256 of the weights':<64}  {'img/s':>7}")

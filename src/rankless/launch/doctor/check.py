@@ -33,17 +33,17 @@ class Check:
 
 
 def ok(name: str, value: str) -> Check:
-    """Return a finding that all is well."""
+    """Return a finding of level ``ok``."""
     return Check(name, "ok", value)
 
 
 def warning(name: str, value: str, fix: str) -> Check:
-    """Return a finding that may harm a training."""
+    """Return a finding of level ``warning``."""
     return Check(name, "warning", value, fix)
 
 
 def error(name: str, value: str, fix: str) -> Check:
-    """Return a finding that prevents a training."""
+    """Return a finding of level ``error``."""
     return Check(name, "error", value, fix)
 
 

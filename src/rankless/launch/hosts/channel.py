@@ -257,7 +257,7 @@ def quoted(said: str) -> str:
 
 
 def remedy(said: str, address: str, python: str) -> tuple[str, str]:
-    """Return the subject (a word) and the fix for a host that cannot be used for the reason ``said``."""
+    """Return a one-word subject and a fix for a host that cannot be used for the reason ``said``."""
     found = ((name, fix) for pattern, name, fix in _SAID if re.search(pattern, said))
     name, fix = next(found, ("answer", "see what this says: ssh {address} {python} -m rankless --version"))
     changed = re.search(_CHANGED, said)

@@ -89,7 +89,7 @@ class Coordinator:
                 print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
 
     def _leave(self, command: messages.Command[messages.Answer]) -> None:
-        """Have hosts remove a start that trained nothing, or a dry run."""
+        """Have hosts remove a new run that trained nothing, or a dry run."""
         self.pool.urgent = lambda: None
         holders = [member for member in self.pool.members if member.index in self.hosts.joined]
         self._send_to_round(holders, messages.Abandon(of=self.number))
@@ -325,7 +325,7 @@ class Coordinator:
 
 
 class Returning:
-    """The hosts that hold the run, and the reconnection of lost ones.
+    """The hosts that hold the run, and the lost ones that may return.
 
     Attributes:
         joined: indices of hosts whose run directory is locked.

@@ -126,7 +126,7 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
 
 
 def _record(run: Path, record: Coordinator) -> None:
-    """Write a record here of where a training is coordinated."""
+    """Record on this machine which host coordinates a training."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         fields = {**record._asdict(), "host": str(record.host)}
@@ -138,7 +138,7 @@ def _record(run: Path, record: Coordinator) -> None:
 def attach(run: Path, *, stop: bool) -> int:
     """Show the output of a detached training until it ends, and return its exit code.
 
-    With ``stop``, ask it to save and end first. Raise a UserError if no training was detached there, or if
+    With ``stop``, first ask it to save and end. Raise a UserError if no training was detached there, or if
     its host does not answer.
     """
     record = recorded(run)

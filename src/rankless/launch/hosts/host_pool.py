@@ -101,7 +101,7 @@ class HostPool:
         self._events: Events = queue.Queue(_EVENTS)
 
     def connect(self, members: Iterable[Member]) -> None:
-        """Begin to connect; a member is ready, or lost, some seconds later."""
+        """Start to connect; each member becomes ready, or lost, within some seconds."""
         for member in members:
             member.lost, member.is_ready, member.has_connected = "", False, False
             member.replies.clear()

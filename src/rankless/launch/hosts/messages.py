@@ -237,7 +237,7 @@ class Outcome(Command[DryRunOutcome]):
 
 
 class Withdraw(Command[Answer]):
-    """Command to release the run directory and remove a start that trained nothing."""
+    """Command to release the run directory, and to remove a new run that trained nothing."""
 
 
 class Discard(Command[Answer]):

@@ -135,7 +135,7 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def sources(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return this machine's address for each working address of another host (see :func:`attempt`)."""
+    """Map each working address of another host to this machine's address (see :func:`attempt`)."""
     return {
         address: found["source"] for address, found in tried.items() if found.get("large", "source" in found)
     }
