@@ -87,7 +87,7 @@ def train(
 
     Returns:
         The exit code: 0 if finished, 85 if stopped by a signal and saved, 130 after Ctrl-C, 1 if the ranks
-            could not continue.
+        could not continue.
 
     Raises:
         UserError: an error that the user can fix; a TaskError if the task's own code failed.

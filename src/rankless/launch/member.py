@@ -46,8 +46,8 @@ def train(environment: Environment, ask: Callable[[], Asked]) -> int:
 
     Returns:
         The exit code: 0 if finished, 85 if a rank was stopped by a signal and all have saved, 130 after
-            Ctrl-C, 75 if another rank was lost, 1 if the ranks could not continue, 2 after an error, which
-            rank 0 raises.
+        Ctrl-C, 75 if another rank was lost, 1 if the ranks could not continue, 2 after an error, which
+        rank 0 raises.
     """
     environment.export()
     # Silence PyTorch's warnings about connections from addresses without a name.

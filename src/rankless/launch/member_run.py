@@ -276,7 +276,7 @@ def open_run(
 
 
 def _lock_copy(run: RunDirectory, token: str, held: ExitStack) -> None:
-    """Lock another machine's copy of the run directory, if it is writable; it may be shared."""
+    """Lock this machine's run directory, unless it is not writable; rank 0 may share the directory."""
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         with writing.token(run.path):

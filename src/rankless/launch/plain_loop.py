@@ -24,7 +24,7 @@ def join(threads: int = 1) -> Iterator[World]:
 
     Yields:
         This rank: ``rank``, ``size``, ``device``, and ``is_first``; only the first rank should print and
-            save.
+        save.
 
     Raises:
         UserError: the launcher's variables are invalid, or the ranks did not meet.

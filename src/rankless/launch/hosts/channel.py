@@ -104,7 +104,7 @@ class Way:
 
 
 def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
-    """Return the way that the command line describes; ``python`` is this interpreter's path if None."""
+    """Return the way that the command line describes; if ``python`` is None, use this interpreter's path."""
     env = {name: text for name, text in os.environ.items() if name.startswith("RANKLESS_") and name != HERE}
     env.setdefault("RANKLESS_SECRET", secrets.token_hex(32))  # sent only over SSH (world/secret)
     if sys.stdout.isatty():  # rank 0 shows its bar through a pipe
@@ -226,7 +226,7 @@ class Channel:
                     self._said.append(said)
 
     def _write(self) -> None:
-        """Write what is to be sent, or a beat if there is nothing."""
+        """Write the queued requests, and a beat whenever there is none."""
         pipe = _piped(self._process.stdin)
         beat = line(Beat())
         with suppress(OSError, ValueError):

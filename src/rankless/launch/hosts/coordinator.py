@@ -422,7 +422,7 @@ def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], way: Way) -> int:
 
     Returns:
         The exit code: 0 if finished, 85 if stopped by a signal and saved, 130 after Ctrl-C, 1 if the training
-            could not continue.
+        could not continue.
     """
     with Requests() as requests:
         return Coordinator(wanted, hosts, way, requests).train()
