@@ -1,7 +1,7 @@
-"""Loader processes: the schedule says which images form a micro-batch, they only fetch them.
+"""Loader processes, which fetch the images of each micro-batch as listed in the schedule.
 
-A batch is a function of its line in the schedule, so the number of processes changes nothing but the
-time. The processes belong to the rank: they leave when it closes the loader, and die when it dies.
+A batch depends only on its line in the schedule, so the number of processes changes nothing but the time. The
+processes belong to the rank: they end when it closes the loader or dies.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from rankless.user_code import explained
 
 B = TypeVar("B")
 _LESS = "use fewer `workers`, a smaller batch.micro, or less of data.cache: ram"
-_GRACE = 1.0  # seconds for the batch that a process is at when the loader is closed
+_GRACE = 1.0  # seconds for the current batch when the loader is closed
 
 
 class MicroBatches(Generic[B]):
-    """An iterator over the micro-batches of a whole run, in the order of the schedule.
+    """An iterator over the micro-batches of a run, in the order of the schedule.
 
-    It is a context manager, too; leaving it ends the processes.
+    It is also a context manager; leaving it ends the processes.
 
     Args:
         examples: a :class:`rankless.tasks.protocol.Examples`; pickled to the processes.
-        collate: makes a batch of a list of items; a function that pickles by name.
-        schedule: one line per micro-batch; drawn as it is needed, so it may be endless.
-        workers: loader processes; 0 loads in this one.
-        pin_memory: whether batches are put into page-locked memory for a GPU.
+        collate: makes a batch from a list of items; it must pickle by name.
+        schedule: one line per micro-batch, drawn lazily, so it may be endless.
+        workers: number of loader processes; 0 loads in this process.
+        pin_memory: whether to copy batches into page-locked memory for a GPU.
 
     Attributes:
-        waited: seconds the caller has spent waiting for batches so far.
-        is_waiting: whether the caller waits for a batch now.
+        waited: seconds that the caller has spent waiting for batches so far.
+        is_waiting: whether the caller is waiting for a batch now.
     """
 
     def __init__(
@@ -68,20 +68,20 @@ class MicroBatches(Generic[B]):
             loader_server.ensure(_modules(examples, collate))
         loader = DataLoader(
             _Fetch(examples),
-            batch_sampler=schedule,  # type: ignore[arg-type]  # torch asks for no more than an iterable of lists
+            batch_sampler=schedule,  # type: ignore[arg-type]  # torch needs only an iterable of lists
             collate_fn=_Guarded(collate),
             num_workers=workers,
             pin_memory=pin_memory,
             multiprocessing_context="forkserver" if workers else None,
             worker_init_fn=_init_worker if workers else None,
-            generator=torch.Generator(),  # else the global one is drawn from
+            generator=torch.Generator(),  # otherwise torch draws from the global one
         )
         try:
             self._batches: Iterator[Any] = iter(loader)
-        except OSError as error:  # no room for a semaphore
+        except OSError as error:  # no space for a semaphore
             raise shortage(error) or error from None
         self._processes: list[BaseProcess] = list(getattr(self._batches, "_workers", ()))
-        # Runs when the interpreter ends, too: multiprocessing would wait for ever for processes that ignore
+        # Also runs at interpreter exit, where multiprocessing would wait forever for processes that ignore
         # SIGTERM.
         self._end = weakref.finalize(self, _end, self._batches, self._processes)
 
@@ -94,9 +94,11 @@ class MicroBatches(Generic[B]):
         started, self.is_waiting = time.perf_counter(), True
         try:
             batch = next(self._batches)
-        except (RuntimeError, OSError, EOFError) as error:  # the last two: a dead one is asked for a batch
+        except (RuntimeError, OSError, EOFError) as error:  # the last two come from a dead process
             if self._processes:
-                wait([process.sentinel for process in self._processes], _GRACE)  # the news may be on its way
+                wait(
+                    [process.sentinel for process in self._processes], _GRACE
+                )  # its exit may not be visible yet
             if death := _death(self._processes):
                 raise death from error
             raise
@@ -109,7 +111,7 @@ class MicroBatches(Generic[B]):
         return batch  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the loader processes, once the batch each is at is done; may be called twice."""
+        """End the loader processes after their current batch; may be called twice."""
         self._end()
 
     def __enter__(self) -> MicroBatches[B]:
@@ -122,27 +124,27 @@ class MicroBatches(Generic[B]):
 
 
 class LoaderDiedError(RuntimeError):
-    """A loader process died; the message says how and what that may mean."""
+    """A loader process died; the message gives the signal or exit code and its likely cause."""
 
 
 class _Failure:
-    """A user's mistake on its way out of a loader process; torch would turn it into a traceback's text."""
+    """A user's error raised in a loader process; torch itself would send only the traceback's text."""
 
     def __init__(self, error: UserError) -> None:
         self.error = error
 
 
 class _Fetch(Dataset[Any]):
-    """Draw the items of one line of the schedule."""
+    """Loads the items of one line of the schedule."""
 
     def __init__(self, examples: Any) -> None:
         self.examples = examples
 
-    @one_thread()  # where a rank loads for itself, too: sums of more threads are rounded otherwise
+    @one_thread()  # also without loader processes: more threads would round sums differently
     def __getitems__(self, line: Line) -> list[Any] | _Failure:
         try:
             draw = getattr(self.examples, "items", None)
-            if not callable(draw):  # there may be data of that name
+            if not callable(draw):  # the data may have an attribute of that name
                 return [self.examples.item(index, epoch) for epoch, index in line.images]
             items: list[Any] = draw(line.images, line.step)
             _check_count(self.examples, items, len(line.images))
@@ -155,7 +157,7 @@ class _Fetch(Dataset[Any]):
 
 
 class _Guarded:
-    """``collate`` that passes a failure on."""
+    """A ``collate`` that passes failures through."""
 
     def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
         self.collate = collate
@@ -174,7 +176,7 @@ class _Guarded:
 
 
 class _Sharing(ForkingPickler):
-    """Move all tensors into shared memory, as sending them does."""
+    """A pickler that moves all tensors into shared memory, as sending them does."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -190,9 +192,9 @@ class _Nowhere:
 
 
 def _share(batch: Any) -> None:
-    """Do here what may fail when the batch is sent.
+    """Move a batch to shared memory here, where a failure can be reported.
 
-    Python sends it from a thread that prints an error and goes on, and the rank waits for ever.
+    Python sends the batch from a thread which prints an error and continues, and the rank would wait forever.
     """
     try:
         _Sharing(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
@@ -213,7 +215,7 @@ def _check_count(examples: Any, items: Any, images: int) -> None:
 
 
 def _failure(error: Exception) -> _Failure:
-    """Return the message for the user; raise any other error."""
+    """Return a user's error as a message; raise any other error."""
     known = error if isinstance(error, UserError) else explained(error)
     if known is None:
         raise error
@@ -223,11 +225,11 @@ def _failure(error: Exception) -> _Failure:
 
 
 def _death(processes: Iterable[BaseProcess]) -> Exception | None:
-    """Return how the first dead loader process ended; None if all live."""
+    """Return how the first dead loader process ended; None if all are alive."""
     code = next((p.exitcode for p in processes if p.exitcode), None)
     if code is None:
         return None
-    if code == -signal.SIGBUS:  # it touched shared memory that there was no room for
+    if code == -signal.SIGBUS:  # it touched shared memory beyond the available space
         return shared_memory_shortage()
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     why = f", probably because memory ran out: {_LESS}" if code == -signal.SIGKILL else ""
@@ -235,13 +237,13 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
 
 
 def _modules(examples: object, collate: object) -> set[str]:
-    """The modules that define the examples and batches, and this one."""
+    """Return the modules that define the examples and batches, and this one."""
     kinds = {__name__, type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
     return kinds.union(getattr(examples, "loader_imports", ()))
 
 
 def _init_worker(worker: int) -> None:
-    """Let a new loader process ignore ending signals and die with its rank."""
+    """Make a new loader process ignore ending signals and die with its rank."""
     for number in loader_server.ENDS:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -251,23 +253,23 @@ def _init_worker(worker: int) -> None:
 
 
 def _follow(rank: BaseProcess) -> None:
-    """Wait for the rank's end, however it dies, and die with it."""
+    """Wait until the rank ends for any reason, then exit."""
     rank.join()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _end(batches: Any, processes: list[BaseProcess]) -> None:
-    """Let the loader processes leave, and kill those that are still busy after a while.
+    """Let the loader processes exit, and kill those that are still busy after a while.
 
-    They are not killed at once: a process that dies while it hands over a batch takes a lock with it, for
-    which the thread that pins memory would wait for ever.
+    They are not killed at once: a process that dies while it sends a batch keeps a lock, for which the thread
+    that pins memory would wait forever.
     """
     shutdown = getattr(batches, "_shutdown_workers", None)
     if shutdown is None:
         return
     timer = threading.Timer(_GRACE, _kill, (processes,))
     timer.daemon = True
-    with contextlib.suppress(RuntimeError):  # no thread starts at the interpreter's end
+    with contextlib.suppress(RuntimeError):  # no thread can start at interpreter exit
         timer.start()
     shutdown()
     timer.cancel()

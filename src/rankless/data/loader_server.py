@@ -1,7 +1,7 @@
-"""The process that loader processes are forked from: it has imported PyTorch and started no thread.
+"""The process from which loader processes are forked: it has imported PyTorch and started no thread.
 
-It is multiprocessing's fork server. A rank that asks for it early forks it; otherwise it is a new
-interpreter, which takes seconds to import what loaders need.
+It is multiprocessing's fork server. A rank that starts it early forks it; otherwise it is a new interpreter,
+which takes seconds to import the modules that loaders need.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _imported: frozenset[str] = frozenset()
 
 
 def fork_early() -> None:
-    """Start the process that loader processes are forked from by forking this one.
+    """Start the fork server by forking this process, whose imports it then has.
 
-    It then has what this one has imported. Call it before anything is computed: afterwards there are threads,
-    which do not survive, and :func:`ensure` starts a new interpreter instead.
+    Call it before any computation: afterwards there are threads, which do not survive a fork, and
+    :func:`ensure` starts a new interpreter instead.
     """
     global _imported
     _imported = frozenset(sys.modules)
@@ -49,7 +49,7 @@ def fork_early() -> None:
 
 
 def _serve(*descriptors: int) -> NoReturn:
-    """Be the interpreter that multiprocessing would start."""
+    """Run the loop that multiprocessing's own fork server runs."""
     try:
         name_process("loader server")
         first = 3
@@ -57,7 +57,7 @@ def _serve(*descriptors: int) -> NoReturn:
             os.closerange(first, descriptor)
             first = descriptor + 1
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
-        forkserver.main(*descriptors, [])  # type: ignore[arg-type, call-arg]  # the types are an older one's
+        forkserver.main(*descriptors, [])  # type: ignore[arg-type, call-arg]  # the stubs describe an older version
     except Exception:
         sys.excepthook(*sys.exc_info())
     finally:  # it ends with SystemExit, which must not reach the rank's own frames
@@ -65,11 +65,10 @@ def _serve(*descriptors: int) -> NoReturn:
 
 
 def ensure(modules: Iterable[str]) -> None:
-    """Start it if none runs, or if the one that runs lacks a module.
+    """Start the fork server if none is running or the running one lacks one of ``modules``.
 
-    Args:
-        modules: what loader processes need. Every evaluation starts them again, and each would spend seconds
-            on an import.
+    Loader processes import these modules; every evaluation starts them again and would spend seconds on each
+    import.
     """
     global _imported
     needed = set(modules)
@@ -83,12 +82,11 @@ def ensure(modules: Iterable[str]) -> None:
 
 @contextmanager
 def _ending_signals_blocked() -> Iterator[None]:
-    """Inside, the ending signals are blocked, which processes that are started inherit.
+    """Block the ending signals inside the context; processes started there inherit this.
 
-    A signal sent to the whole process group must not take the data away from a rank that is about to save its
-    last step.
+    A signal to the process group must not end the loaders of a rank that is about to save its last step.
     """
-    resource_tracker.ensure_running()  # before, because it unblocks the signals when it starts
+    resource_tracker.ensure_running()  # first, because its start unblocks the signals
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     try:
         yield

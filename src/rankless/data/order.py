@@ -1,9 +1,9 @@
-"""The images of each micro-batch: a function of the seed and the position alone.
+"""The images of each micro-batch, as a function of the seed and the position alone.
 
-The images of one epoch are shuffled by a keyed bijection on 0..n-1, so any position of any epoch is
-answered in constant time and memory: no shuffled list, no sampler state, nothing to save for a resume.
-Epochs follow one another in one endless stream, which steps cut into global batches: no batch is ragged,
-nothing is dropped, and every epoch holds every image exactly once.
+The images of one epoch are shuffled by a keyed bijection on 0..n-1, so any position of any epoch is computed
+in constant time and memory: no shuffled list, no sampler state, nothing to save for a resume. Epochs follow
+one another in one endless stream that is cut into global batches: no batch is ragged, nothing is dropped, and
+every epoch contains every image exactly once.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from rankless.randomness import key
 from rankless.recipe.schema import Batch
 
-_ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024  # few positions mix slowly: with 8 rounds, 5 are visibly uneven
+_ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024  # few positions mix slowly: 5 are visibly uneven after 8 rounds
 _LARGEST = 2**62  # the sums below must stay inside 64 bits
 
 
 class Line(NamedTuple):
-    """One line of a schedule: the composition of one micro-batch.
+    """One line of a schedule: the contents of one micro-batch.
 
     Attributes:
-        step: the step it belongs to, from 0; 0 in an evaluation.
+        step: its step, from 0; 0 in an evaluation.
         images: the (epoch, index) of each image.
     """
 
@@ -35,16 +35,16 @@ class Line(NamedTuple):
 
 
 def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[np.int64]:
-    """Return where a keyed permutation of 0..n-1 sends ``positions``.
+    """Apply a keyed permutation of 0..n-1 to ``positions``.
 
-    A Feistel network over Z_a × Z_b with a·b ≥ n (Black and Rogaway, "Ciphers with Arbitrary Finite
-    Domains", 2002): each round adds a keyed hash of one half to the other half. Results that are not below
-    n are sent through again until they are (cycle walking); a·b is barely larger than n, so that is rare.
+    A Feistel network over Z_a × Z_b with a·b ≥ n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
+    2002): each round adds a keyed hash of one half to the other half. Results that are not below n are
+    permuted again until they are (cycle walking); a·b barely exceeds n, so that is rare.
 
     Args:
-        n: how many images, 1 to 2**62.
-        key: 0 to 2**128 - 1; another key is another permutation.
-        positions: of any shape, each in 0..n-1.
+        n: number of images, 1 to 2**62.
+        key: 0 to 2**128 - 1; every key gives another permutation.
+        positions: any shape, each in 0..n-1.
 
     Returns:
         int64 of the shape of ``positions``, each in 0..n-1; different positions give different results.
@@ -69,12 +69,12 @@ def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int,
     """Return the images at ``positions`` of the endless training stream.
 
     Args:
-        n: how many images the data has.
-        seed: the recipe's.
-        positions: 0 is the first image of the run; (P,).
+        n: number of images in the data set.
+        seed: the recipe's seed.
+        positions: (P,), 0 is the first image of the run.
 
     Returns:
-        P pairs (epoch, index of the image); position p belongs to epoch ``p // n``.
+        P pairs (epoch, index); position p belongs to epoch ``p // n``.
     """
     epochs = positions // n
     indices = np.empty(positions.shape, np.int64)
@@ -86,16 +86,16 @@ def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int,
 
 
 def micro_batch(n: int, seed: int, step: int, micro_batch: int, batch: Batch) -> list[tuple[int, int]]:
-    """Return the images of one micro-batch of one step, as (epoch, index), whoever computes it."""
+    """Return the (epoch, index) of each image of one micro-batch, whichever rank computes it."""
     first = step * batch.images + micro_batch * batch.micro
     return stream(n, seed, np.arange(first, first + batch.micro))
 
 
 def _halves(n: int) -> tuple[int, int]:
-    """The moduli a, b with a·b ≥ n, close to n and to each other.
+    """Return moduli a, b with a·b ≥ n, close to n and to each other.
 
-    a is even: a round adds a cycle of length a, and with both lengths odd no permutation of odd sign could
-    ever come out.
+    a is even, because a round adds a cycle of length a, and with both lengths odd no odd permutation could
+    occur.
     """
     root = int(np.sqrt(float(n)))
     a = max(2, root + root % 2)

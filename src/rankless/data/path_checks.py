@@ -9,7 +9,7 @@ from rankless.files.remote import is_remote
 
 
 def refuse_gone(root: str, before: str, weights: Path) -> None:
-    """Raise if ``root``, the data to score with, is the training data ``before`` and no longer exists."""
+    """Raise if ``root``, the data to evaluate on, is the former training data and no longer exists."""
     by_name = root == "digits" or root.startswith("torchvision/")
     if root == before and not by_name and missing_data(root):
         where = "" if Path(root).is_absolute() else f" (there is no {Path(root).resolve()})"
@@ -20,8 +20,8 @@ def refuse_gone(root: str, before: str, weights: Path) -> None:
 
 
 def missing_data(root: str) -> list[str]:
-    """Return the problem that nothing exists at ``root``; empty if something does."""
-    if is_remote(root):  # asking the server takes a while
+    """Return an error in a list if nothing exists at ``root``; else an empty list."""
+    if is_remote(root):  # a request to the server takes time
         return []
     path = Path(root).expanduser()
     if path.exists():

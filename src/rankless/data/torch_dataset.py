@@ -1,8 +1,8 @@
-"""An existing map-style data set of torch as a task's data.
+"""An existing map-style torch data set as the data of a task.
 
-Its transforms draw from generators of the whole process, whose state depends on what was drawn before, and so
-on ranks and loader processes. Here these generators are seeded for every single item by what it is: the
-recipe's seed, the epoch and the index.
+Its transforms draw from global generators, whose state depends on earlier draws and therefore on ranks and
+loader processes. Here these generators are seeded for every single item by the recipe's seed, the epoch and
+the index.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _DEEPEST, _LONGEST, _MOST = 8, 64, 10_000
 def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None]:
     """Seed Python's, NumPy's and torch's global generators for one item; a context manager.
 
-    Inside, what is drawn depends only on (seed, epoch, index); afterwards the three are as they were.
+    Draws inside the context depend only on (seed, epoch, index); afterwards the three states are restored.
 
     Args:
-        seed: the recipe's.
-        epoch: of the run, from 0.
-        index: of the item.
-        generators: others that are seeded alike, and not restored: ``random.Random``,
-            ``numpy.random.Generator`` and ``RandomState``, ``torch.Generator``, and what has
-            ``set_random_state(generator, random)`` or ``set_random_seed(seed)``: Albumentations' transforms.
+        seed: the recipe's seed.
+        epoch: the epoch, from 0.
+        index: the item's index.
+        generators: further generators to seed but not restore: ``random.Random``, ``numpy.random.Generator``
+            and ``RandomState``, ``torch.Generator``, and objects with ``set_random_state(generator, random)``
+            or ``set_random_seed(seed)``, such as Albumentations' transforms.
     """
     with GENERATORS:
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - these are meant
         try:
-            # Of one seed, Python's and NumPy's, both Mersenne twisters, would draw the same numbers.
+            # With one seed, Python's and NumPy's Mersenne twisters would draw the same numbers.
             random.seed(key(seed, "item", epoch, index, "python"))
             np.random.seed(_words(key(seed, "item", epoch, index, "numpy")))  # noqa: NPY002
-            torch.default_generator.manual_seed(torch_seed(seed, "item", epoch, index))  # not those of GPUs
+            torch.default_generator.manual_seed(torch_seed(seed, "item", epoch, index))  # the CPU's only
             for number, generator in enumerate(generators):
                 _seed(generator, key(seed, "item", epoch, index, number))
             yield
@@ -57,7 +57,7 @@ def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None
 
 
 def _words(number: int) -> list[int]:
-    """A key of 128 bits as four words."""
+    """Split a 128-bit key into four words."""
     return [number >> 32 * word & 0xFFFFFFFF for word in range(4)]
 
 
@@ -69,7 +69,7 @@ def _seed(generator: Any, number: int) -> None:
     elif isinstance(generator, torch.Generator):
         generator.manual_seed(number % 2**63)
     elif callable(to_state := getattr(generator, "set_random_state", None)):
-        # Before a seed: that one is mixed with the number of the loader process.
+        # Preferred to a seed, which would be mixed with the loader process's number.
         to_state(np.random.default_rng(number), random.Random(number))
     elif callable(to_seed := getattr(generator, "set_random_seed", None)):
         to_seed(number % 2**32)
@@ -78,16 +78,16 @@ def _seed(generator: Any, number: int) -> None:
 
 
 def from_dataset(dataset: Any, *, seed: int, digest: str | None = None) -> FromDataset:
-    """Make a map-style data set of torch the training or evaluation data of a task.
+    """Use a map-style torch data set as the training or evaluation data of a task.
 
-    Every item is drawn under :func:`seeded`, together with the generators that are found among the data set's
-    attributes and transforms. What else it draws from, or remembers from item to item, is not covered; so the
-    first item is drawn twice, which must give the same.
+    Every item is drawn under :func:`seeded`, together with the generators found among the data set's
+    attributes and transforms. Other sources of randomness and state kept between items are not covered, so
+    the first item is drawn twice and must be the same.
 
     Args:
-        dataset: has ``__len__`` and ``__getitem__``, and pickles if there are loader processes.
-        seed: the recipe's.
-        digest: a text that changes with the data; a run that is resumed with other data reports it.
+        dataset: has ``__len__`` and ``__getitem__``; it must pickle if there are loader processes.
+        seed: the recipe's seed.
+        digest: a text that changes with the data; resuming a run with other data reports it.
 
     Returns:
         A :class:`rankless.Examples`.
@@ -103,9 +103,9 @@ class FromDataset:
 
     Attributes:
         dataset: as given.
-        seed: the recipe's.
+        seed: the recipe's seed.
         digest: as given.
-        loader_imports: modules that are slow to import, which loader processes import before they are forked.
+        loader_imports: slow modules that the loaders' fork server imports in advance.
     """
 
     def __init__(self, dataset: Any, seed: int, digest: str | None) -> None:
@@ -123,17 +123,17 @@ class FromDataset:
         return len(self.dataset)
 
     def item(self, index: int, epoch: int) -> Any:
-        """Return ``dataset[index]`` as it is in ``epoch``."""
+        """Return ``dataset[index]`` as drawn in ``epoch``."""
         with seeded(self.seed, epoch, index, *self._generators):
             return self.dataset[index]
 
     @cached_property
     def _generators(self) -> list[Any]:
-        """The data set's own random generators, besides those of the process."""
+        """Return the data set's own random generators, in addition to the global ones."""
         return list(_found(self.dataset, _DEEPEST, set()))
 
     def __getstate__(self) -> dict[str, Any]:
-        # In another process the data set has other generators.
+        # Another process has another copy of the generators.
         return {name: value for name, value in vars(self).items() if name != "_generators"}
 
 
@@ -154,7 +154,7 @@ def _named(dataset: Any) -> str:
 
 
 def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
-    """Generators among attributes and items, in their order."""
+    """Yield the generators among attributes and items, in order."""
     plain = str | bytes | np.ndarray | torch.Tensor | type | ModuleType
     if id(value) in seen or not deepest or len(seen) > _MOST or isinstance(value, plain):
         return
@@ -162,7 +162,7 @@ def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
     kinds = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
     own = [getattr(value, name, None) for name in ("set_random_state", "set_random_seed")]
     if isinstance(value, kinds) or any(map(callable, own)):
-        yield value  # it seeds what it is made of
+        yield value  # it seeds its parts itself
         return
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     attributes = getattr(value, "__dict__", {}) if not callable(getattr(value, "__get__", None)) else {}
@@ -171,7 +171,7 @@ def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two items have equal contents; contents that cannot be compared count as equal."""
+    """Check whether two items have equal contents; contents that cannot be compared count as equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -190,5 +190,5 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """NaNs are equal here."""
+    """Return the tensor with zeros for NaNs, so that NaNs compare as equal."""
     return torch.nan_to_num(tensor) if tensor.is_floating_point() else tensor

@@ -1,4 +1,4 @@
-"""Boxes with labels drawn on an image, legible on light and on dark ones, small and large."""
+"""Drawing of labeled boxes, legible on light and dark images of any size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankless.data.images.palette import Color, color
 Floats = NDArray[np.float64]
 Rectangle = tuple[float, float, float, float]
 
-_REACH = 6  # heights of a label that it may stand away from its box
+_REACH = 6  # largest distance from its box, in label heights
 _MOST_PLACES = 10_000
 
 
@@ -25,10 +25,10 @@ class Mark(NamedTuple):
 
     Attributes:
         box: xyxy in pixels of the image.
-        text: what stands on its label; without one it has none.
-        label: class id; it gives the color.
-        short: stands on the label where a sheet has no room for the text.
-        dashed: whether the outline is, which tells an annotation from a prediction.
+        text: label text; "" draws no label.
+        label: class id; it determines the color.
+        short: shorter text for sheets with little room.
+        dashed: whether the outline is dashed, which distinguishes annotations from predictions.
     """
 
     box: Rectangle
@@ -39,11 +39,11 @@ class Mark(NamedTuple):
 
 
 def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
-    """A copy of ``image`` (RGB) with every mark drawn on it, the first on top.
+    """Return a copy of ``image`` (RGB) with every mark drawn on it, the first on top.
 
-    Line width and font size follow the image's size. No label hides another where there is room: it stands at
-    its box if it can, else as near as it can, with a line to its box. A text with letters that no font here
-    has (:mod:`rankless.data.images.fonts`) becomes the class's number: ``#3: 90%``.
+    Line width and font size follow the image's size. Labels do not overlap where there is room: each is
+    placed at its box or as near as possible, then with a line to the box. A text that no available font can
+    draw (:mod:`rankless.data.images.fonts`) is replaced by the class id: ``#3: 90%``.
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
@@ -69,7 +69,7 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
 
 
 def _ink(background: Color) -> Color:
-    """Black or white, whichever has the higher contrast (WCAG 2: they part at a luminance of 0.179)."""
+    """Return black or white, whichever has the higher contrast (WCAG 2: the limit is luminance 0.179)."""
     linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in background]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return (0, 0, 0) if luminance > 0.179 else (255, 255, 255)
@@ -78,7 +78,7 @@ def _ink(background: Color) -> Color:
 def _outline(
     draw: ImageDraw.ImageDraw, frame: Rectangle, fill: Color, line: int, *, dashed: bool = False
 ) -> None:
-    """A colored line between two dark ones, which part it from light ground; or dashes of such a line."""
+    """Draw a colored line between two dark lines, which set it off from light ground; optionally dashed."""
     rim = _rim(line)
     x1, y1, x2, y2 = _pixels(frame)
     wide = line + 2 * rim
@@ -96,7 +96,7 @@ def _outline(
 
 
 def _dashes(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:
-    """First and last pixel of each dash, about ``length`` long, half as far apart, and one at either end."""
+    """Yield the first and last pixel of each dash of about ``length``, with one dash at either end."""
     count = max(1, round((last - first + 1) / length / 1.5 + 1 / 3))
     period = (last - first + 1) / (count - 1 / 3)
     for at in range(count):
@@ -108,14 +108,14 @@ def _rim(line: int) -> int:
 
 
 def _around(box: Rectangle, line: int, size: tuple[int, int]) -> Rectangle:
-    """The frame's outer edge: outside the box, which may be small, but on the image."""
+    """Return the outer edge of the frame: outside the box, which may be small, but inside the image."""
     grow = line + 2 * _rim(line)
     x1, y1 = max(0.0, box[0] - grow), max(0.0, box[1] - grow)
     return x1, y1, min(float(size[0]), box[2] + grow), min(float(size[1]), box[3] + grow)
 
 
 def _pixels(box: Rectangle) -> tuple[int, int, int, int]:
-    """First and last column and row that a box of pixel edges covers; at least one of each."""
+    """Return first and last column and row covered by a box of pixel edges; at least one of each."""
     x1, y1 = round(box[0]), round(box[1])
     return x1, y1, max(x1, round(box[2]) - 1), max(y1, round(box[3]) - 1)
 
@@ -149,12 +149,12 @@ def place(
     """Find a rectangle for each label, on whole pixels of the image; earlier ones choose first.
 
     Args:
-        labels: (width, height) of each.
-        frames: the box that each belongs to, xyxy.
+        labels: (width, height) of each label.
+        frames: xyxy of the box of each label.
         size: (width, height) of the image.
 
     Returns:
-        xyxy of each. Two overlap only where no free place was found within six labels of the box.
+        xyxy of each label. Two overlap only if no free place was found within six label heights of the box.
     """
     placed = np.zeros((len(labels), 4))
     for number, ((width, height), frame) in enumerate(zip(labels, frames, strict=True)):
@@ -163,13 +163,13 @@ def place(
         if hidden.min() > 0:
             near = _inside(_further(frame, width, height), size)
             hidden = _hidden(near, frame, placed[:number])
-        # The first of equals: the order of the candidates is the order of preference.
+        # The first minimum: candidates are in order of preference.
         placed[number] = near[hidden.argmin()]
     return [(x1, y1, x2, y2) for x1, y1, x2, y2 in placed.tolist()]
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Pixels of earlier labels under each candidate, and of its own box where it hides much of that."""
+    """Count the pixels of earlier labels, and of the own box if much is hidden, under each candidate."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)
@@ -177,7 +177,7 @@ def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
 
 
 def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectangle]:
-    """Above, inside at the top, below, inside at the bottom; each at the left, then at the right."""
+    """Yield places above, inside at the top, below, inside at the bottom; each left, then right."""
     x1, y1, x2, y2 = box
     tops = (y1 - height, y1, y2, y2 - height)
     if y1 < height:  # no room above
@@ -188,31 +188,31 @@ def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectang
 
 
 def _further(box: Rectangle, width: float, height: float) -> Floats:
-    """Places all around the box, the nearest first, (N, 4)."""
+    """Return places all around the box, the nearest first, (N, 4)."""
     x1, y1, x2, y2 = box
     reach_x, reach_y = _REACH * height, _REACH * height
     lefts = np.arange(x1 - width - reach_x, x2 + reach_x + 1, max(1.0, height / 2))
     tops = np.arange(y1 - height - reach_y, y2 + reach_y + 1, max(1.0, height / 2))
-    if len(lefts) * len(tops) > _MOST_PLACES:  # of a large box
+    if len(lefts) * len(tops) > _MOST_PLACES:  # for a large box
         lefts = np.linspace(lefts[0], lefts[-1], 100)
         tops = np.linspace(tops[0], tops[-1], 100)
     left, top = (axis.ravel() for axis in np.meshgrid(lefts, tops))
     away_x = np.maximum(np.maximum(x1 - (left + width), left - x2), 0)
     away_y = np.maximum(np.maximum(y1 - (top + height), top - y2), 0)
-    # Beside the upper left corner a label is looked for first.
+    # Readers look beside the upper left corner first.
     order = np.lexsort((np.abs(left - x1) + np.abs(top + height - y1), np.hypot(away_x, away_y)))
     return np.stack([left, top, left + width, top + height], 1)[order]
 
 
 def _inside(frames: Floats, size: tuple[int, int]) -> Floats:
-    """The frames (N, 4) moved onto the image, on whole pixels."""
-    sides = np.round(frames[:, 2:] - frames[:, :2])  # whole pixels, but for rounding
+    """Return the frames (N, 4) moved onto the image, on whole pixels."""
+    sides = np.round(frames[:, 2:] - frames[:, :2])  # whole pixels up to rounding
     corners = np.clip(np.round(frames[:, :2]), 0, np.maximum(np.array(size) - sides, 0))
     return np.concatenate([corners, corners + sides], 1)
 
 
 def _overlaps(one: Floats, other: Floats) -> Floats:
-    """Pixels that each of ``one`` (N, 4) shares with each of ``other`` (M, 4): (N, M)."""
+    """Return the pixels that each of ``one`` (N, 4) shares with each of ``other`` (M, 4), (N, M)."""
     least, most = (
         np.maximum(one[:, None, :2], other[None, :, :2]),
         np.minimum(one[:, None, 2:], other[None, :, 2:]),
@@ -222,7 +222,7 @@ def _overlaps(one: Floats, other: Floats) -> Floats:
 
 
 def _link(frame: Rectangle, label: Rectangle) -> tuple[float, float, float, float] | None:
-    """A line from a label to its box; None where they touch."""
+    """Return a line from a label to its box; None if they touch."""
     nearest = [
         (
             min(max(label[axis], frame[axis]), frame[axis + 2]),
@@ -237,7 +237,7 @@ def _link(frame: Rectangle, label: Rectangle) -> tuple[float, float, float, floa
 
 
 def _shorten(text: str, draw: ImageDraw.ImageDraw, font: Font, room: float) -> str:
-    """The text, cut until it fits, except its last word: the score stays."""
+    """Cut the text until it fits, but keep its last word, the score."""
     name, _, score = text.rpartition(" ")
     while len(name) > 1 and draw.textlength(text, font=font) > room:
         name = name[:-1]

@@ -1,8 +1,8 @@
-"""The font that a text is drawn in: Pillow's own for Latin letters, one of the system's for all else.
+"""Fonts for texts: Pillow's own for Latin letters, a system font for all others.
 
-No font comes with the package. A text with other letters, such as Chinese ones, is drawn in the first of
-these that has them all: the file that ``RANKLESS_FONT`` names, known fonts with Chinese, Japanese and Korean
-letters in the system's folders, the DejaVu font of Matplotlib, any other font in those folders.
+The package ships no font. A text with other letters, such as Chinese, uses the first font that has them all:
+the file in ``RANKLESS_FONT``, known Chinese, Japanese and Korean fonts in the system's folders, Matplotlib's
+DejaVu, then any other font in those folders.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _KNOWN = (
     "dejavusans.",
 )  # fmt: skip
 _ENDINGS = frozenset({".ttf", ".otf", ".ttc", ".otc", ".pcf", ".pfb"})
-_MOST_FONTS = 300  # that are opened to look for a letter
+_MOST_FONTS = 300  # opened at most in search of a letter
 _NO_LETTER = "\U0010fffe"  # a noncharacter: a font draws its sign for missing letters
 _TRIED_AT = 16  # pixels
 
 
 def font_for(text: str, size: int) -> Font | None:
-    """Return a font of ``size`` pixels that has every letter of the text; None if none is found."""
+    """Return a font of ``size`` pixels that has every letter of the text; None if there is none."""
     letters = frozenset(letter for letter in text if not letter.isspace())
     if (path := _path_for(letters)) is None:
         return None
@@ -38,13 +38,13 @@ def font_for(text: str, size: int) -> Font | None:
 
 
 def unwritable(texts: Iterable[str]) -> list[str]:
-    """Return the texts that no font here can draw."""
+    """Return the texts that no available font can draw."""
     return [text for text in texts if font_for(text, _TRIED_AT) is None]
 
 
 @lru_cache(maxsize=4096)
 def _path_for(letters: frozenset[str]) -> str | None:
-    """The font file that has all the letters, "" for Pillow's own; None if there is none."""
+    """Return the font file that has all the letters, "" for Pillow's own; None if there is none."""
     if _has("", letters):
         return ""
     return next((path for path in _files(os.environ.get(VARIABLE, "")) if _has(path, letters)), None)
@@ -56,7 +56,7 @@ def _has(path: str, letters: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _draws(path: str, letter: str) -> bool:
-    """Whether a font has a letter, which it then draws unlike a missing one."""
+    """Check whether a font has a letter: it then draws it differently from a missing one."""
     try:
         font = _opened(path, _TRIED_AT)
         return bytes(font.getmask(letter)) != _missing(path)
@@ -76,7 +76,7 @@ def _opened(path: str, size: int) -> Font:
 
 @lru_cache(maxsize=8)
 def _files(chosen: str) -> tuple[str, ...]:
-    """Font files, the likeliest first."""
+    """Return font files, the most likely ones first."""
     found = [str(path) for folder in _folders() for path in _in_folder(folder)]
     matplotlib = importlib.util.find_spec("matplotlib")
     if matplotlib is not None and matplotlib.origin:

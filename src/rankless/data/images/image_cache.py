@@ -1,9 +1,9 @@
-"""Decoded images cached on the disk or in memory, once for all ranks and loader processes of a machine.
+"""A cache of decoded images on disk or in memory, shared by all ranks and loader processes of a machine.
 
-One file per image: decoded it takes a hundred kilobytes or more, so nothing is lost by it; a rename makes it
-appear whole or not at all, with any number of runs and none of them waiting; and one changed source drops one
-file. Processes map the files, so the kernel holds one copy for all. In memory the same files lie in
-``/dev/shm`` and go with the last process that uses them.
+Each image is a file of a hundred kilobytes or more, written atomically, so any number of runs can share the
+cache without waiting, and a changed source invalidates only its image. Processes map the files, so the kernel
+holds a single copy. The memory cache keeps the same files in ``/dev/shm`` until the last process that uses
+them ends.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from rankless.files.writing import beside
 MEMORY = Path("/dev/shm")
 """A file system that lives in memory."""
 
-_KINDS = f"v1-{PIL.__version__}-{simplejpeg.__version__}"  # other decoders may decode otherwise
+_KINDS = f"v1-{PIL.__version__}-{simplejpeg.__version__}"  # other decoder versions may give other pixels
 # Magic; modified, bytes of the source; its H, W; the factor; H, W cached; index.
 _HEADER = struct.Struct("<8s8q")
 _MAGIC = b"RANKPIC1"
-_SPARE = 0.02  # of a disk's size stays free
+_SPARE = 0.02  # share of the disk to leave free
 
 
 @dataclass
 class CachedImages:
-    """The images of one split, decoded once. Pickles as its folder's name.
+    """The images of one split, decoded once. Pickles as its folder's path.
 
     Attributes:
         images: decodes them.
-        folder: where the decoded ones lie.
-        durable: whether an image is flushed to the disk before it counts as cached; not needed in memory.
+        folder: folder of the decoded images.
+        durable: whether to flush an image to disk before it counts as cached; not needed in memory.
     """
 
     images: FileImages
@@ -58,7 +58,7 @@ class CachedImages:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not self.durable:  # finalizers run last made first: after the hold
+        if not self.durable:  # finalizers run in reverse order: after the hold
             weakref.finalize(self, remove_unheld, self.folder)
         hold(self.folder, self)
 
@@ -66,20 +66,19 @@ class CachedImages:
         return CachedImages, (self.images, self.folder, self.durable)  # a loader process holds the folder too
 
     def read(self, index: int) -> Decoded:
-        """Return image ``index``: the cached copy, if its source is unchanged.
+        """Return image ``index``, from the cache if its source is unchanged.
 
-        The copy's pages are the machine's; what is written into the tensor stays in this process. Where an
-        image cannot be cached (no room), it is decoded without a message: no number depends on it. It is
-        cached once for every factor by which it is reduced.
+        Writing to the tensor does not change the cache. An image that cannot be cached for lack of space is
+        decoded without a message, as the result is the same. Each reduction factor has its own copy.
         """
         annotations, shown = self.images.annotations, self.images.shown
         try:
             key = (*_state(annotations.path(index)), index)
         except OSError:
-            return self.images.read(index)  # its error says what is wrong
+            return self.images.read(index)  # raises the error that names the problem
         height, width = annotations.sizes[index].tolist()
         factor = shown.reduction(max(1, height), max(1, width)) if shown else 1
-        # Of the million files of a large split no folder should hold more than some thousands.
+        # No folder should hold more than a few thousand of a large split's million files.
         path = self.folder / f"{index % 256:02x}" / f"{index}-{factor}"
         if (cached := _load(path, key)) is not None:
             return cached
@@ -99,15 +98,15 @@ class CachedImages:
 def open_images(
     annotations: Annotations, shown: Shown, kind: Cache
 ) -> tuple[FileImages | CachedImages, tuple[str, ...]]:
-    """Return the images of a split, through the cache that ``data.cache`` asks for, and notes on it.
+    """Return the images of a split, through the cache that ``data.cache`` selects, and notes.
 
     Args:
-        annotations: of the split.
-        shown: how large the images will be shown.
-        kind: the recipe's ``data.cache``.
+        annotations: the split's annotations.
+        shown: size at which the images will be shown.
+        kind: ``data.cache`` of the recipe.
 
     Returns:
-        The images, and sentences: how large the cache gets, or why there is none.
+        The images, and sentences on the cache's final size, or on why there is no cache.
     """
     files = FileImages(annotations, shown)
     if kind == "none" or not len(annotations):
@@ -121,7 +120,7 @@ def open_images(
     folder = home / f"{_digest(annotations)}-{_KINDS}"
     try:
         make_private(home)
-        for left in home.iterdir():  # by runs that were killed
+        for left in home.iterdir():  # left by killed runs
             if left != folder:
                 remove_unheld(left)
         _check_room(home, folder, need)
@@ -133,7 +132,7 @@ def open_images(
 
 
 def needed(annotations: Annotations, shown: Shown) -> int:
-    """Return the bytes of all decoded, reduced images of a split."""
+    """Return the total size of all decoded, reduced images of a split in bytes."""
     total = 0
     sizes, counts = np.unique(annotations.sizes, axis=0, return_counts=True)
     for (height, width), count in zip(sizes.tolist(), counts.tolist(), strict=True):
@@ -166,18 +165,18 @@ def _on_disk(files: FileImages, folder: Path, need: int, size: str) -> CachedIma
 
 
 def _check_room(disk: Path, folder: Path, need: int) -> None:
-    """Raise a UserError if ``folder``, once complete, does not fit on ``disk``."""
+    """Raise a UserError if the complete ``folder`` would not fit on ``disk``."""
     state = os.statvfs(disk)
     free = state.f_bavail * state.f_frsize - int(_SPARE * state.f_blocks * state.f_frsize)
     if need <= free:
-        return  # what lies there already need not be counted
+        return  # no need to count the existing files
     there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if need - there > free:
         raise UserError(f"{disk} has {in_gib(max(0, free))} to spare")
 
 
 def _digest(annotations: Annotations) -> str:
-    """Return a hash of a split's paths and byte ranges, in order: what an image's index stands for."""
+    """Return a hash of a split's paths and byte ranges, in order; it fixes the meaning of an index."""
     digest = hashlib.blake2b(annotations.path_bytes.tobytes(), digest_size=12)
     first = annotations.path(0)
     if not is_remote(first):
@@ -189,15 +188,15 @@ def _digest(annotations: Annotations) -> str:
 
 
 def _state(path: str) -> tuple[int, int]:
-    """Return when a file, or an image's shard, was changed in nanoseconds, and its size in bytes."""
-    if is_remote(path):  # the tag of its content is a part of its address
+    """Return modification time (ns) and size (bytes) of a file, or of an image's shard."""
+    if is_remote(path):  # its address contains a tag of its content
         return int(file_of(path).rpartition("#")[2], 16) >> 1, 0
     state = os.stat(file_of(path))  # noqa: PTH116 - half the cost of a Path
     return state.st_mtime_ns, state.st_size
 
 
 def _load(path: Path, key: tuple[int, int, int]) -> Decoded | None:
-    """Return the cached image; None if there is none, or its source changed."""
+    """Return the cached image; None if it is missing or its source changed."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

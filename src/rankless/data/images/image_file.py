@@ -1,10 +1,10 @@
-"""Reading image files: one decoder for each format, one orientation, always uint8 RGB.
+"""Decoding of image files: one decoder per format, one orientation, always uint8 RGB.
 
-Sound JPEGs are decoded by libjpeg-turbo straight into the array that is used (simplejpeg). All else, and
-every JPEG that it finds anything wrong with, is decoded by Pillow: it knows more of what is out there, and
-decides what is damaged. Both decode a JPEG to the same bits.
+Sound JPEGs are decoded by libjpeg-turbo straight into the resulting array (simplejpeg). Pillow decodes all
+other files, and every JPEG with a problem: it supports more variants and decides whether a file is damaged.
+Both decode a JPEG to the same bits.
 
-An image that is shown much smaller than it is can be made smaller while it is decoded: see :class:`Shown`.
+An image that will be shown much smaller can be reduced while decoding: see :class:`Shown`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rankless.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_FORMATS = {  # by ending; Pillow names them so
+_FORMATS = {  # by extension, with Pillow's names
     ".bmp": ("BMP",),
     ".gif": ("GIF",),
     **dict.fromkeys((".jfif", ".jpeg", ".jpg"), ("JPEG", "MPO")),
@@ -65,7 +65,7 @@ class UnreadableImage(UserError):  # noqa: N818 - it is what the user sees
         super().__init__(f"{self.path}: the image cannot be read: {reason}; replace or remove it")
 
     def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
-        return UnreadableImage, (self.path, self.reason)  # it crosses from loader processes
+        return UnreadableImage, (self.path, self.reason)  # it is sent by loader processes
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Shown:
 
     Attributes:
         size: the network's input (H, W) in pixels.
-        fit: how a whole image would lie on it: inside, stretched, or covering it.
-        detail: decode at 1/2, 1/4 or 1/8 size while each side is at least ``detail`` × the displayed size;
-            0 disables.
+        fit: how an image fits into it: inside, stretched, or covering it.
+        detail: decode at 1/2, 1/4 or 1/8 size while each side is at least ``detail`` × the displayed size; 0
+            disables.
     """
 
     size: tuple[int, int]
@@ -84,7 +84,7 @@ class Shown:
     detail: float = 2.0
 
     def reduction(self, height: int, width: int) -> int:
-        """Return the decoder's reduction for an upright image: 1, 2, 4 or 8. It depends on the size alone."""
+        """Return the decoder's reduction for an upright image of this size: 1, 2, 4 or 8."""
         if not self.detail:
             return 1
         down, across = self.size[0] / height, self.size[1] / width
@@ -93,28 +93,29 @@ class Shown:
 
 
 class Header(NamedTuple):
-    """An image as its header describes it.
+    """Size and format according to an image's header.
 
     Attributes:
-        size: (H, W) of what :func:`read` would return.
-        format: of the content, as in ``PNG``.
+        size: (H, W) of the result of :func:`read`.
+        format: format of the content, such as ``PNG``.
     """
 
     size: tuple[int, int]
     format: str
 
     def contradicts(self, path: str) -> bool:
-        """Check whether the file's ending is that of another format."""
+        """Check whether the file's extension belongs to another format."""
         ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - asked of a million files
         return self.format not in _FORMATS.get(ending, (self.format,))
 
 
 class Decoded(NamedTuple):
-    """An image as it was read.
+    """A decoded image.
 
     Attributes:
         image: uint8 RGB, (3, H, W).
-        reduced: the factor: one pixel of ``image`` stands for ``reduced`` × ``reduced`` of the file's.
+        reduced: factor by which it was reduced: a pixel stands for ``reduced`` × ``reduced`` pixels of the
+            file.
         source: (H, W) of the upright image in the file.
     """
 
@@ -129,25 +130,24 @@ def too_large(length: int) -> str:
 
 
 def is_image(path: str | os.PathLike[str]) -> bool:
-    """Return whether the file's ending is one of :data:`EXTENSIONS`."""
+    """Check whether the file's extension is in :data:`EXTENSIONS`."""
     return os.path.splitext(path)[1].lower() in EXTENSIONS  # noqa: PTH122 - asked of a million files
 
 
 def read(path: Source, *, name: str = "") -> Tensor:
-    """Read a whole image as uint8 RGB, (3, H, W), turned upright by its EXIF orientation.
+    """Read an image as uint8 RGB, (3, H, W), turned upright by its EXIF orientation.
 
-    Gray becomes RGB, alpha is dropped, 16 bits become the upper 8, of an animation the first frame is read,
+    Gray becomes RGB, alpha is dropped, 16 bits become the upper 8, an animation yields its first frame, and
     color profiles are not applied.
     """
     return read_for(path, None, name=name).image
 
 
 def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
-    """:func:`read`, reduced as ``shown`` allows: every pixel is about the mean of those it stands for.
+    """Read an image as :func:`read` does, reduced as ``shown`` allows.
 
-    Args:
-        path, name: as for :func:`read`.
-        shown: how large it will be; None reads every pixel.
+    Each pixel of a reduced image is about the mean of the pixels it stands for. If ``shown`` is None, every
+    pixel is read.
     """
     try:
         with _quiet(), _opened(path) as file, Image.open(file) as image:
@@ -158,23 +158,19 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
             pixels = _pixels(image, file, turn, factor)
     except Exception as error:  # on a damaged file a decoder raises anything, from struct.error to KeyError
         raise UnreadableImage(name or str(path), _reason(error)) from error
-    import torch  # here, because processes that only ask for sizes start ten times as fast without
+    import torch  # imported here: processes that only read sizes start ten times as fast without it
 
     return Decoded(torch.from_numpy(pixels).permute(2, 0, 1), factor, source)
 
 
 def header(path: Source, *, name: str = "") -> Header:
-    """Return an image's size and format from the file's header alone (a TIFF is decoded).
-
-    Args:
-        path, name: as for :func:`read`.
-    """
+    """Return an image's size and format from the file's header alone (a TIFF is decoded)."""
     height, width, turned, format = _stored(path, name)
     return Header((width, height) if turned else (height, width), format)
 
 
 def sideways(path: Source) -> bool:
-    """Whether the EXIF orientation turns the image by 90°; False if its header cannot be read."""
+    """Check whether the EXIF orientation turns the image by 90°; False if its header is unreadable."""
     try:
         return _stored(path, "")[2]
     except UnreadableImage:
@@ -182,7 +178,7 @@ def sideways(path: Source) -> bool:
 
 
 def _stored(path: Source, name: str) -> tuple[int, int, bool, str]:
-    """Height and width as stored, whether EXIF swaps them, and the format."""
+    """Return stored height and width, whether EXIF swaps them, and the format."""
     try:
         with _quiet(), _opened(path) as file, Image.open(file) as image:
             width, height = _header(image)
@@ -193,7 +189,7 @@ def _stored(path: Source, name: str) -> tuple[int, int, bool, str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, what decoders warn of (odd metadata, large images) is not shown."""
+    """Silence the decoders' warnings on odd metadata and large images."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -205,7 +201,7 @@ def _opened(path: Source) -> Iterator[BinaryIO]:
         yield path
         return
     state = os.stat(path)  # noqa: PTH116 - half the cost of a Path
-    if not stat.S_ISREG(state.st_mode):  # to open a pipe would wait for its writer
+    if not stat.S_ISREG(state.st_mode):  # opening a pipe would wait for its writer
         what = "a folder" if stat.S_ISDIR(state.st_mode) else "a pipe or a device, not a file"
         raise ValueError(f"it is {what}")
     if state.st_size > MOST_BYTES:
@@ -215,16 +211,16 @@ def _opened(path: Source) -> Iterator[BinaryIO]:
 
 
 def _header(image: Image.Image) -> tuple[int, int]:
-    """Width and height of an opened image, before its EXIF orientation."""
+    """Return width and height of an opened image, before its EXIF orientation."""
     if image.format == "TIFF":
-        image.load()  # only then every version of Pillow has turned it
+        image.load()  # every version of Pillow has turned it after this
     return image.size
 
 
 def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixels:
-    """The decoded, upright, reduced image."""
+    """Return the decoded, upright, reduced image."""
     width, height = image.size
-    # A last row or column that stands for fewer pixels must not come first: all is read and turned before.
+    # Turn before reducing: a last row or column that stands for fewer pixels must stay last.
     uneven = (turn in _UPSIDE_DOWN and height % factor) or (turn in _SIDEWAYS and width % factor)
     early = 1 if uneven else factor
     pixels = _jpeg(image, file, early)
@@ -237,7 +233,7 @@ def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixel
 
 
 def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
-    """A JPEG decoded without detours, reduced by its own transform; None if anything is amiss."""
+    """Decode a JPEG directly, reduced by its own transform; return None if it has any problem."""
     if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
         return None
     file.seek(0)
@@ -245,22 +241,22 @@ def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
     least = (height, width) if factor > 1 else (0, 0)
     try:
         pixels = simplejpeg.decode_jpeg(file.read(), min_height=least[0], min_width=least[1], strict=True)
-    except ValueError:  # also for what Pillow repairs
+    except ValueError:  # also raised for files that Pillow can repair
         return None
     return cast(Pixels, pixels) if pixels.shape == (height, width, 3) else None
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1..8 that is still to be applied to an opened, not yet decoded image."""
+    """Return the EXIF orientation, 1 to 8, that an opened, not yet decoded image still needs."""
     if image.format == "TIFF":
         return 1  # Pillow turns a TIFF itself while it decodes
     if image.format == "PNG" and "exif" not in image.info:
-        return 1  # asking further would decode the image to look behind its pixels
+        return 1  # reading more would decode the image to look behind its pixels
     return cast(int, image.getexif().get(_ORIENTATION, 1))
 
 
 def _upright(pixels: Pixels, turn: int) -> Pixels:
-    """An image turned by its EXIF orientation."""
+    """Return an image turned by its EXIF orientation."""
     turned = pixels[:: -1 if turn in _UPSIDE_DOWN else 1, :: -1 if turn in _SIDEWAYS else 1]
     return np.ascontiguousarray(turned.transpose(1, 0, 2) if turn in _TURNED else turned)
 

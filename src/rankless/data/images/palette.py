@@ -1,4 +1,4 @@
-"""The colors of classes: each as far from all before it as can be, so that few get the plainest ones."""
+"""Class colors, each as far as possible from all before it, so that the first few are the most distinct."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Color = tuple[int, int, int]
 COUNT = 96
 """So many colors can be distinguished; more classes repeat them."""
 
-# Points of OKLCH (Ottosson, A perceptual color space, 2020), neither so dark nor so pale that a line is lost.
+# Points of OKLCH (Ottosson, A perceptual color space, 2020), neither too dark nor too pale for a line.
 _LIGHTNESS = np.arange(0.50, 0.93, 0.06)
 _CHROMA = (0.07, 0.11, 0.15, 0.19, 0.24)
 _HUES = range(0, 360, 10)
 _FIRST = (0.62, 0.19, 30)  # a red
-_OF_HUE = 1.6  # a difference in hue is seen sooner than one in lightness
+_OF_HUE = 1.6  # differences in hue are easier to see than in lightness
 
 
 def color(label: int) -> Color:
-    """The color of a class, given its id."""
+    """Return the color of a class id."""
     return _colors()[label % COUNT]
 
 
@@ -29,7 +29,7 @@ def color(label: int) -> Color:
 def _colors() -> list[Color]:
     points = np.array([_oklab(*each) for each in _grid()])
     linear = _linear(points)
-    real = ((linear >= 0) & (linear <= 1)).all(1)  # a screen can show it
+    real = ((linear >= 0) & (linear <= 1)).all(1)  # inside the sRGB gamut
     points, linear = points[real], linear[real]
     seen = points * np.array([1.0, _OF_HUE, _OF_HUE])
     chosen = [int(np.linalg.norm(points - np.array(_oklab(*_FIRST)), axis=1).argmin())]
@@ -50,7 +50,7 @@ def _oklab(lightness: float, chroma: float, hue: float) -> tuple[float, float, f
 
 
 def _linear(oklab: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Linear sRGB, (N, 3), of points of OKLab."""
+    """Convert points of OKLab to linear sRGB, (N, 3)."""
     lightness, a, b = oklab.T
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3

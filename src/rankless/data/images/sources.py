@@ -1,7 +1,7 @@
 """Image sources: an open data set is a chain of objects with ``read(index)``.
 
-``FileImages`` decodes; ``CachedImages`` (:mod:`rankless.data.images.image_cache`) saves what it decoded; a
-data set's source adds boxes or a class; ``ReadableImages`` replaces, in training, what cannot be read.
+``FileImages`` decodes; ``CachedImages`` (:mod:`rankless.data.images.image_cache`) saves the decoded images; a
+data set's source adds boxes or a class; ``ReadableImages`` replaces unreadable images during training.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Readable(Protocol[Value_co]):
 
 @dataclass(frozen=True)
 class FileImages:
-    """The images of one split, decoded each time.
+    """The images of one split, decoded on each read.
 
     Attributes:
-        annotations: of the split; they name the files.
-        shown: how large images will be shown, so how far they may be reduced; None decodes every pixel.
+        annotations: the split's annotations; they name the files.
+        shown: size at which images will be shown, which limits the reduction; None decodes every pixel.
     """
 
     annotations: Annotations
@@ -52,11 +52,11 @@ class FileImages:
 
 
 class ImageSource(ABC, Generic[Value]):
-    """An open data set. Must pickle: loader processes receive a copy.
+    """An open data set. It must pickle, because loader processes receive a copy.
 
     Attributes:
-        class_names: a label is a position in this list.
-        notes: how the data was read and what was wrong, as sentences.
+        class_names: a label is an index into this list.
+        notes: sentences on how the data was read and on its problems.
     """
 
     class_names: tuple[str, ...]
@@ -79,7 +79,7 @@ class ImageSource(ABC, Generic[Value]):
         return None
 
     def opened(self, shown: Shown, cache: Cache) -> tuple[Any, tuple[str, ...]]:
-        """Return this source reading images as large as they are shown, through a cache, and notes on it."""
+        """Return this source for images of the size ``shown``, through a cache, and notes."""
         off = f"data.cache is {cache}, but this dataset is generated, not read from files, so caching is off"
         return self, () if cache == "none" else (off,)
 
@@ -91,9 +91,9 @@ class ImageExamples(Generic[Source]):
     """The base of detection and classification examples; see :class:`rankless.tasks.protocol.Examples`.
 
     Attributes:
-        images: the source, opened.
-        shown: how large images will be shown.
-        notes: what was clipped, missing or left out when the images were opened, as sentences.
+        images: the open source.
+        shown: size at which images will be shown.
+        notes: sentences on clipped, missing or omitted data.
     """
 
     images: Source
@@ -114,17 +114,17 @@ class ImageExamples(Generic[Source]):
 
 @dataclass
 class ReadableImages(Generic[Value]):
-    """Images to train on: a random other one, keyed by (seed, index), replaces one that cannot be read.
+    """Training images in which a random image, keyed by (seed, index), replaces an unreadable one.
 
-    So the same image replaces it in every epoch, on every rank and in every loader process.
+    The replacement is the same in every epoch, on every rank and in every loader process.
 
     Attributes:
         images: the source.
-        count: how many images there are to draw from.
-        seed: the recipe's.
-        memo: images read so far, by index, so that each is read once; None remembers none.
-        unreadable: every image that could not be read is appended.
-        position: the index of the image last returned: the one asked for, or its replacement.
+        count: number of images to draw from.
+        seed: the recipe's seed.
+        memo: images read so far, by index, so that each is read once; None keeps none.
+        unreadable: collects every image that could not be read.
+        position: index of the image last returned: the requested one, or its replacement.
     """
 
     images: Readable[Value]
@@ -135,7 +135,7 @@ class ReadableImages(Generic[Value]):
     position: int = -1
 
     def read(self, index: int) -> Value:
-        """Return image ``index``, or the first readable one of those drawn to replace it."""
+        """Return image ``index``, or the first readable one drawn to replace it."""
         position = index
         for attempt in range(TRIES + 1):
             value = self.memo.get(position) if self.memo else None
@@ -143,7 +143,7 @@ class ReadableImages(Generic[Value]):
                 try:
                     value = self.images.read(position)
                 except UnreadableImage as problem:
-                    value = problem.with_traceback(None)  # else the memo would keep its frames alive
+                    value = problem.with_traceback(None)  # otherwise the memo would keep its frames alive
                 if self.memo is not None:
                     self.memo[position] = value
             if not isinstance(value, UnreadableImage):

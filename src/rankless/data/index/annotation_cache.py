@@ -1,7 +1,7 @@
-"""Annotations cached on the disk until one of the files they were read from changes.
+"""A disk cache of annotations, valid until one of their source files changes.
 
-Of several processes that open a data set at once one reads it and the others wait for it; then all map the
-same files. Each reading has a separate folder, so one that replaces another takes nothing from its users.
+If several processes open a data set at once, one reads it and the others wait; then all map the same files.
+Each reading has its own folder, so a newer one takes nothing from processes that still use the old one.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Read = Callable[[], tuple[Annotations, list[str]]]
 
 
 def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = False) -> Annotations:
-    """Return the result of ``read``, from the cache if nothing that it depends on has changed.
+    """Return the result of ``read``, from the cache if none of its source files has changed.
 
     Args:
-        root: absolute; with the names of the split and of the format the key of what is cached.
+        root: absolute path of the data set. Together with ``split`` and ``format`` it is the cache key.
         split, format: names.
-        read: reads it: the split, and every file and folder whose change makes it out of date.
-        rescan: whether it is read again though nothing seems to have changed.
+        read: returns the split, and every file and folder whose change makes it outdated.
+        rescan: read again even if nothing seems to have changed.
     """
     key = hashlib.sha256(json.dumps([root, split, format]).encode()).hexdigest()[:32]
     store = cache_folder() / "annotations" / key
@@ -58,7 +58,7 @@ def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = Fal
         except OSError as error:
             made, *_ = _steady(root, read)
             return _private(made, f"{store.parent} cannot be written to ({error.strerror or error})")
-        if not rescan and (annotations := _valid(store)):  # the one that was waited for
+        if not rescan and (annotations := _valid(store)):  # written while this process waited
             return annotations
         started = time.time()
         with storing_in(store / _CHUNKS):
@@ -74,14 +74,14 @@ def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = Fal
 
 
 def forget(annotations: Annotations) -> None:
-    """Let the data be read again when it is opened next, because it is known to be out of date."""
+    """Drop the cached copy, so that the data set is read again when it is next opened."""
     if annotations.folder is not None:
         with suppress(OSError):
             Path(annotations.folder, _ENTRY).unlink()
 
 
 def _valid(store: Path) -> Annotations | None:
-    """The newest entry, if it is whole and nothing has changed since it was made."""
+    """Return the newest entry if it is complete and no source file has changed since; else None."""
     try:
         current = store / _CURRENT
         folder = store / json.loads(current.read_text(encoding="utf-8"))["entry"]
@@ -98,7 +98,7 @@ def _valid(store: Path) -> Annotations | None:
 
 
 def _is_whole(annotations: Annotations) -> bool:
-    """Whether all arrays have their full length."""
+    """Check whether all arrays have their full length."""
     count, boxes = len(annotations), len(annotations.labels)
     return (
         len(annotations.sizes) == count
@@ -112,15 +112,15 @@ def _is_whole(annotations: Annotations) -> bool:
 
 
 def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:
-    """Return the result of ``read`` once its files hold still meanwhile, and their states."""
+    """Call ``read`` until no source file changes meanwhile; return its result and the files' states."""
     changed = ""
     for _ in range(_TRIES):
-        time.sleep(TICK / 1e9)  # what changed before now has an older time than what changes from now on
+        time.sleep(TICK / 1e9)  # so that later changes get a later time stamp
         started = time.time_ns() - TICK // 2
         made, depends = read()
         depends = list(dict.fromkeys([root, *depends]))
         states = [state(path) for path in depends]
-        changed = touched_since(depends, started)  # asked for last, so that nothing slips between
+        changed = touched_since(depends, started)  # checked last, so that no change is missed
         if not changed:
             return made, depends, states
     raise UserError(
@@ -140,7 +140,7 @@ def _clear(store: Path, rescan: bool) -> None:
 
 
 def _published(store: Path, made: Annotations, depends: list[str], states: list[State]) -> Annotations:
-    """``made`` as the newest entry of ``store``, which is locked; older ones go when nobody uses them."""
+    """Publish ``made`` as the newest entry of the locked ``store``; delete older, unused ones."""
     building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=store))
     try:
         made.save(building)
@@ -162,7 +162,7 @@ def _published(store: Path, made: Annotations, depends: list[str], states: list[
 
 
 def _private(made: Annotations, why: str) -> Annotations:
-    """``made`` in a folder of this process alone, or in memory where there is none; ``about`` says so."""
+    """Return ``made`` in a private folder, or in memory if that fails; ``about`` gives the reason."""
     made = replace(
         made,
         about=(*made.about, f"the annotations are not cached: {why}; set RANKLESS_CACHE"),

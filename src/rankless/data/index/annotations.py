@@ -42,24 +42,24 @@ _ARRAYS = {
 
 @dataclass(frozen=True)
 class Annotations:
-    """The annotations of one split. Pickles as the name of its folder if it lies in one.
+    """The annotations of one split. If it is stored in a folder, it pickles as that folder's path.
 
     Attributes:
-        class_names: a label is a position in this list.
-        format: the name of the format it was read from.
-        path_bytes, path_ends: the image files' names, one after another as the file system has them, and
-            where each ends; (bytes,), (N,). See :meth:`path`.
-        byte_ranges: offset and length of each image in its file, where that is a tar shard; (N, 2), or (0, 2)
-            where every image is a file. See :mod:`rankless.data.index.byte_ranges`.
-        sizes: height and width of each upright image in pixels; 0, 0 where it cannot be read; (N, 2).
-        offsets: the boxes of image i are ``offsets[i] : offsets[i + 1]``; (N + 1,).
-        boxes: xyxy in pixels of the upright image and inside it, (T, 4). Of classification (0, 4).
-        labels: a class for each box, (T,). Of classification one for each image.
+        class_names: a label is an index into this list.
+        format: name of the format it was read from.
+        path_bytes, path_ends: the concatenated paths of the image files in the file system's encoding,
+            (bytes,), and the end of each path, (N,). See :meth:`path`.
+        byte_ranges: offset and length of each image in its tar shard, (N, 2); (0, 2) if every image is a
+            file. See :mod:`rankless.data.index.byte_ranges`.
+        sizes: height and width of each upright image in pixels, (N, 2); 0, 0 if it cannot be read.
+        offsets: image i has the boxes ``offsets[i] : offsets[i + 1]``; (N + 1,).
+        boxes: xyxy in pixels of the upright image, clipped to it, (T, 4); (0, 4) for classification.
+        labels: class of each box, (T,); for classification, of each image.
         flags: :data:`DIFFICULT`, :data:`CROWD`, (T,).
-        areas: of the object in pixels, where the format says more than its box; else NaN; (T,).
-        findings: what was wrong.
+        areas: area of each object in pixels, (T,); NaN if the format gives only its box.
+        findings: problems in the data.
         about: further sentences on how the data was read.
-        folder: where the arrays lie; None in memory.
+        folder: folder that holds the arrays; None if they are in memory.
     """
 
     class_names: tuple[str, ...]
@@ -78,7 +78,7 @@ class Annotations:
     folder: str | None = None
 
     def __len__(self) -> int:
-        """The number of images."""
+        """Return the number of images."""
         return len(self.path_ends)
 
     @property
@@ -92,21 +92,21 @@ class Annotations:
         return (*self.about, *self.findings.notes())
 
     def path(self, index: int) -> str:
-        """The file of image ``index``; in a shard ``train-000000.tar//0001.jpg``."""
+        """Return the path of image ``index``; in a shard ``train-000000.tar//0001.jpg``."""
         first = int(self.path_ends[index - 1]) if index else 0
         return os.fsdecode(self.path_bytes[first : int(self.path_ends[index])].tobytes())
 
     def paths(self) -> list[str]:
-        """The files of all images; a list of a million strings takes some 150 MB."""
+        """Return the paths of all images; for a million images, the list takes about 150 MB."""
         whole, ends = self.path_bytes.tobytes(), self.path_ends.tolist()
         return [os.fsdecode(whole[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
     def rows(self, index: int) -> slice:
-        """The rows of image ``index`` in ``boxes``, ``labels``, ``flags`` and ``areas``."""
+        """Return the slice of ``boxes``, ``labels``, ``flags`` and ``areas`` for image ``index``."""
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
     def objects(self, index: int) -> Iterator[tuple[list[float], int, int, float]]:
-        """Box xyxy, label, flags and area of each object of image ``index``, as in the arrays."""
+        """Yield box (xyxy), label, flags and area of each object in image ``index``."""
         rows = self.rows(index)
         columns = (each[rows].tolist() for each in (self.boxes, self.labels, self.flags, self.areas))
         return zip(*columns, strict=True)
@@ -119,7 +119,7 @@ class Annotations:
         return made.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write everything into ``folder``, which must exist and be empty."""
+        """Write all arrays into ``folder``, which must exist and be empty."""
         about = {
             "class_names": self.class_names,
             "format": self.format,
@@ -131,9 +131,9 @@ class Annotations:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Annotations:
-        """Map what :meth:`save` wrote; nothing is read until it is asked for.
+        """Map the arrays that :meth:`save` wrote; the data is read on first access.
 
-        The folder is not removed by another process while this one has it.
+        No other process removes the folder while this one uses it.
         """
         path = Path(folder)
         try:
@@ -162,7 +162,7 @@ class Annotations:
     def __reduce__(self) -> Any:
         if self.folder is None:
             return super().__reduce__()
-        if not Path(self.folder, _FILE).exists():  # raised here, where its message is shown
+        if not Path(self.folder, _FILE).exists():  # raised here, where the message is shown
             raise _gone(Path(self.folder))
         return Annotations.load, (self.folder,)
 
@@ -175,14 +175,14 @@ def _gone(folder: Path) -> UserError:
 
 
 def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return ``path_bytes``, uint8 (bytes,), and ``path_ends``, int64 (N,), of a list of N files."""
+    """Return N paths as ``path_bytes``, uint8 (bytes,), and ``path_ends``, int64 (N,)."""
     encoded = [os.fsencode(path) for path in paths]
     ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
     return np.frombuffer(b"".join(encoded), np.uint8), ends
 
 
 def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
-    """Return the images ``chosen``, indices (K,), in that order with their boxes; in memory, no findings."""
+    """Return the images ``chosen``, indices (K,), in that order, with their boxes; in memory, no findings."""
     indices = np.asarray(chosen, np.int64).reshape(-1)
     counts = annotations.offsets[indices + 1] - annotations.offsets[indices]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
@@ -204,7 +204,7 @@ def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) 
 
 
 def with_boxes(annotations: Annotations, selected: NDArray[np.bool_]) -> Annotations:
-    """Return the same images with only the boxes that are ``selected``, (T,); in memory."""
+    """Return the same images with only the boxes in the mask ``selected``, (T,); in memory."""
     rows = np.concatenate(([0], np.cumsum(selected)))
     return replace(
         annotations,

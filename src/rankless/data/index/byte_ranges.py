@@ -1,9 +1,9 @@
-"""An image's bytes, be it a whole file or a byte range of a tar shard or of another file of many images.
+"""Access to an image's bytes: a complete file, or a byte range of a tar shard or another container.
 
-An image in a shard has a path, too: ``/data/train-000000.tar//0001.jpg``. No path of a file has ``//`` in
-it, so the shard ends there and the name inside begins. A shard on another machine has an address, with a tag
-of its content: ``https://host/data/train-000000.tar#3f…//0001.jpg``. CIFAR's images are bare pixels in their
-file; they are given as what a decoder reads, as PPM.
+An image in a shard has a path such as ``/data/train-000000.tar//0001.jpg``. File paths never contain ``//``,
+so it separates the shard from the name inside. A remote shard has an address with a tag of its content:
+``https://host/data/train-000000.tar#3f…//0001.jpg``. CIFAR files hold bare pixels, which are returned as PPM
+so that a decoder can read them.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _INSIDE = "//"
 
 
 def path_in(shard: str, member: str) -> str:
-    """The path of an image that lies in a shard."""
+    """Return the path of an image inside a shard."""
     return f"{shard}{_INSIDE}{member.lstrip('/').replace(_INSIDE, '/')}"
 
 
 def file_of(path: str) -> str:
-    """The file on the disk, or the address: the shard of an image in one, or the path itself."""
+    """Return the file or address that holds an image: its shard, or the path itself."""
     first = path.index("://") + len("://") if is_remote(path) else 1  # POSIX lets a path begin with two
     cut = path.find(_INSIDE, first)
     return path if cut < 0 else path[:cut]
 
 
 def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
-    """Image ``index`` for :func:`rankless.data.images.image_file.read`: its file, or its bytes in a shard."""
+    """Return image ``index`` for :func:`rankless.data.images.image_file.read`: a path, or bytes."""
     path = annotations.path(index)
     if not len(annotations.byte_ranges):
         return path
@@ -52,7 +52,7 @@ def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
 
 
 def content(annotations: Annotations, index: int) -> bytes:
-    """The bytes of image ``index`` as they lie on the disk; bare pixels as PPM."""
+    """Return the stored bytes of image ``index``; bare pixels as PPM."""
     path = annotations.path(index)
     try:
         if not len(annotations.byte_ranges):
@@ -90,29 +90,25 @@ def _remote(process: int, url: str) -> RemoteFile:
 
 
 class Ranged(Protocol):
-    """A file of which ranges are read, here or on another machine."""
+    """A local or remote file that is read in byte ranges."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Return this many bytes from an offset; fewer only at the end of the file."""
+        """Return ``length`` bytes from ``offset``; fewer only at the end of the file."""
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """An opened file of this machine.
-
-    Attributes:
-        file: its descriptor.
-    """
+    """An open local file with the descriptor ``file``."""
 
     file: int
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         return os.fstat(self.file).st_size
 
     def pread(self, length: int, offset: int) -> bytes:
@@ -125,7 +121,7 @@ class LocalFile:
 
 @contextmanager
 def opened(path: str) -> Iterator[Ranged]:
-    """Inside, a shard as what ranges are read of."""
+    """Open a local or remote shard for reading ranges; a context manager."""
     if is_remote(path):
         yield RemoteFile(path)
         return
@@ -134,7 +130,7 @@ def opened(path: str) -> Iterator[Ranged]:
 
 
 class Window(io.RawIOBase):
-    """A byte range of an opened file as a file: a decoder reads no more of it than it needs."""
+    """A byte range of an open file, as a file object: a decoder reads only the bytes it needs."""
 
     def __init__(self, file: Ranged, offset: int, length: int) -> None:
         self._file, self._offset, self._length, self._at = file, offset, length, 0

@@ -1,7 +1,7 @@
-"""Detection of changed files: times and sizes are saved beside the result that was made from them.
+"""Detection of changed files: their times and sizes are saved with the result computed from them.
 
-Asking for a file costs some 2 µs, for a million of them longer than all else, so several processes ask. They
-run this page as a script, without the package and its imports, and start within hundredths of a second.
+A stat call costs about 2 µs. For a million files that would dominate, so several processes share the work.
+They run this module as a script, without importing the package, and start within hundredths of a second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES, _STATES, _BLOCKS = "depends.paths", "depends.states", "depends.blocks"
 
 
 def state(path: str | bytes) -> tuple[int, int]:
-    """Time of change in nanoseconds and size in bytes; :data:`MISSING` where nothing can be seen."""
+    """Return modification time (ns) and size (bytes) of a file; :data:`MISSING` if it cannot be read."""
     try:
         status = os.stat(path)  # noqa: PTH116 - Path takes twice as long, a million times
     except (OSError, ValueError):
@@ -31,9 +31,10 @@ def state(path: str | bytes) -> tuple[int, int]:
 
 
 def touched_since(paths: Iterable[str], moment: int) -> str:
-    """The first file that was changed, or replaced, at ``moment`` (ns) or later; else empty.
+    """Return the first file changed or replaced at ``moment`` (ns) or later; "" if there is none.
 
-    The kernel's time of change is asked for, which cannot be set; one in the future is another clock's.
+    It compares the kernel's change time (ctime), which users cannot set. A ctime in the future comes from
+    another clock and is ignored.
     """
     now = time.time_ns()
     for path in paths:
@@ -60,7 +61,7 @@ def save_states(folder: str, paths: Sequence[str], states: Sequence[tuple[int, i
 
 
 def saved_names(folder: str) -> list[str]:
-    """Return the files whose states :func:`save_states` saved; none if the record is not whole."""
+    """Return the files recorded by :func:`save_states`; none if the record is incomplete."""
     paths: list[str] = []
     try:
         with open(f"{folder}/{_NAMES}", "rb") as names:  # noqa: PTH123
@@ -74,7 +75,7 @@ def saved_names(folder: str) -> list[str]:
 
 
 def changed_file(folder: str, processes: int) -> str:
-    """Return the first file found that is not as :func:`save_states` saved; empty if all are."""
+    """Return the first file that differs from its saved state; "" if there is none."""
     count = len(_numbers(folder, _BLOCKS)) // 2
     helpers = min(processes, count) - 1
     command = [sys.executable, "-I", "-S", __file__, folder]
@@ -98,8 +99,8 @@ def changed_file(folder: str, processes: int) -> str:
 
 
 def _changed_of(folder: str, part: int, parts: int) -> str:
-    """:func:`changed_file` of every ``parts``-th block from ``part`` on."""
-    stat = os.stat  # every tenth of a microsecond counts below
+    """Run :func:`changed_file` on every ``parts``-th block, starting with ``part``."""
+    stat = os.stat  # saves an attribute lookup per file
     blocks, states = _numbers(folder, _BLOCKS), _numbers(folder, _STATES)
     with open(f"{folder}/{_NAMES}", "rb") as names:  # noqa: PTH123
         for number in range(part, len(blocks) // 2, parts):

@@ -1,8 +1,8 @@
-"""Findings: errors in a data set, counted by kind, with the location of the first few of each.
+"""Findings: problems in a data set, counted by kind, with the locations of the first few of each kind.
 
-Every kind has one outcome, stated here and in docs/data.md. What damages a single box costs that box; what
-says that a file is misunderstood (its classes, its columns, its units) stops a training, because going on
-would train something else.
+Every kind has one outcome, listed here and in docs/data.md. A problem in a single box costs only that box. A
+problem which means that a file is misunderstood (its classes, columns or units) stops the training, because
+the model would learn something else.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Outcome = Literal["stops", "dropped", "clipped", "replaced", "reported"]
 
 
 class Kind(NamedTuple):
-    """A kind of error in data.
+    """A kind of problem in data.
 
     Attributes:
-        outcome: of training: it ``stops`` before it begins; the box or image is ``dropped``; the box is
-            ``clipped``; the image is ``replaced`` by another while training; it is merely ``reported``.
-        one: the beginning of what is said of a single one, as in "1 box has …".
-        many: the same of several.
-        rest: how either goes on.
+        outcome: its effect on training: it ``stops`` the start; the box or image is ``dropped``; the box is
+            ``clipped``; the image is ``replaced`` by another during training; it is only ``reported``.
+        one: start of a sentence on one case, as in "1 box has …".
+        many: start of a sentence on several.
+        rest: end of either sentence.
     """
 
     outcome: Outcome
@@ -37,11 +37,11 @@ class Kind(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Several of them, as the end of "3 …"."""
+        """Return the end of a sentence such as "3 …"."""
         return f"{self.many} {self.rest}".rstrip()
 
     def counted(self, count: int) -> str:
-        """Return how many there are of what, as "1 box has no width or no height"."""
+        """Return a sentence with the count, such as "1 box has no width or no height"."""
         return f"{counted(count, self.one, self.many)} {self.rest}".rstrip()
 
 
@@ -105,11 +105,11 @@ KINDS: dict[str, Kind] = {
 
 
 class Finding(NamedTuple):
-    """One error.
+    """One problem.
 
     Attributes:
         where: file, or file and line.
-        problem: what was found and what was expected.
+        problem: the value found and the value expected.
     """
 
     where: str
@@ -121,7 +121,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Findings:
-    """All errors found in a data set.
+    """All problems found in a data set.
 
     Attributes:
         counts: number of findings per kind.
@@ -132,11 +132,11 @@ class Findings:
     first: dict[str, list[Finding]] = field(default_factory=dict)
 
     def add(self, kind: str, where: str, problem: str = "") -> None:
-        """Count one finding; ``kind`` is of :data:`KINDS`."""
+        """Count one finding of a ``kind`` in :data:`KINDS`."""
         self.add_many(kind, 1, [Finding(where, problem)])
 
     def add_many(self, kind: str, count: int, first: Iterable[Finding]) -> None:
-        """Count several of a kind; of ``first`` at most :data:`FIRST` are drawn and listed."""
+        """Count several findings of a kind; list at most :data:`FIRST` of ``first``."""
         if kind not in KINDS:
             raise KeyError(kind)
         if not count:
@@ -149,19 +149,18 @@ class Findings:
             listed.append(finding)
 
     def update(self, other: Findings) -> None:
-        """Add another part's findings behind these."""
+        """Append the findings of another part of the data set."""
         for kind, count in other.counts.items():
             self.add_many(kind, count, other.first.get(kind, ()))
 
     def __iter__(self) -> Iterator[tuple[str, int, list[Finding]]]:
-        """(kind, number, first of them) in the order of :data:`KINDS`."""
+        """Yield (kind, count, first findings) in the order of :data:`KINDS`."""
         return ((kind, self.counts[kind], self.first.get(kind, [])) for kind in KINDS if kind in self.counts)
 
     def stopping(self, also: Sequence[str] = ()) -> list[str]:
-        """Sentences on the errors that stop a training: the first of every kind, the others counted.
+        """Return sentences on the problems that stop a training: the first of each kind, and counts.
 
-        Args:
-            also: kinds that stop it this time, besides those that always do.
+        ``also`` names kinds that stop this training in addition to those that always do.
         """
         stopping = [each for each in self if KINDS[each[0]].outcome == "stops" or each[0] in also]
         sentences: list[str] = []
@@ -173,7 +172,7 @@ class Findings:
         return sentences
 
     def notes(self, but: Collection[str] = ()) -> list[str]:
-        """Sentences with counts on the errors that do not stop a training, without the kinds in ``but``."""
+        """Return sentences on the problems that do not stop a training, except for the kinds in ``but``."""
         made = []
         for kind, count, first in self:
             outcome = KINDS[kind].outcome
@@ -185,7 +184,7 @@ class Findings:
         return made
 
     def as_json(self) -> dict[str, Any]:
-        """For a file or a program."""
+        """Return the counts and first findings as JSON data."""
         return {
             kind: {"count": count, "outcome": KINDS[kind].outcome, "first": [list(one) for one in first]}
             for kind, count, first in self
@@ -193,7 +192,7 @@ class Findings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Findings:
-        """The reverse of :meth:`as_json`."""
+        """Restore findings from the result of :meth:`as_json`."""
         made = cls()
         for kind, entry in value.items():
             made.add_many(kind, entry["count"], [Finding(*one) for one in entry["first"]])

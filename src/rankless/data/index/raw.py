@@ -1,4 +1,4 @@
-"""The result of a format's reader, before :mod:`rankless.data.index.validation` judges it."""
+"""The output of a format's reader, not yet checked by :mod:`rankless.data.index.validation`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NO_SIZE = -1, -1
 
 
 def stated_size(height: float | None, width: float | None) -> tuple[int, int]:
-    """Return the size that an annotation gives, for :class:`Raw`; None is a side that it does not mention.
+    """Return the size that an annotation states, for :class:`Raw`; a side it omits is None.
 
     Returns:
-        height and width; 0, 0 where neither is mentioned, :data:`NO_SIZE` where they are no size.
+        height and width; 0, 0 if both are omitted, :data:`NO_SIZE` if they are invalid.
     """
     if height is None and width is None:
         return 0, 0
@@ -34,24 +34,24 @@ class Raw:
 
     Attributes:
         paths: image files, (N,).
-        sizes: height and width of each upright image from its header; 0, 0 where it cannot be read (which
-            the reader has added to ``findings``); int32, (N, 2).
-        stated: height and width that the annotations give, see :func:`stated_size`; int32, (N, 2).
-        annotated_in: the file that annotates each image: its own label file, or one shared file; (N,).
-        image: the number of the image that each box belongs to, int64, (T,).
-        boxes: float64 xyxy, (T, 4), in pixels on the continuous plane, where the first pixel reaches from 0
-            to 1; or normalized by the image's sides. None: a class for each image, and ``labels`` is (N,).
-        labels: positions in ``names``, or the raw number in the file; int64, (T,).
+        sizes: height and width of each upright image according to its header, int32, (N, 2); 0, 0 if it
+            cannot be read (the reader adds a finding).
+        stated: height and width according to the annotations, see :func:`stated_size`; int32, (N, 2).
+        annotated_in: the file with the annotations of each image: its label file or a shared file; (N,).
+        image: index of the image of each box, int64, (T,).
+        boxes: float64 xyxy, (T, 4), in pixels (the first pixel spans 0 to 1) or normalized by the image's
+            sides. None if each image has a class instead; ``labels`` is then (N,).
+        labels: indices into ``names``, or the raw number in the file; int64, (T,).
         flags, areas: as in :class:`rankless.data.index.annotations.Annotations`, (T,).
-        lines: position of each box in its file, in the unit ``counted``, for reports; int64, (T,).
+        lines: position of each box in its file, in units of ``counted``, for reports; int64, (T,).
         names: class names.
-        counted: the unit of ``lines``: ``line``, or the format's equivalent, such as ``object``.
+        counted: unit of ``lines``: ``line``, or the format's equivalent, such as ``object``.
         normalized: whether boxes are fractions of the image's sides.
         one_based: whether the format counts pixels from 1.
         byte_ranges: offset and length of each image in a tar shard, (N, 2), or None.
-        depends: every file and folder that makes this outdated if it changes: listed folders, lists and
-            label files, but not the images.
-        findings: the problems that the reader found.
+        depends: files and folders whose change makes this outdated: listed folders, lists and label files,
+            but not the images.
+        findings: problems that the reader found.
         about: sentences on how the data was read.
     """
 
@@ -75,7 +75,7 @@ class Raw:
     about: list[str] = field(default_factory=list)
 
     def only(self, images: Sequence[int]) -> None:
-        """Keep these images alone, in this order, with their boxes; findings stay those of all."""
+        """Keep only these images, in this order, with their boxes; the findings do not change."""
         numbers = np.full(len(self.paths), -1, np.int64)
         numbers[list(images)] = np.arange(len(images))
         rows = np.flatnonzero(numbers[self.image] >= 0)
@@ -90,7 +90,7 @@ class Raw:
             self.byte_ranges = self.byte_ranges[list(images)]
 
     def rename(self, names: Sequence[str]) -> None:
-        """Number the labels by ``names``, which has all of the present names."""
+        """Renumber the labels as indices into ``names``, which must contain all current names."""
         labels = {name: label for label, name in enumerate(names)}
         self.labels = np.array([labels[name] for name in self.names], np.int64)[self.labels]
         self.names = names
@@ -98,7 +98,7 @@ class Raw:
 
 @dataclass
 class RawBuilder:
-    """A :class:`Raw` in the making, image by image and box by box; 41 bytes for each box."""
+    """Builds a :class:`Raw` one image and box at a time; a box takes 41 bytes."""
 
     findings: Findings = field(default_factory=Findings)
     paths: list[str] = field(default_factory=list)
@@ -134,11 +134,11 @@ class RawBuilder:
         self.lines.append(line)
 
     def add_label(self, image: int, label: int, line: int = 0) -> None:
-        """Add the class of an image without boxes."""
+        """Add the class of an image that has no boxes."""
         self.add_box(image, (0.0, 0.0, 0.0, 0.0), label, line)
 
     def raw(self, *, boxed: bool = True, **rest: Any) -> Raw:
-        """Return all of it; image sizes are not known yet.
+        """Return the :class:`Raw`; image sizes are still unknown.
 
         Args:
             boxed: whether the images have boxes, or one class each.
@@ -162,9 +162,9 @@ class RawBuilder:
 
 
 def joined(parts: Sequence[Raw]) -> Raw:
-    """Join parts of one split that were scanned one by one.
+    """Join parts of one split that were scanned separately.
 
-    Where the parts' class names differ, the whole has all of them, sorted.
+    If their class names differ, the result has the sorted union.
     """
     first = parts[0]
     made: dict[str, Any] = {}

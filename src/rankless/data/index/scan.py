@@ -1,4 +1,4 @@
-"""Work on every file of a data set, in chunks: in several processes, and going on where it was killed."""
+"""Processing of every file of a data set in chunks, in several processes, and resumable after a kill."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rankless.printing import ProgressBar
 CHUNK = 2000
 FEW = 4
 """Fewer chunks than this are read at once in this process; starting others would take longer."""
-_MOST = 16  # processes: a disk gives no more, and each takes some memory
+_MOST = 16  # more processes do not speed up a disk, and each takes memory
 
 _store: ContextVar[Path | None] = ContextVar("store", default=None)
 
 
 @contextlib.contextmanager
 def storing_in(folder: Path) -> Iterator[None]:
-    """Cache the chunks of scans inside in ``folder``, and use those there where nothing changed."""
+    """Cache the chunks of enclosed scans in ``folder`` and reuse those that are still valid."""
     before = _store.set(folder)
     try:
         yield
@@ -49,15 +49,15 @@ def scan(
     chunk: int = CHUNK,
     processes: int | None = None,
 ) -> Raw:
-    """``work`` on all items, joined in their order, whatever the number of processes.
+    """Return the joined results of ``work`` on all items, in order, whatever the number of processes.
 
     Args:
-        work: a function of a module's top level: from some items to their part of the split.
-        items: files that belong together, such as (image, label file), and whatever else the work needs to
-            know; what is read of an item is cached until one of its files changes.
-        what: several of them, for the bar: ``images``.
-        chunk: about so many items are worked on at a time; fewer where an item is much work.
-        processes: None is one per core.
+        work: a module-level function that maps a list of items to their part of the split.
+        items: tuples of related files, such as (image, label file), plus anything else the work needs. A
+            cached result is valid until one of its files changes.
+        what: plural noun for the progress bar, such as ``images``.
+        chunk: approximate number of items per chunk; lower it if an item takes long.
+        processes: number of processes; None means one per core.
     """
     parts = list(chunks(items, chunk))
     if len(parts) < FEW:
@@ -98,7 +98,7 @@ def _in_processes(
     processes: int,
     progress: ProgressBar,
 ) -> list[str]:
-    """The files of all parts, made by :mod:`rankless.data.index.scan_worker`."""
+    """Return the result files of all parts, produced by :mod:`rankless.data.index.scan_worker`."""
     files = [""] * len(parts)
     job = {
         "work": f"{work.__module__}:{work.__qualname__}",
@@ -123,14 +123,14 @@ def _in_processes(
 
 @contextlib.contextmanager
 def _started(job: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the worker process in a new process group, which is ended afterwards whatever happened."""
+    """Start the worker in its own process group, and kill the group on leaving the context."""
     paths = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "rankless.data.index.scan_worker", job, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        start_new_session=True,  # Ctrl-C comes to this process alone, which ends the others
+        start_new_session=True,  # only this process receives Ctrl-C; it ends the others
     )
     try:
         yield process
@@ -163,7 +163,7 @@ def with_headers(raw: Raw) -> Raw:
 
 
 def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int, int]:
-    """Return height and width from an image's header, and add to the findings whatever is wrong with it.
+    """Return height and width from an image's header, and add any problem to the findings.
 
     Returns:
         0, 0 for an unreadable image.
@@ -179,7 +179,7 @@ def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int,
 
 
 def with_sizes(raw: Raw) -> Raw:
-    """:func:`with_headers` of any number of images, for formats with all annotations in one file."""
+    """Run :func:`with_headers` in chunks, for formats that keep all annotations in one file."""
     scanned = scan(_images_alone, [(file,) for file in raw.paths], "images")
     raw.sizes = scanned.sizes
     raw.findings.update(scanned.findings)

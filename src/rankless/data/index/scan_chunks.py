@@ -1,7 +1,7 @@
-"""The result of reading one chunk of a data set's files, saved as arrays and JSON, never as a pickle.
+"""Results of scanning one chunk of files, saved as arrays and JSON, never as a pickle.
 
-A file's name is drawn from everything that the reading depends on, so that a scan goes on where it was
-killed, and a changed file costs its chunk alone.
+A result's file name is a hash of everything that the reading depends on. A killed scan therefore continues
+where it stopped, and a changed file invalidates only its chunk.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from rankless.files.writing import beside
 Item = tuple[str, ...]
 Work = Callable[[list[Item]], Raw]
 
-_REST = "rest"  # all but the arrays, as JSON
+_REST = "rest"  # everything except the arrays, as JSON
 TICK = 20_000_000
 """Nanoseconds in which a file can change twice with the same time: the clock that stamps files is slow."""
 
 
 class Report(msgspec.Struct, omit_defaults=True):
-    """What a scan's worker process reports: a chunk that is done, or why it ended.
+    """A message from the scan's worker process: a finished chunk, or the reason why the worker ended.
 
     Attributes:
-        chunk: the number of the chunk, -1 for an end.
-        file: where it is cached.
+        chunk: number of the chunk; -1 if the worker ended.
+        file: path of the cached result.
         problems: errors in the data.
         full: why nothing more can be stored.
-        trace: the traceback of any other error.
+        trace: traceback of any other error.
     """
 
     chunk: int = -1
@@ -56,12 +56,12 @@ class Report(msgspec.Struct, omit_defaults=True):
 
 
 class NotStored(Exception):  # noqa: N818 - the data is fine
-    """No room to save a chunk."""
+    """A chunk cannot be saved for lack of space."""
 
 
 @cache
 def reader_version() -> str:
-    """Changes whenever the code that reads data does, so that nothing has to be counted up by hand."""
+    """Return a hash of the code that reads data, so that a change of the code invalidates caches."""
     data = Path(__file__).parents[1]
     digest = hashlib.sha256(PIL.__version__.encode())
     for page in sorted(
@@ -72,10 +72,10 @@ def reader_version() -> str:
 
 
 def chunks(items: Sequence[Item], about: int) -> Iterator[list[Item]]:
-    """Return ``items`` in order, in chunks of ``about`` this many.
+    """Yield ``items`` in order, in chunks of about ``about`` items.
 
-    Where a chunk ends is decided by the item it begins with, not by counting: a file that is added or removed
-    moves no other chunk's ends.
+    A hash of an item decides whether it starts a chunk, so adding or removing a file does not move other
+    chunks' boundaries.
     """
     start = 0
     for number, item in enumerate(items):
@@ -88,7 +88,7 @@ def chunks(items: Sequence[Item], about: int) -> Iterator[list[Item]]:
 
 
 def read_chunk(work: Work, items: list[Item], store: Path) -> str:
-    """The name of the file in ``store`` that holds ``work(items)``; it is made if it is not there."""
+    """Return the file in ``store`` that holds ``work(items)``; compute it if it does not exist."""
     before = [state(name) for item in items for name in item]
     asked = json.dumps([reader_version(), work.__module__, work.__qualname__, items, before])
     path = store / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.npz"
@@ -96,7 +96,7 @@ def read_chunk(work: Work, items: list[Item], store: Path) -> str:
         try:
             load(path)
         except (OSError, ValueError, KeyError, TypeError, EOFError):
-            path.unlink(missing_ok=True)  # cut short
+            path.unlink(missing_ok=True)  # truncated
         else:
             os.utime(path)
             return path.name
@@ -104,7 +104,7 @@ def read_chunk(work: Work, items: list[Item], store: Path) -> str:
     made = work(items)
     names = [name for item in items for name in item]
     if [state(name) for name in names] != before or touched_since(names, started):
-        path = path.with_name(f"once-{path.name}")  # for this scan alone
+        path = path.with_name(f"once-{path.name}")  # only for this scan
     try:
         save(made, path)
     except OSError as error:
@@ -113,14 +113,14 @@ def read_chunk(work: Work, items: list[Item], store: Path) -> str:
 
 
 def remove_others(store: Path, moment: float) -> None:
-    """Remove the files that no scan has made or used since ``moment``, and those that are used only once."""
+    """Remove results that no scan has made or used since ``moment``, and temporary ones."""
     for path in store.iterdir():
         if path.name.startswith((".", "once-")) or path.stat().st_mtime < moment:
             path.unlink(missing_ok=True)
 
 
 def save(raw: Raw, path: Path) -> None:
-    """Write ``raw``; nobody sees half of it."""
+    """Write ``raw`` atomically."""
     arrays: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for each in fields(Raw):
@@ -135,11 +135,11 @@ def save(raw: Raw, path: Path) -> None:
 
 
 def load(path: Path) -> Raw:
-    """Load the result of :func:`save`."""
+    """Load a result written by :func:`save`."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays: dict[str, Any] = {name: file[name] for name in file.files}
-    except zipfile.BadZipFile as error:  # it has a check sum
+    except zipfile.BadZipFile as error:  # a zip file has checksums
         raise ValueError(f"{path} is damaged: {error}") from error
     rest = json.loads(arrays.pop(_REST).tobytes())
     rest["findings"] = Findings.from_json(rest["findings"])
@@ -147,7 +147,7 @@ def load(path: Path) -> Raw:
 
 
 def named(work: str) -> Work:
-    """The function that ``module:name`` names."""
+    """Return the function named by ``module:name``."""
     module, name = work.split(":")
     made: Work = getattr(importlib.import_module(module), name)
     return made

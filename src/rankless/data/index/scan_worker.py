@@ -1,8 +1,7 @@
-"""Scans chunks of files in several processes: ``python -m rankless.data.index.scan_worker JOB PARENT``.
+"""Program that scans chunks of files: ``python -m rankless.data.index.scan_worker JOB PARENT``.
 
-It is a separate program, so neither the caller's threads nor its main script matter: it imports what is
-needed once and forks while it still has a single thread. On the standard output it reports each chunk that is
-done.
+It is a separate program, so the caller's threads and main script do not matter: it imports everything once
+and forks while it has a single thread. It reports each finished chunk on standard output.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _job: dict[str, Any] = {}
 
 
 def main() -> int:
-    """Do the job in the file that the first argument names."""
+    """Run the job described by the file in the first argument."""
     die_with_parent(int(sys.argv[2]))
     _job.update(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    named(_job["work"])  # imported before the fork: once for all
+    named(_job["work"])  # imported before the fork, so only once
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(
         _job["processes"], context, initializer=die_with_parent, initargs=(os.getpid(),)
@@ -49,7 +48,7 @@ def main() -> int:
         else:
             return 0
         pool.shutdown(wait=False, cancel_futures=True)
-        os._exit(1)  # those at work die with this one
+        os._exit(1)  # the workers die with this process
 
 
 def _chunk(number: int) -> str:

@@ -1,7 +1,7 @@
-"""The one place where boxes are validated, for every format, and become :class:`Annotations`.
+"""Validation of boxes, shared by all formats; the result is :class:`Annotations`.
 
-A reader only finds images and parses; whether a box lies in its image, has a size or repeats another is
-the same question for every format and is answered here.
+Readers only find images and parse annotations. Whether a box lies inside its image, has a size or is a
+duplicate does not depend on the format and is decided here.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def validate(raw: Raw, format: str) -> Annotations:
         checked.drop("no size", (boxes[:, 2:] <= boxes[:, :2]).any(1))
         if raw.normalized:
             boxes = boxes * sides
-        known = (sides > 0).all(1)  # of an unreadable image the size is not known, and it is not shown
+        known = (sides > 0).all(1)  # the size of an unreadable image is unknown, and it is not shown
         inside = boxes.clip(0, sides)
-        # The result is float32, so it is that which must have a size and differ. + 0 turns -0 into 0.
+        # The result is float32, so check sizes and duplicates in float32. + 0 turns -0 into 0.
         clipped = (inside + 0).astype(np.float32)
         checked.drop("outside", known & (inside[:, 2:] <= inside[:, :2]).any(1), "a box inside")
         checked.drop("no size", known & (clipped[:, 2:] <= clipped[:, :2]).any(1))
@@ -70,7 +70,7 @@ def validate(raw: Raw, format: str) -> Annotations:
 
 
 def _compare_sizes(raw: Raw, findings: Findings) -> None:
-    """Report images whose annotation states another size, or none that is possible."""
+    """Report images whose annotation states a different or an impossible size."""
     none = np.flatnonzero((raw.sizes > 0).all(1) & (raw.stated < 0).any(1)).tolist()
     real = ((row, *raw.sizes[row].tolist()) for row in none)
     first = (Finding(raw.annotated_in[row], f"{raw.paths[row]} is {w} × {h}") for row, h, w in real)
@@ -120,7 +120,7 @@ def _annotations(
 
 
 class _Checked:
-    """The boxes that are still valid. A box is reported once, for its first problem."""
+    """The boxes that have passed all checks so far. A box is reported once, for its first problem."""
 
     def __init__(self, raw: Raw, findings: Findings) -> None:
         self.raw, self.findings = raw, findings
@@ -149,7 +149,7 @@ class _Checked:
             )
 
     def _as_written(self, row: int) -> Any:
-        """Return a box in the terms of its format, so that it can be searched for in the file."""
+        """Return a box in the terms of its format, so that it can be found in the file."""
         if self.raw.boxes is None:
             return ()
         box = self.raw.boxes[row]
@@ -159,12 +159,9 @@ class _Checked:
 
 
 def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> None:
-    """Report the boxes that reach ``beyond`` the edge; some only because their pixels are counted from 0.
+    """Report the boxes that extend ``beyond`` the image; some only because pixels are counted from 0.
 
-    Args:
-        checked: takes the report.
-        boxes, inside: as written and clipped, (T, 4).
-        beyond: which ones do.
+    ``boxes`` are as written and ``inside`` clipped, (T, 4).
     """
     if checked.raw.one_based:
         from_zero = (boxes[:, :2] < 0).any(1) & (boxes[:, :2] >= -1).all(1)
@@ -175,19 +172,19 @@ def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> 
 
 
 def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Mask) -> Mask:
-    """Return whether each box is the first of its image, class and coordinates."""
+    """Return a mask of the boxes that are the first with their image, class and coordinates."""
     rows = np.flatnonzero(among)
     keys = np.column_stack((raw.image[rows], raw.labels[rows], boxes[rows]))
     first = np.zeros(len(boxes), bool)
     first[rows] = True
-    likely = np.flatnonzero(_hash_repeats(keys))  # sorting whole rows takes ten times as long
+    likely = np.flatnonzero(_hash_repeats(keys))  # sorting the rows takes ten times as long
     first[rows[likely]] = False
     first[rows[likely[np.unique(keys[likely], axis=0, return_index=True)[1]]]] = True
     return first
 
 
 def _hash_repeats(keys: NDArray[Any]) -> Mask:
-    """Whether each row's hash occurs twice, as for equal rows and hardly any others."""
+    """Return a mask of the rows whose hash occurs twice: all duplicates and hardly any other."""
     hashes = np.zeros(len(keys), np.uint64)
     for column in keys.T:
         hashes ^= (column + 0.0).view(np.uint64)  # + 0 turns -0 into 0, which is equal
