@@ -1,10 +1,10 @@
-"""A process that trains a recipe with the loop that one writes in plain PyTorch, for ``rankless benchmark``.
+"""A process that trains a recipe with a plain PyTorch loop, as a reference for ``rankless benchmark``.
 
-The same model, loss, memory layout, optimizer and average as Rankless, and nothing of its machinery: the
-images lie ready in memory, kernels need not be deterministic, nothing is recorded. It reads the recipe (JSON,
-resolved) with the number of its threads, then questions ``[images, precision, steps]``: so many steps of the
-whole batch, so many images at a time. In a precision such as ``pure-bf16`` weights and optimizer are of that
-type, too, as with Apex's O3.
+The loop uses the same model, loss, memory layout, optimizer and average as Rankless. It keeps the images of a
+step in memory, allows nondeterministic kernels and writes no journal. The process reads the resolved recipe
+(JSON) and a number of threads, then requests ``[images, precision, steps]``: each step trains the full batch
+in parts of ``images``. A precision such as ``pure-bf16`` also converts weights and optimizer state, as Apex's
+O3 does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Train whenever asked, until the standard input ends."""
+    """Train on request until the standard input ends."""
     return answering("bare loop", _train)
 
 
@@ -49,7 +49,7 @@ def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
 
 
 PURE = "pure-"
-"""What a precision begins with where nothing is float32."""
+"""Prefix of a precision without any float32 values."""
 
 
 class BareLoop:
@@ -82,11 +82,11 @@ class BareLoop:
         self.model.register_forward_pre_hook(self._cast)
 
     def _cast(self, _: Any, inputs: Any) -> Any:
-        """Return the model's images in its type; they are float32."""
+        """Convert the float32 images to the model's type."""
         return (inputs[0].to(self.dtype), *inputs[1:]) if hasattr(inputs[0], "dtype") else inputs
 
     def _become(self, dtype: torch.dtype) -> None:
-        """Convert weights, average and what the optimizer keeps of each weight."""
+        """Convert the weights, the average and the optimizer's state."""
         if dtype == self.dtype:
             return
         self.dtype = dtype
@@ -98,7 +98,7 @@ class BareLoop:
             )
 
     def step(self, images: int, precision: str) -> float:
-        """Train one step of the whole batch in parts of this many images; return its seconds."""
+        """Train one step on the full batch in parts of ``images``; return its duration in seconds."""
         import torch
 
         from rankless.hardware.convolutions import SoundConvolutions
@@ -125,12 +125,12 @@ class BareLoop:
         self.optimizer.zero_grad(set_to_none=True)
         if self.average:
             self.average.update(self.done)
-        float(total)  # what a loop shows its user; waits for the device
+        float(total)  # a loop prints its loss; reading it waits for the device
         self.done += 1
         return time.perf_counter() - began
 
     def _ready(self, images: int) -> list[Any]:
-        """Return the images of one step, drawn and collated in batches of this size."""
+        """Return the images of one step in collated batches of ``images``."""
         if images not in self.batches:
             from rankless.data.loader import MicroBatches
             from rankless.engine.schedule import StepSchedule

@@ -1,4 +1,4 @@
-"""``rankless benchmark``: time a recipe's training beside a plain PyTorch loop, and say where time goes."""
+"""``rankless benchmark``: the speed of a recipe's training compared with a plain PyTorch loop."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from rankless.runs.directory import RunDirectory
 from rankless.tasks import resolve_recipe
 
 Mode = tuple[int, str]
-"""Of the plain loop: how many images at a time, and the precision."""
-_MOST = 200  # steps of a turn
-_USABLE = 0.9  # of the memory that is free: other programs come and go
+"""Number of images at a time and precision of the plain loop."""
+_MOST = 200  # steps per turn
+_USABLE = 0.9  # fraction of the free memory; other programs need some, too
 
 
 class _Processes(ExitStack):
-    """Processes that end with the context."""
+    """A context that ends its processes on exit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class Ranks(_Processes):
     """The ranks of a Rankless training.
 
     Attributes:
-        seconds: duration of every step on rank 0, a list per turn.
-        memory: bytes taken by the rank that takes the most.
+        seconds: duration of every step on rank 0, one list per turn.
+        memory: peak memory of the rank that takes the most, in bytes.
     """
 
     def __init__(self, recipe: Recipe, ranks: int, folder: Path) -> None:
@@ -62,7 +62,7 @@ class Ranks(_Processes):
         self.seconds: list[list[float]] = []
         self.memory = 0
         self._parts: dict[str, float] = defaultdict(float)
-        # What loaders prepare while others have their turn is used up before anything counts.
+        # Loaders prepare batches while the plain loop has its turn; the steps that use them do not count.
         workers = loader_processes(recipe, ranks, device().type)
         self._prepared = -(-2 * workers * ranks // recipe.batch.micro_batches)
 
@@ -87,7 +87,7 @@ class Ranks(_Processes):
         try:
             for process in self.processes:
                 process.ask(to_json(self.recipe))
-            self._answers()  # of a step that allocates
+            self._answers()  # the first step allocates memory
             self._usual = self._turn(1)[0]["seconds"]
         except BaseException:
             self.close()
@@ -95,7 +95,7 @@ class Ranks(_Processes):
         return self
 
     def turn(self, budget: float) -> None:
-        """Train for this many seconds, at least one step."""
+        """Train for ``budget`` seconds, at least one step."""
         count = min(max(round(budget / self._usual), 1), _MOST)
         steps = self._turn(self._prepared + count)[self._prepared :]
         self.seconds.append([step["seconds"] for step in steps])
@@ -105,7 +105,7 @@ class Ranks(_Processes):
                 self._parts[part] += seconds
 
     def shares(self) -> Shares:
-        """Return the parts of rank 0's steps."""
+        """Return the parts of rank 0's steps as fractions."""
         total = self._parts["seconds"]
         waiting, network = self._parts["waited"] / total, self._parts["network"] / total
         inside = self._parts["accumulated"] / total
@@ -122,11 +122,11 @@ class Ranks(_Processes):
 
 
 class Bare(_Processes):
-    """A plain loop in a process of its own.
+    """A plain loop in a separate process.
 
     Attributes:
-        rounds: seconds of every step of a turn, turn by turn, by mode.
-        memory: bytes that it had taken at most when a mode was tried for the first time.
+        rounds: seconds of every step for each mode, one list per turn.
+        memory: peak memory in bytes after the first turn of each mode.
     """
 
     def __init__(self, recipe: Recipe, threads: int) -> None:
@@ -137,7 +137,7 @@ class Bare(_Processes):
         self._usual: dict[Mode, float] = {}
 
     def largest(self, images: int) -> int:
-        """Find how many images it can take at a time: all, or as often halved as memory demands."""
+        """Return the largest number of images at a time that fits into memory, starting from ``images``."""
         while True:
             try:
                 self._start()
@@ -154,7 +154,7 @@ class Bare(_Processes):
             images = self._smaller(images)
 
     def turn(self, mode: Mode, budget: float) -> None:
-        """Train for this many seconds, at least one step."""
+        """Train for ``budget`` seconds, at least one step."""
         count = min(max(round(budget / self._usual[mode]), 1), _MOST) if mode in self._usual else 1
         self.processes[0].ask([*mode, count])
         (answer,) = self._answers()
@@ -163,7 +163,7 @@ class Bare(_Processes):
         self.memory.setdefault(mode, answer["memory"])
 
     def forget(self) -> None:
-        """Discard the measurements so far, except the duration of a step."""
+        """Discard the measurements but keep the expected duration of a step."""
         self.rounds.clear()
 
     def _start(self) -> None:
@@ -173,33 +173,33 @@ class Bare(_Processes):
         process.answer()
 
     def _free(self) -> int:
-        """Bytes that it may take; 0 is no limit."""
+        """Return the memory limit of the loop in bytes; 0 means no limit."""
         return int(_USABLE * memory.available()) if device().type == "cpu" else 0
 
     def _smaller(self, images: int) -> int:
-        """The next smaller part of the batch that is a whole number of them, a micro-batch at least."""
+        """Return the largest divisor of the batch up to half of ``images``, at least a micro-batch."""
         whole, least = self.recipe.batch.images, self.recipe.batch.micro
         return max((size for size in range(least, images // 2 + 1) if whole % size == 0), default=least)
 
 
 _ROUNDS = 5
 _ENDLESS = 1_000_000  # epochs, and steps
-_RATE = 1e-9  # of learning, so that nothing diverges
+_RATE = 1e-9  # learning rate; prevents divergence
 _DISTURBED = 1.3
-"""The best step is so many times as fast as the median where others' work counts."""
+"""Ratio of the best to the median speed above which other work disturbed the measurement."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The training speed of one contender.
+    """The training speed of Rankless or of the plain loop in one mode.
 
     Attributes:
-        what: ``rankless``, or ``plain`` for the plain loop.
-        images: at a time: the plain loop's batch, or the micro-batch.
-        precision: in which it computes.
-        best, median: images per second of the fastest step, and of the middle one.
-        beside: the same two, beside the plain loop with the whole batch.
-        memory: bytes that a process, or a GPU, takes at most.
+        what: ``rankless`` or ``plain``.
+        images: number of images at a time: Rankless's micro-batch or the plain loop's batch.
+        precision: the compute precision.
+        best, median: images per second of the fastest and the median step.
+        beside: the same two speeds relative to the plain loop's first mode.
+        memory: peak memory of a process or a GPU in bytes.
     """
 
     what: str
@@ -216,13 +216,13 @@ class Bench:
     """The result of :func:`bench`.
 
     Attributes:
-        recipe: what was measured, with its precision resolved.
-        devices, workers: ranks, and loader processes of each.
-        step: seconds of a step of Rankless, the median.
-        shares: what it consists of.
-        speeds: Rankless, then the plain loop with the whole batch, then with other settings.
-        advice: what to change, as (key, sentence).
-        notes: what to know about the figures.
+        recipe: the measured recipe with its precision resolved.
+        devices, workers: number of ranks, and of loader processes per rank.
+        step: median seconds of a Rankless step.
+        shares: the parts of a Rankless step.
+        speeds: Rankless, then the plain loop with its largest batch, then with other settings.
+        advice: suggested changes as (key, sentence).
+        notes: remarks about the figures.
     """
 
     recipe: Recipe
@@ -235,7 +235,7 @@ class Bench:
     notes: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """For a program: seconds, bytes, and images per second."""
+        """Return the result as plain data, in seconds, bytes and images per second."""
         batch = self.recipe.batch
         return {
             "devices": self.devices,
@@ -256,7 +256,7 @@ class Bench:
         return f"{ranks}, {batch.images} images a step in micro-batches of {batch.micro}"
 
     def lines(self) -> Iterator[str]:
-        """Return a table, the parts of a step, and advice; at most 80 columns, except sentences."""
+        """Yield a table of at most 80 columns, the parts of a step, notes and advice."""
         yield f"{'images/s':36}{'best':>8}{'median':>8}{'beside plain':>16}{'memory':>12}"
         for one in self.speeds:
             name = "rankless train" if one.what == "rankless" else "plain loop"
@@ -274,23 +274,23 @@ class Bench:
         for key, text in self.advice:
             yield f"{key}: {text}"
         if not self.advice:
-            yield "nothing of workers, data.cache, batch.micro and precision stands out"
+            yield "no change of workers, data.cache, batch.micro or precision promises a higher speed"
 
 
 def bench(
     recipe: Recipe, devices: int | None, seconds: float, say: Callable[[str], None], pure: bool = False
 ) -> Bench:
-    """Train a recipe and the same in a plain loop, in turns.
+    """Train a recipe with Rankless and with a plain loop, in turns.
 
     Args:
-        recipe: any.
-        devices: how many share a step; None is what a training would take.
-        seconds: to measure for, beside what starting takes; each has a step in every round at least.
-        say: takes a line before everything that takes a while.
-        pure: measure the plain loop in half precision without float32 weights, too.
+        recipe: the recipe to measure.
+        devices: number of devices that share a step; None uses as many as a training would.
+        seconds: approximate measuring time without startup.
+        say: called with a progress line before each slow part.
+        pure: also measure the plain loop in half precision without float32 weights.
     """
     recipe, _ = checked(recipe, None, [])
-    busy = os.getloadavg()[0] > usable_cores() / 2  # before anything is started here
+    busy = os.getloadavg()[0] > usable_cores() / 2  # before this function starts processes
     with ExitStack() as stack:
         count = stack.enter_context(visible(devices))
         recipe = steady(resolve_recipe(recipe))
@@ -305,7 +305,7 @@ def bench(
         for mode in modes[1:]:
             bare.turn(mode, 0.0)
         bare.forget()
-        say(f"measuring for some {seconds:.0f} s …")
+        say(f"measuring for about {seconds:.0f} s …")
         turns: list[Callable[[float], None]] = [ours.turn, *(partial(bare.turn, mode) for mode in modes)]
         for number in range(_ROUNDS):
             for turn in turns if number % 2 else reversed(turns):
@@ -314,7 +314,7 @@ def bench(
 
 
 def steady(recipe: Recipe) -> Recipe:
-    """The recipe with every step like the others, and nothing between them."""
+    """Return the recipe with uniform steps, without evaluation and checkpoints between them."""
     return replace(
         with_precision(recipe),
         data=replace(recipe.data, multi_scale=0.0),
@@ -327,12 +327,12 @@ def steady(recipe: Recipe) -> Recipe:
 
 
 def _threads(recipe: Recipe, ranks: int) -> int:
-    """CPU threads of the plain loop: as many as the ranks have together."""
+    """Return the number of CPU threads of the plain loop: on a CPU, as many as all ranks have."""
     return recipe.threads if device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
 
 
 def _modes(recipe: Recipe, whole: int, pure: bool = False) -> list[Mode]:
-    """The whole batch first; then what there is advice about, where the recipe has it otherwise."""
+    """Return the modes of the plain loop: the largest batch first, then the settings advice is about."""
     modes: list[Mode] = [(whole, recipe.precision)]
     if recipe.batch.micro < whole:
         modes.append((recipe.batch.micro, recipe.precision))
@@ -376,13 +376,15 @@ def _found(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[
             f"the plain loop takes {counted(modes[0][0], 'image')} at a time: {images} do not fit into memory"
         )
     if busy or any(one.best > _DISTURBED * one.median for one in speeds):
-        notes.append("other work on this machine disturbed this: the best steps count, or measure again")
+        notes.append(
+            "other work on this machine disturbed the measurement: compare the best steps, or measure again"
+        )
     if device().type == "cuda" and ranks > 1:
-        notes.append(f"the plain loop has one GPU: {ranks} times its speed would be perfect")
+        notes.append(f"the plain loop uses one GPU: perfect scaling is {ranks} times its speed")
     if modes[-1][1].startswith(PURE):
         notes.append(
             f"{modes[-1][1]} (Apex's O3) is for speed alone: weights and optimizer in half precision round "
-            "small updates away; no training has it"
+            "small updates away; a recipe cannot choose it"
         )
     return Bench(
         recipe,

@@ -1,4 +1,4 @@
-"""Advice on how to train a recipe faster here, from the measurements of ``rankless benchmark``."""
+"""Advice on training a recipe faster on this machine, based on ``rankless benchmark``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from rankless.recipe.schema import Recipe
 
 _WAITING, _NETWORK, _OTHER = 0.05, 0.15, 0.15
-"""Shares of a step's time from which on there is advice."""
+"""Smallest fractions of a step's time that cause advice."""
 _WORTH = 1.05
-"""So many times as fast is worth a change."""
+"""Smallest speedup that is worth a change."""
 _BUILT_IN = "digits"
 
 
@@ -20,8 +20,8 @@ class Shares:
 
     Attributes:
         compute: forward and backward passes.
-        waiting: for images.
-        network: for other ranks, and for what is exchanged with them.
+        waiting: waiting for images.
+        network: exchanging with other ranks, including the wait for them.
         other: the optimizer, the average, the journal.
     """
 
@@ -36,12 +36,12 @@ class Measured:
     """The measurements behind the advice.
 
     Attributes:
-        recipe: with its precision resolved.
-        ranks, workers: devices, and loader processes of each.
-        cores: of this machine.
-        shares: of a step.
-        best: speed of the plain loop by (images at a time, precision), beside that of ``whole``.
-        whole: the largest batch, in the recipe's precision.
+        recipe: the recipe with its precision resolved.
+        ranks, workers: number of ranks, and of loader processes per rank.
+        cores: number of usable cores of this machine.
+        shares: the parts of a step.
+        best: speed of the plain loop by (images at a time, precision), relative to ``whole``.
+        whole: the largest batch that the plain loop can train, and the recipe's precision.
     """
 
     recipe: Recipe
@@ -54,7 +54,7 @@ class Measured:
 
 
 def advice(found: Measured) -> list[tuple[str, str]]:
-    """Return pairs of a key of the recipe, or an option, and a sentence, the most useful first."""
+    """Return pairs of a recipe key or option and a sentence, the most useful first."""
     return [*_images(found), *_micro(found), *_precision(found), *_network(found), *_other(found)]
 
 
@@ -67,11 +67,11 @@ def _images(found: Measured) -> Iterator[tuple[str, str]]:
     cores = f"{idle} of {found.cores} cores are" if idle > 0 else "no core is"
     yield (
         "workers",
-        f"{share:.0%} of a step passes waiting for images, with {found.workers} loader processes for each "
-        f"device; try workers={more} ({cores} left beside the ranks)",
+        f"{share:.0%} of a step is spent waiting for images, with {found.workers} loader processes for each "
+        f"device; try workers={more} ({cores} left for loaders)",
     )
     if data.cache == "none" and data.root != _BUILT_IN:
-        yield "data.cache", "ram or disk decodes every image only once; no number changes"
+        yield "data.cache", "ram or disk decodes every image only once; the weights stay the same"
 
 
 def _micro(found: Measured) -> Iterator[tuple[str, str]]:
@@ -84,7 +84,7 @@ def _micro(found: Measured) -> Iterator[tuple[str, str]]:
     larger = next(sizes, None)
     if larger is None or batch.images // larger < found.ranks:
         return
-    sees = "" if found.recipe.batch_norm != "micro" else "; batch norm then sees as many: other numbers"
+    sees = "" if found.recipe.batch_norm != "micro" else "; batch norm then sees as many: other weights"
     yield (
         "batch.micro",
         f"{images} images at a time are {gain:.2f} times as fast as {batch.micro}: try batch.micro={larger} "
@@ -99,7 +99,7 @@ def _precision(found: Measured) -> Iterator[tuple[str, str]]:
             yield (
                 "precision",
                 f"the plain loop is {speed:.2f} times as fast in {precision} as in {now}: try "
-                f"precision={precision}; other numbers",
+                f"precision={precision}, which changes the weights",
             )
 
 
@@ -107,7 +107,7 @@ def _network(found: Measured) -> Iterator[tuple[str, str]]:
     if found.shares.network >= _NETWORK:
         yield (
             "--devices",
-            f"{found.shares.network:.0%} of a step passes waiting for the other devices: fewer of them, or "
+            f"{found.shares.network:.0%} of a step is spent waiting for the other devices: fewer devices, or "
             "a larger batch.images, may be better; `rankless plan` predicts it",
         )
 
@@ -116,6 +116,6 @@ def _other(found: Measured) -> Iterator[tuple[str, str]]:
     if found.shares.other >= _OTHER:
         yield (
             "batch.images",
-            f"{found.shares.other:.0%} of a step is the optimizer and what every step has: a larger batch "
-            "has fewer of them; other numbers",
+            f"{found.shares.other:.0%} of a step is the optimizer and other work done once a step: a larger "
+            "batch needs fewer steps, which changes the weights",
         )

@@ -1,7 +1,7 @@
 """A rank of the training that ``rankless benchmark`` measures: ``… .bench_rank RUN MEETING``.
 
-It is :func:`rankless.engine.loop.train` as it is, that stands still after every turn. The process reads the
-recipe (JSON, resolved), then how many steps the next turn has; the answer is what each took.
+The process runs :func:`rankless.engine.loop.train` and pauses after every turn. It reads the resolved recipe
+(JSON), then the number of steps in each turn, and answers with the durations of these steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Train whenever asked, until the standard input ends."""
+    """Train on request until the standard input ends."""
     hold_freed_memory()
     return answering("bench", _train)
 
@@ -47,18 +47,18 @@ def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
 
 
 class Timing(Sink):
-    """Keeps the journal's timing of the last step."""
+    """A sink that keeps the timing of the last step."""
 
     def __init__(self) -> None:
         self.last: Mapping[str, Any] = {}
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Keep it."""
+        """Keep the entry's timing."""
         self.last = entry["timing"]
 
 
 class Turns:
-    """Observes the training: measures every step, and pauses between turns.
+    """An observer that measures every step and pauses the training between turns.
 
     Args:
         question: returns the number of steps in the next turn.
@@ -69,15 +69,15 @@ class Turns:
 
     def __init__(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         self.question, self.answer = question, answer
-        self.timing = Timing()  # type: ignore[abstract]  # what it does not take, inherited methods leave
-        self.left = 1  # the first step allocates, and tells how long one takes
+        self.timing = Timing()  # type: ignore[abstract]  # inherited methods ignore all other events
+        self.left = 1  # the first turn is one step, to allocate memory and to estimate the duration
         self.steps: list[dict[str, float]] = []
         self.accumulated = 0.0
         self.watched: Any = None
         self.since = time.perf_counter()
 
     def __call__(self, step: int, state: TrainingState, scores: Any) -> None:
-        """Take a step's end."""
+        """Record the step that has ended; at the end of a turn, answer and wait for the next one."""
         wait = waiting_for(state.world.device)
         wait()
         timing = self.timing.last

@@ -1,6 +1,7 @@
-"""``rankless fit``: the largest micro-batch that this device can train, found by training it.
+"""``rankless fit``: a search for the largest micro-batch that this device can train.
 
-With ``batch_norm: sync`` a device holds all its micro-batches at once; then the largest share of a step.
+With ``batch_norm: sync`` a device holds all its micro-batches at once; the search is then for the largest
+share of a step.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from rankless.launch.planning.memory_guard import guarded
 from rankless.recipe.schema import Batch, Recipe
 from rankless.tasks import open_task, resolve_recipe
 
-_USABLE = 0.9  # of the memory that is free: other programs come and go
-_MICRO_BATCHES = 2  # of a step that is tried: the second one finds the gradients of the first in memory
+_USABLE = 0.9  # fraction of the free memory; other programs need some, too
+_MICRO_BATCHES = 2  # per tried step: the second one finds the gradients of the first in memory
 _GIB = 1 << 30
 _TOO_SMALL = "too small: batch norm sees one value per channel"
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A micro-batch that was tried, or with ``batch_norm: sync`` a device's share of a step.
+    """A size that was tried: a micro-batch, or with ``batch_norm: sync`` a device's share of a step.
 
     Attributes:
-        micro: images in it.
-        memory: bytes that a device takes at most, None where it was not seen.
-        speed: images per second of a device, None where it did not fit.
-        problem: why it does not fit; "" where it does.
+        micro: number of images.
+        memory: peak memory of a device in bytes; None if not measured.
+        speed: images per second of a device; None if it did not fit.
+        problem: the reason why it does not fit; "" if it fits.
     """
 
     micro: int
@@ -44,7 +45,7 @@ class Tried:
 
     @property
     def too_small(self) -> bool:
-        """Whether the batch norms lack values to learn from, which is no problem of memory."""
+        """Whether a batch norm would see one value per channel; a larger size may still fit."""
         return self.problem == _TOO_SMALL
 
 
@@ -53,11 +54,11 @@ class Fitted:
     """The result of :func:`fit`.
 
     Attributes:
-        recipe: what was tried, with its precision resolved.
-        devices: how many share a step, and on a CPU the memory.
-        free: bytes for each of them.
+        recipe: the recipe with its precision resolved.
+        devices: number of devices that share a step, and on a CPU the memory.
+        free: memory for each device in bytes.
         sees: whether a batch norm learns from each micro-batch.
-        tried: in the order of their sizes.
+        tried: the tried sizes, smallest first.
     """
 
     recipe: Recipe
@@ -68,17 +69,17 @@ class Fitted:
 
     @property
     def largest(self) -> Tried:
-        """The largest one that fits."""
+        """The largest size that fits."""
         return [one for one in self.tried if not one.problem][-1]
 
     @property
     def is_sync(self) -> bool:
-        """Whether shares of a step were tried."""
+        """Whether the tried sizes are shares of a step (``batch_norm: sync``)."""
         return self.recipe.batch_norm == "sync"
 
     @property
     def needed(self) -> int:
-        """The devices that a step needs, of which each takes the largest share (``batch_norm: sync``)."""
+        """Number of devices that a step needs if each takes the largest share (``batch_norm: sync``)."""
         batch = self.recipe.batch
         return -(-batch.micro_batches // (self.largest.micro // batch.micro))
 
@@ -94,7 +95,7 @@ class Fitted:
         }
 
     def lines(self) -> Iterator[str]:
-        """Return a table, the cost of the largest micro-batch, and the recipe line to write."""
+        """Yield a table of the tried sizes, the largest and the fastest one, and hints."""
         batch, largest = self.recipe.batch, self.largest
         kind = "process" if device().type == "cpu" else "GPU"
         yield f"{_gib(self.free)} for each {kind}, {counted(self.devices, 'device')}, {self.recipe.precision}"
@@ -128,12 +129,12 @@ class Fitted:
 
 
 def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitted:
-    """Train two micro-batches of growing size, each in a separate process, until memory ends.
+    """Train steps of growing size, each in a separate process, until memory runs out.
 
     Args:
-        recipe: any.
-        devices: how many are to share a step; None is what a training would take.
-        say: takes a line before everything that takes a while.
+        recipe: the recipe to fit.
+        devices: number of devices that share a step; None uses as many as a training would.
+        say: called with a progress line before each slow part.
     """
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
@@ -150,9 +151,8 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
         too_large = [one for one in tried if not one.too_small]
         if not too_large:
             raise UserError(
-                f"batch norm sees one value per channel even in {counted(tried[-1].micro, 'image')}, of "
-                "which there is no variance; use a larger model.image_size or batch.images, or "
-                "batch_norm: frozen"
+                f"batch norm sees one value per channel even in {counted(tried[-1].micro, 'image')}, which "
+                "has no variance; use a larger model.image_size or batch.images, or batch_norm: frozen"
             )
         share = "a share of a step" if is_sync else "a micro-batch"
         raise UserError(
@@ -163,19 +163,19 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
 
 
 def _sizes(images: int, ranks: int) -> list[int]:
-    """The micro-batches that a step can be cut into with at least one for every device."""
+    """Return the micro-batch sizes that divide a step into at least one micro-batch per device."""
     if ranks > images:
         raise UserError(f"--devices is {ranks}, but batch.images is {images}: expected at most as many")
     return [size for size in range(1, images // ranks + 1) if images % size == 0]
 
 
 def _shares(batch: Batch) -> list[int]:
-    """The images of a step that a device can hold, from one micro-batch to all of them."""
+    """Return the possible shares of a step in images, from one micro-batch to all of them."""
     return [batch.micro * count for count in range(1, batch.micro_batches + 1)]
 
 
 def _at_its_largest(recipe: Recipe) -> Recipe:
-    """The recipe with the largest input that it draws, and with its whole network trained."""
+    """Return the recipe with its largest input size and all layers trained."""
     sizes = getattr(open_task(recipe).training_data(), "step_sizes", None)
     model, data = replace(recipe.model, freeze=0), recipe.data
     if recipe.data.multi_scale and sizes is not None:
@@ -184,10 +184,10 @@ def _at_its_largest(recipe: Recipe) -> Recipe:
 
 
 class _Search:
-    """Tries sizes.
+    """A search for the largest size that fits.
 
     Attributes:
-        tried: by size.
+        tried: the results by size.
         sees: whether the model has a batch norm that learns.
     """
 
@@ -198,7 +198,7 @@ class _Search:
         self.sees = False
 
     def run(self, sizes: Sequence[int]) -> None:
-        """Double until one does not fit, then halve what lies between."""
+        """Double the size until it does not fit, then bisect."""
         low, high, at = -1, len(sizes), 0
         while at < high:
             if not self._fits(sizes[at]):
@@ -221,7 +221,7 @@ class _Search:
         return not self.tried[micro].problem or self.tried[micro].too_small
 
     def _expected(self, micro: int) -> int:
-        """Bytes that a size will take: on the line through the two largest that fit; 0 without two."""
+        """Extrapolate the bytes a size needs from the two largest that fit; 0 if fewer are known."""
         known = sorted((one.micro, one.memory) for one in self.tried.values() if one.memory)
         if len(known) < 2:
             return 0

@@ -1,4 +1,4 @@
-"""Processes that measure when they are asked: each reads lines of JSON and answers every one with one."""
+"""Processes that measure on request: they read lines of JSON and answer each with one line."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _ERRORS = {error.__name__: error for error in (OneValueError, ShortageError)}
 
 
 class AskedProcess:
-    """A process that measures, started as a module, and ended with the context.
+    """A process that measures on request and ends with the context.
 
     Args:
-        page: of this package, which calls :func:`answering`.
-        what: it measures, for messages.
-        log: takes its standard error.
-        instead: what to do where it cannot measure, for messages.
-        variables: of its environment, in addition to this process's.
-        arguments: of its command line.
+        page: the module of this package to run, which calls :func:`answering`.
+        what: the name of the measurement in error messages.
+        log: file for the standard error of the process.
+        instead: alternative to the measurement, for error messages.
+        variables: additional environment variables.
+        arguments: command-line arguments of the module.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class AskedProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process ID."""
         return self._process.pid
 
     def ask(self, value: Any) -> None:
-        """Ask for the answer to one value, which JSON can express."""
+        """Send a request, any value that JSON can express."""
         if self._process.stdin is not None:
             try:
                 self._process.stdin.write(line(value))
                 self._process.stdin.flush()
             except BrokenPipeError:
-                self.answer()  # raises what the process had to say
+                self.answer()  # raises the error of the process
 
     def answer(self) -> dict[str, Any]:
-        """The answer to the question before."""
+        """Wait for the answer to the last request; raise the error that the process reports."""
         text = self._process.stdout.readline() if self._process.stdout is not None else b""
         if not text:
             raise died(self.what, self._process.wait(), self.log, self.instead)
@@ -80,7 +80,7 @@ class AskedProcess:
         return answer
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -92,12 +92,12 @@ class AskedProcess:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what would make its children ranks of somebody's."""
+    """Return this process's environment without a launcher's rank variables."""
     return {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
 
 
 def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
-    """The error of a process that ended with a code and left its last words in a log."""
+    """Return the error for a process that ended early, with the last line of its log."""
     log.seek(0)
     lines = log.read().decode(errors="replace").strip().splitlines()
     end = f"; {instead}" if instead else ""
@@ -108,13 +108,13 @@ def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
 
 
 def quick(seconds: Iterable[float]) -> float:
-    """The time that a quarter does not exceed: others' work adds less to it than to the median."""
+    """Return the lower quartile, which other work on the machine affects less than the median."""
     ordered = sorted(seconds)
     return ordered[(len(ordered) - 1) // 4]
 
 
 def memory_taken(device: torch.device) -> int:
-    """Bytes that this process has taken at most so far: of a GPU's memory where it computes on one."""
+    """Return the peak memory of this process in bytes: GPU memory on a GPU, else main memory."""
     import torch
 
     return torch.cuda.max_memory_reserved() if device.type == "cuda" else peak()
@@ -128,17 +128,17 @@ def waiting_for(device: torch.device) -> Callable[[], None]:
 
 
 def answering(name: str, body: Callable[[Callable[[], Any], Callable[[Any], None]], None]) -> int:
-    """Answer as the process of an :class:`AskedProcess`; the exit code.
+    """Run ``body`` in the process of an :class:`AskedProcess` and return the exit code.
 
     Args:
-        name: of the process.
-        body: called with a function that returns the next question and raises EOFError after the last one,
-            and a function that takes an answer.
+        name: the name of the process.
+        body: called with a function that returns the next request (EOFError after the last one) and with a
+            function that sends an answer.
     """
     die_with_parent(os.getppid())
     name_process(name)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries print what they like
+    os.dup2(2, 1)  # keeps prints of libraries out of the answers
 
     def question() -> Any:
         if text := sys.stdin.readline():

@@ -21,9 +21,9 @@ from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 from rankless.world.reduce import BUCKET_MIB
 
-_ROUNDS, _SECONDS = 2, 2.0  # of measuring steps, alone and with all cores busy in turn
+_ROUNDS, _SECONDS = 2, 2.0  # for measuring steps of one process and of several in turn
 _LEAST = 3  # steps
-_LIMIT = 120.0  # seconds, for two processes to exchange some hundred megabytes
+_LIMIT = 120.0  # seconds for two processes to exchange some hundred megabytes
 _INSTEAD = "give --step-ms, --bandwidth and --latency"
 
 
@@ -45,9 +45,9 @@ class Steps:
         self._together: dict[str, Any] = {}
 
     def given(self, seconds: float) -> Workload:
-        """A step that takes so long on another machine.
+        """Return the workload of a step that takes ``seconds`` on another machine.
 
-        A third of it is taken for forward, the rest for backward passes, and the gradients come evenly.
+        It assumes that forward passes take a third of the time, and that gradients become ready evenly.
         """
         each = seconds / self._recipe.batch.micro_batches
         sizes = _buckets(self._facts["parameters"])
@@ -67,14 +67,14 @@ class Steps:
     def measure(self, busy: int) -> None:
         """Measure one process, then ``busy`` processes side by side, for a few seconds each.
 
-        The two alternate, so that other work on the machine affects both equally. It may be called again.
+        The two alternate, so that other work on the machine affects both equally.
         """
         for _ in range(_ROUNDS):
             self._alone = self._ask(1)
             self._together = self._ask(busy) if busy > 1 else self._alone
 
     def measured(self) -> tuple[Workload, float]:
-        """A step of one process, and how many times as long one of several side by side takes."""
+        """Return the workload of one process, and the slowdown when several run side by side."""
         work = self._workload(self._alone)
         return work, contended(work, self._workload(self._together))
 
@@ -101,25 +101,25 @@ class Steps:
 
 @contextmanager
 def opened_steps(recipe: Recipe, processes: int) -> Iterator[Steps]:
-    """So many processes that can measure steps of a resolved recipe."""
+    """Start ``processes`` processes that measure steps of a resolved recipe."""
     with tempfile.TemporaryFile() as log, ExitStack() as stack:
         yield Steps(recipe, [stack.enter_context(StepProcess(recipe, log)) for _ in range(processes)])
 
 
 def _answers(processes: Sequence[StepProcess]) -> dict[str, Any]:
-    """The first one's answer, when all have answered."""
+    """Wait for all answers and return the first process's."""
     first, *_ = [process.answer() for process in processes]
     return first
 
 
 def contended(alone: Workload, together: Workload) -> float:
-    """Return the factor by which other processes slow computing down, at least 1."""
+    """Return the factor by which other processes slow down computing, at least 1."""
     count = alone.micro_batches
     return max(together.computing(count) / alone.computing(count), 1.0)
 
 
 def loopback() -> dict[int, float]:
-    """Seconds of an exchange between two processes of this machine, over gloo, by the bytes of its sums."""
+    """Measure the exchange between two processes of this machine; return seconds by size in bytes."""
     variables = {**environment(), "RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="rankless-") as folder, tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", f"{PAGES}.network_process", str(Path(folder) / "store")]
@@ -147,10 +147,10 @@ def loopback() -> dict[int, float]:
 
 
 def fitted(seconds: Mapping[int, float], add: float) -> Link:
-    """Fit the link over which two ranks of one machine exchange sums of these sizes in these seconds.
+    """Fit a link to the measured seconds of an exchange between two ranks, by size in bytes.
 
-    An exchange between two is a message each way, half of the sum added, and another message each way; every
-    message has half of the bytes.
+    In such an exchange each rank sends half of the bytes, adds half of the sum, and sends half of the bytes
+    again.
     """
     small, large = SIZES[0], SIZES[-1]
     overhead = Link(1.0, 1.0).overhead
@@ -160,7 +160,7 @@ def fitted(seconds: Mapping[int, float], add: float) -> Link:
 
 
 def _buckets(parameters: Sequence[int]) -> list[int]:
-    """Bytes of DDP's buckets: a bucket is closed by the parameter that fills it."""
+    """Return the sizes of DDP's buckets in bytes; the parameter that fills a bucket closes it."""
     sizes = [0]
     for size in parameters:
         if sizes[-1] >= BUCKET_MIB << 20:

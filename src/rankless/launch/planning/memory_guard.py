@@ -1,4 +1,4 @@
-"""A limit on the memory of a process that is tried out."""
+"""A memory limit for a process that tries out a size."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ _POLL = 0.05  # seconds
 def guarded(pid: int, limit: int) -> Iterator[list[int]]:
     """Kill the process if it takes more memory than the limit, and append its memory to the list.
 
-    Otherwise the kernel would end whatever it likes best.
-
-    Args:
-        pid: of the process.
-        limit: bytes; 0 is none.
+    Without the limit, the kernel might kill another process. The limit is in bytes; 0 means no limit.
     """
     over: list[int] = []
     ended = threading.Event()

@@ -1,10 +1,10 @@
-"""The model behind a plan: a step of a recipe, the hardware, and the predicted step on 1 to 4,096 devices.
+"""The performance model of a plan: it predicts the duration of a step on 1 to 4,096 devices.
 
-The time of an exchange is a closed form in latency α, bandwidth 1/β and the time of adding. The fixed tree
-(:mod:`rankless.world.exchange`): the node sums go to everyone shard by shard (all-to-all), each rank adds one
-shard of all, and the shards are gathered around a ring. For comparison a ring all-reduce, with the cost by
-Thakur, Rabenseifner and Gropp (2005). The messages of an all-to-all do not wait for each other (LogGP,
-Alexandrov et al. 1995): their latency passes once. The messages of a ring do.
+The time of an exchange is a closed form of latency α, bandwidth 1/β and the time of additions. In the fixed
+tree (:mod:`rankless.world.exchange`) an all-to-all distributes the shards of all node sums, each rank adds up
+one shard, and a ring gathers the sums. For comparison, the model includes a ring all-reduce with the cost by
+Thakur, Rabenseifner and Gropp (2005). The messages of an all-to-all overlap (LogGP, Alexandrov et al. 1995),
+so their latency counts once. The messages of a ring wait for each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from rankless.world.tree import owned_nodes
 
 MOST = 4096
-"""Devices in the largest row of a plan."""
+"""Number of devices in the last row of a plan."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Bucket:
     """Gradients that are exchanged together.
 
     Attributes:
-        size: bytes.
-        ready: when they are computed, as a fraction (0–1) of the last backward pass.
+        size: number of bytes.
+        ready: fraction (0–1) of the last backward pass after which they are computed.
     """
 
     size: int
@@ -43,12 +43,12 @@ class Workload:
         load: time to load one micro-batch in one process.
         forward, backward: time of each pass over one micro-batch.
         last: time of the step's last backward pass, including the copies into buckets.
-        update: time of everything after that: clip, optimizer, norms, average.
+        update: time after the last backward pass: clipping, optimizer, norms, average.
         add: time to add two gradients, per byte of one.
         buckets: the gradient buckets, in the order in which they become ready.
         totals: bytes of counts and statistics that are exchanged in addition to the gradients.
         norms: bytes of each batch norm that is computed over the whole batch (``batch_norm: sync``).
-        workers: loader processes per rank; 0 loads between the micro-batches.
+        workers: number of loader processes per rank; 0 loads between the micro-batches.
     """
 
     micro_batches: int
@@ -67,7 +67,7 @@ class Workload:
 
     @property
     def gradients(self) -> int:
-        """Bytes of one set of gradients."""
+        """Number of bytes of one set of gradients."""
         return sum(bucket.size for bucket in self.buckets)
 
     def with_micro_batches(self, count: int) -> Workload:
@@ -75,10 +75,10 @@ class Workload:
         return replace(self, micro_batches=count)
 
     def computing(self, micro_batches: int) -> float:
-        """Return the seconds that a rank computes for this many micro-batches, undisturbed."""
+        """Return the seconds that a rank needs for this many micro-batches without other load."""
         compute = micro_batches * self.forward + (micro_batches - 1) * self.backward + self.last
         load = micro_batches * self.load
-        # Loader processes work beside the step, and hold it up only where they are slower.
+        # Loader processes run in parallel with the step and delay it only if they are slower.
         return self.update + (max(compute, load / self.workers) if self.workers else compute + load)
 
 
@@ -87,9 +87,9 @@ class Machine:
     """The properties of each machine.
 
     Attributes:
-        devices: of one machine.
-        slots: devices that compute at the same time; those beyond share them. None: every device is real.
-        contention: how many times as long computing takes when all slots are busy.
+        devices: number of devices per machine.
+        slots: number of devices that can compute at the same time; None means all of them.
+        contention: factor by which computing slows down when all slots are busy.
     """
 
     devices: int
@@ -105,7 +105,7 @@ class Machine:
         return 1.0 + (self.contention - 1.0) * (busy - 1) / max(self.slots - 1, 1)
 
     def sharing(self, busy: int) -> float:
-        """Return the factor by which moving the bytes of ``busy`` devices slows the cores down."""
+        """Return the factor by which ``busy`` devices slow down the link because they share the cores."""
         return 1.0 if self.slots is None else max(busy / self.slots, 1.0)
 
 
@@ -114,11 +114,11 @@ class Link:
     """The connection between two devices.
 
     Attributes:
-        bandwidth: bytes per second, of a machine's link to the network and of each device's own.
+        bandwidth: bytes per second of each device, and of each machine's link to the network.
         latency: seconds until the first byte of a message arrives (α).
-        overlaps: whether bytes move while the devices compute. Over the loopback interface the cores move
-            them, so they do not.
-        overhead: seconds that a device needs to send one more message, whatever its size.
+        overlaps: whether transfers overlap with computing; not over the loopback interface, where the cores
+            move the bytes.
+        overhead: seconds that a device needs to send a message of any size.
     """
 
     bandwidth: float
@@ -136,10 +136,10 @@ class Gang:
     """The ranks of a run, in order on their machines, and their parts of the tree.
 
     Attributes:
-        world: how many ranks.
-        here: ranks of one machine.
-        most, least: whole nodes of the rank with most and with fewest.
-        nodes: of all ranks.
+        world: number of ranks.
+        here: number of ranks per machine.
+        most, least: largest and smallest number of nodes that a rank owns.
+        nodes: number of nodes of all ranks.
     """
 
     world: int
@@ -150,12 +150,12 @@ class Gang:
 
     @property
     def machines(self) -> int:
-        """The number of machines."""
+        """Number of machines."""
         return -(-self.world // self.here)
 
 
 def gang(world: int, devices: int, micro_batches: int) -> Gang:
-    """Return the ranks that share this many micro-batches, ``devices`` to a machine."""
+    """Return the ranks that share this many micro-batches on machines with ``devices`` devices."""
     each, more = divmod(micro_batches, world)
     if not more and not each & (each - 1):
         counts: Sequence[int] = (1,) * world  # every rank owns one whole node
@@ -165,7 +165,7 @@ def gang(world: int, devices: int, micro_batches: int) -> Gang:
 
 
 def all_to_all(gang: Gang, link: Link, size: int) -> float:
-    """Seconds until every rank has its shard of all node sums, each of ``size`` bytes."""
+    """Return the seconds until every rank has its shard of all node sums of ``size`` bytes each."""
     if gang.world == 1:
         return 0.0
     shard = size / gang.world / link.bandwidth  # seconds on the wire
@@ -179,27 +179,27 @@ def all_to_all(gang: Gang, link: Link, size: int) -> float:
 
 
 def gather(gang: Gang, link: Link, size: int) -> float:
-    """Seconds until every rank has all shards of a sum of ``size`` bytes, sent around a ring."""
+    """Return the seconds of a ring all-gather of a sum of ``size`` bytes."""
     shard = size / gang.world / link.bandwidth
     return (gang.world - 1) * (link.latency + link.overhead + shard)
 
 
 def adding(gang: Gang, add: float, size: int) -> float:
-    """Seconds in which a rank adds its shard of all node sums; ``add`` is per byte."""
+    """Return the seconds in which a rank adds up its shard of all node sums; ``add`` is per byte."""
     return (gang.nodes - 1) * size / gang.world * add if gang.world > 1 else 0.0
 
 
 def ring_all_reduce(gang: Gang, link: Link, add: float, size: int) -> float:
-    """Seconds of a ring all-reduce of ``size`` bytes."""
+    """Return the seconds of a ring all-reduce of ``size`` bytes."""
     per_round = link.latency + link.overhead + size / gang.world / link.bandwidth
     return (gang.world - 1) * (2 * per_round + size / gang.world * add)
 
 
 def tree_exposed(work: Workload, gang: Gang, link: Link, backward: float) -> float:
-    """Seconds that the fixed tree's exchange adds to a step."""
+    """Return the seconds that the fixed tree's exchange adds to a step."""
     if gang.world == 1:
         return 0.0
-    if work.norms:  # nothing overlaps, and every norm meets twice on the way in and once on the way back
+    if work.norms:  # no overlap; a norm exchanges twice in the forward, once in the backward pass
         meetings = sum(3 * _whole(gang, link, work.add, size) for size in work.norms)
         return meetings + sum(_whole(gang, link, work.add, size) for size in (work.totals, work.gradients))
     totals = adding(gang, work.add, work.totals) + gather(gang, link, work.totals)
@@ -212,11 +212,11 @@ def tree_exposed(work: Workload, gang: Gang, link: Link, backward: float) -> flo
 def buckets_exposed(
     buckets: Sequence[Bucket], gang: Gang, link: Link, add: float, backward: float, *, totals: int = 0
 ) -> float:
-    """Seconds from the end of the backward pass until the last bucket is there.
+    """Return the seconds from the end of the backward pass until the last bucket is summed.
 
-    As in :meth:`rankless.world.reduce.GradientSum.exchange` over NCCL: when a bucket is ready, the one before
-    is waited for, added and gathered, and the backward pass goes on. Over gloo it does not wait, so that a
-    step takes a little less.
+    The order is that of :meth:`rankless.world.reduce.GradientSum.exchange` over NCCL: when a bucket is ready,
+    the rank waits for the previous one, adds it up and gathers it, then continues the backward pass. Over
+    gloo it does not wait, so a step takes slightly less time.
     """
     free = all_to_all(gang, link, totals) if totals else 0.0  # when the network is
     clock = ready = 0.0
@@ -235,7 +235,7 @@ def buckets_exposed(
 
 
 def ring_exposed(work: Workload, gang: Gang, link: Link, backward: float) -> float:
-    """Seconds that ring all-reduces of the same buckets would add to a step; as for :func:`tree_exposed`."""
+    """Return the seconds that ring all-reduces would add to a step in place of the fixed tree."""
     if gang.world == 1:
         return 0.0
     if work.norms:
@@ -256,19 +256,19 @@ def _whole(gang: Gang, link: Link, add: float, size: int) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """One number of devices; times in seconds.
+    """The prediction for one number of devices; times are in seconds.
 
     Attributes:
-        devices, machines: how many.
-        batch: the global batch; larger than the recipe's where it has too few micro-batches.
-        step: with the fixed tree.
-        network: the part of it that is waiting for the network.
-        ring: a step with ring all-reduces in place of the tree.
-        images_per_second: of all devices.
-        epoch: of the training images.
-        efficiency: speed per device, beside that of one device alone; 0–1.
-        loading: images per second that a machine's loaders must deliver.
-        loaders: processes that takes on each machine; None where loading was not measured.
+        devices, machines: number of devices and machines.
+        batch: global batch in images; larger than the recipe's if that has too few micro-batches.
+        step: time of a step with the fixed tree.
+        network: part of the step that waits for the network.
+        ring: time of a step with ring all-reduces in place of the tree.
+        images_per_second: speed of all devices together.
+        epoch: time of one epoch.
+        efficiency: speed per device relative to one device alone (0–1).
+        loading: images per second that the loaders of a machine must deliver.
+        loaders: number of loader processes needed per machine; None if loading was not measured.
     """
 
     devices: int
@@ -285,12 +285,12 @@ class Row:
 
     @property
     def network_share(self) -> float:
-        """The part of a step that is the network; 0–1."""
+        """Fraction (0–1) of the step that waits for the network."""
         return self.network / self.step
 
 
 def row(work: Workload, machine: Machine, link: Link, devices: int) -> Row:
-    """Predict the step on this many devices; the global batch grows if micro-batches run out."""
+    """Predict a step on ``devices`` devices; the batch grows to at least one micro-batch per device."""
     grown = work.with_micro_batches(max(work.micro_batches, devices))
     ranks = gang(devices, machine.devices, grown.micro_batches)
     slowdown = machine.slowdown(ranks.here)
@@ -320,6 +320,6 @@ def row(work: Workload, machine: Machine, link: Link, devices: int) -> Row:
 
 
 def rows(work: Workload, machine: Machine, link: Link, asked: int) -> list[Row]:
-    """A row for every power of two up to 4,096, and for ``asked`` devices."""
+    """Return a row for every power of two up to 4,096, and for ``asked`` devices."""
     powers = (1 << power for power in range(MOST.bit_length()))
     return [row(work, machine, link, devices) for devices in sorted({*powers, asked})]

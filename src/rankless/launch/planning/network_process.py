@@ -1,6 +1,6 @@
 """One of two processes that measure the exchange between them: ``… .network_process MEETING``.
 
-Rank 0 prints the seconds of the fixed tree's exchange by the bytes of its sums, as JSON.
+Rank 0 prints the seconds of the fixed tree's exchange by size in bytes, as JSON.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rankless.hardware.processes import die_with_parent, name_process
 from rankless.launch.planning.measurement_worker import quick
 
 SIZES = (1 << 10, 1 << 20, 8 << 20)
-"""Bytes."""
+"""Measured sizes in bytes."""
 _TIMES = (90, 30, 15)
 
 
 def main() -> int:
-    """Measure as one of the ranks that the environment names."""
+    """Measure as the rank that the environment variables name."""
     die_with_parent(os.getppid())
     name_process("network")
     import torch

@@ -1,4 +1,4 @@
-"""``rankless plan``: what more devices would bring, from a measured step and a model of the exchange."""
+"""``rankless plan``: predictions for more devices from a measured step and a performance model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankless.tasks import resolve_recipe
 
 
 def advice(devices: int, micro_batches: int, micro: int) -> Iterator[str]:
-    """Sentences for ``devices`` that are more than the micro-batches of a step; none where they are not."""
+    """Yield advice about the batch if a step has fewer micro-batches than ``devices``."""
     if devices <= micro_batches:
         return
     needed = devices * micro
@@ -32,36 +32,36 @@ def advice(devices: int, micro_batches: int, micro: int) -> Iterator[str]:
     )
     if needed <= 8192:
         yield (
-            "up to some 8,000 images, a learning rate in proportion to the batch, after a warm-up of some "
+            "up to about 8,000 images, a learning rate proportional to the batch, after a warm-up of a few "
             "epochs, kept the accuracy of ResNet-50 on ImageNet (Goyal et al. 2017); detectors have been "
-            "trained like that with 256 images (Peng et al. 2018)"
+            "trained this way with 256 images (Peng et al. 2018)"
         )
     elif needed <= 32768:
         yield (
-            "beyond some 8,000 images a learning rate in proportion to the batch lost accuracy (Goyal et al. "
-            "2017); rates by layer went to some 32,000: LARS for ResNet-50 (You et al. 2017), LAMB for BERT "
-            "(You et al. 2020); Rankless has neither"
+            "beyond about 8,000 images a learning rate proportional to the batch lost accuracy (Goyal et al. "
+            "2017); layer-wise rates reached about 32,000: LARS for ResNet-50 (You et al. 2017), LAMB for "
+            "BERT (You et al. 2020); Rankless has neither"
         )
     else:
         yield (
-            "beyond the 32,000 images of LARS and LAMB (You et al. 2017, 2020) few results are known; "
+            "there are few results beyond the 32,000 images of LARS and LAMB (You et al. 2017, 2020); "
             "use a smaller batch.micro, or fewer devices"
         )
     yield (
-        "a batch larger than the task's gradient noise scale hardly saves steps: that critical batch is "
+        "a batch larger than the task's gradient noise scale saves hardly any steps; this critical batch is "
         "larger for harder tasks and grows during training (McCandlish et al. 2018)"
     )
 
 
 LATENCY = 20e-6
-"""Seconds of a message where only the bandwidth is given."""
-_STEPS, _WARM_UP = 12, 3  # of a training to check with; the first ones do not count
-_ROUNDS = 3  # of everything that a check measures
+"""Assumed latency in seconds if only the bandwidth is given."""
+_STEPS, _WARM_UP = 12, 3  # of a check's training; warm-up steps do not count
+_ROUNDS = 3  # of a check's measurements
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A prediction beside the measurement: seconds of a step with this many processes here."""
+    """Predicted and measured seconds of a step with ``processes`` processes on this machine."""
 
     processes: int
     predicted: float
@@ -69,7 +69,7 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """The prediction's excess, as a fraction of the measured time."""
+        """Relative error of the prediction; positive if it is too long."""
         return self.predicted / self.measured - 1.0
 
 
@@ -78,13 +78,13 @@ class Plan:
     """The result of :func:`plan`.
 
     Attributes:
-        work, machine, link: what was assumed.
-        asked: the row of the devices asked for.
-        rows: from 1 to 4,096 devices.
-        simulation: the exchange message by message, None where there is none.
-        assumptions: sentences about where the numbers are from.
+        work, machine, link: inputs of the model.
+        asked: prediction for the requested number of devices.
+        rows: predictions for 1 to 4,096 devices.
+        simulation: simulation of the exchange; None if not possible.
+        assumptions: sentences about the origin of the inputs.
         advice: sentences about a larger global batch.
-        checks: predictions beside measurements.
+        checks: comparisons with measurements.
     """
 
     work: Workload
@@ -98,7 +98,7 @@ class Plan:
     checks: list[Checked] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """For a program; seconds, bytes and bytes per second."""
+        """Return the plan as plain data, in seconds, bytes and bytes per second."""
 
         def of(each: Row) -> dict[str, Any]:
             return {**asdict(each), "network_share": each.network_share}
@@ -117,12 +117,9 @@ class Plan:
 
 
 def plan(recipe: Recipe, asked: PlanOptions, say: Callable[[str], None]) -> Plan:
-    """Measure the values that are not given, and predict.
+    """Measure the inputs that the options do not give, and predict.
 
-    Args:
-        recipe: any.
-        asked: for what.
-        say: takes a line before everything that takes a while.
+    ``say`` is called with a progress line before each slow part.
     """
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
@@ -164,11 +161,11 @@ def plan(recipe: Recipe, asked: PlanOptions, say: Callable[[str], None]) -> Plan
 
 @dataclass(frozen=True)
 class _Taken:
-    """The measurements besides steps of single processes.
+    """The measurements that involve several processes.
 
     Attributes:
-        exchanges: seconds of exchanges between two processes, by bytes; once for every round.
-        steps: seconds of steps by the number of processes that trained together.
+        exchanges: seconds of exchanges between two processes by size in bytes, one mapping per round.
+        steps: seconds of steps by number of processes.
     """
 
     exchanges: list[dict[int, float]]
@@ -178,7 +175,7 @@ class _Taken:
 def _measure(
     recipe: Recipe, steps: Steps, busy: int, asked: PlanOptions, say: Callable[[str], None]
 ) -> _Taken:
-    """Measure everything in turns, so that other work on the machine hits all of it."""
+    """Alternate the measurements, so that other work on the machine affects all of them equally."""
     taken = _Taken([], {count: [] for count in asked.check})
     alone = "one process" if busy == 1 else f"one process and of {busy} side by side"
     for _ in range(_ROUNDS if asked.check else 1):

@@ -1,4 +1,4 @@
-"""The plot of a plan: speed, efficiency and the parts of a step by the number of devices."""
+"""A plot of a plan: speed, efficiency and the parts of a step by number of devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TREE, _RING, _GREY = "#3b6ea5", "#e08e45", "#8a8a8a"
 
 
 def plot(plan: Plan, title: str, out: Path, outputs: Outputs) -> None:
-    """Write the image."""
+    """Write the plot of ``plan`` to ``out``."""
     figure = Figure(figsize=(13, 4.4), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(title.replace("$", r"\$"), fontsize=14, fontweight="bold", x=0.01, ha="left")

@@ -1,4 +1,4 @@
-"""A plan on the terminal."""
+"""The text output of a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEAD = (
 
 
 def lines(plan: Plan) -> Iterator[str]:
-    """The table, and where its numbers are from."""
+    """Yield the lines of the table, the assumptions and the advice."""
     if plan.checks:
         yield from _checks(plan)
         yield ""
@@ -60,7 +60,7 @@ def _checks(plan: Plan) -> Iterator[str]:
 def _of_the_model(plan: Plan) -> Iterator[str]:
     yield (
         "network: the part of a step that waits for the fixed tree's exchange; ring: a step with a ring "
-        "all-reduce in its place; p: loader processes that deliver so many images"
+        "all-reduce in its place; p: loader processes needed to deliver that many images"
     )
     found = plan.simulation
     if found is not None:

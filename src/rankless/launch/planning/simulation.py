@@ -1,9 +1,9 @@
-"""The exchange of a step message by message, as a check of the closed form: a discrete-event simulation.
+"""A discrete-event simulation of a step's exchange, message by message, to check the closed form.
 
-Every device sends one message at a time over its own port; the devices of a machine share one port of the
-network in each direction, first come, first served; a message is cut through, so that it is on both ports at
-once but for the latency. A rank does what :meth:`rankless.world.reduce.GradientSum.exchange` does, and its
-collectives run in the order in which they were begun, as on a stream of NCCL's.
+Every device sends one message at a time over its port. The devices of a machine share one network port in
+each direction, first come, first served. Switching is cut-through: a message occupies the sender's and the
+receiver's port at the same time, apart from the latency. A rank acts like
+:meth:`rankless.world.reduce.GradientSum.exchange`. Its collectives run in issue order, as on an NCCL stream.
 """
 
 from __future__ import annotations
@@ -25,37 +25,34 @@ class _Collective:
     """One rank's part of a collective: an all-to-all, or a ring."""
 
     is_ring: bool
-    seconds: float  # of a message on the wire
+    seconds: float  # one message on the wire
     started: bool = False
     sent: int = 0
     received: int = 0
-    latest: float = 0.0  # when the last message known of is here
+    latest: float = 0.0  # when the last message sent so far arrives
     is_sent: bool = False
-    is_starved: bool = False  # of what it is to pass on
+    is_starved: bool = False  # the next part to pass on has not arrived
     is_done: bool = False
 
 
 def stragglers(world: int, sigma: float, seed: int) -> list[float]:
-    """Draw the factor by which each rank computes more slowly: log-normal, with a median of 1.
+    """Draw a slowdown factor for each of ``world`` ranks from a log-normal distribution.
 
-    Args:
-        world: how many ranks.
-        sigma: standard deviation of the logarithm; 0 for none.
-        seed: of the drawing.
+    The median is 1; ``sigma`` is the standard deviation of the logarithm.
     """
     return [float(factor) for factor in np.exp(np.random.default_rng(seed).normal(0.0, sigma, world))]
 
 
 class Simulation:
-    """One backward pass with its exchange.
+    """A simulation of one backward pass with its exchange.
 
     Args:
-        ranks: how many, and where; each owns one whole node of the tree.
-        link: between them.
-        buckets: in the order in which they become ready.
-        add: seconds to add one byte's worth.
+        ranks: the ranks; each owns one node of the tree.
+        link: the link between the ranks.
+        buckets: the gradient buckets, in the order in which they become ready.
+        add: seconds to add two gradients, per byte of one.
         backward: seconds of the backward pass.
-        slow: per rank, how many times as long it computes.
+        slow: the slowdown factor of each rank.
     """
 
     def __init__(
@@ -74,11 +71,11 @@ class Simulation:
         self.leaving = [0.0] * ranks.machines  # when a machine's port to the network is free
         self.arriving = [0.0] * ranks.machines
         self.port = [0.0] * ranks.world
-        self.current = [0] * ranks.world  # the collective that a rank is at, or will be at next
+        self.current = [0] * ranks.world  # each rank's current or next collective
         self.issued = [0] * ranks.world
         self.waiting = [-1] * ranks.world
         self.ended = [0.0] * ranks.world
-        # All-to-all and ring of each bucket in turn, as they are begun.
+        # In issue order: the all-to-all and the ring of each bucket.
         self.collectives = [
             [
                 _Collective(is_ring, bucket.size / ranks.world / link.bandwidth)
@@ -90,7 +87,7 @@ class Simulation:
         self.programs = [self._rank(rank, factor) for rank, factor in enumerate(slow)]
 
     def run(self) -> float:
-        """Seconds until the last rank has all sums."""
+        """Return the seconds until the last rank has all sums."""
         if not self.others:
             return self.backward
         for rank in range(self.ranks.world):
@@ -109,7 +106,7 @@ class Simulation:
         heapq.heappush(self.events, (time, self.numbers, kind, rank, number))
 
     def _rank(self, rank: int, factor: float) -> Generator[Action, None, None]:
-        """The thread of a rank: it computes, begins collectives and waits for them."""
+        """Yield the actions of a rank: compute, begin a collective or wait for one."""
         ready = 0.0
         for number, bucket in enumerate(self.buckets):
             yield "compute", (bucket.ready - ready) * self.backward * factor
@@ -127,7 +124,7 @@ class Simulation:
         yield "begin", 2 * number + 1
 
     def _turn(self, time: float, rank: int) -> None:
-        """Let a rank's thread go on until it computes or waits."""
+        """Advance a rank until it computes or waits."""
         for action, value in self.programs[rank]:
             if action == "compute":
                 self._event(time + value, _TURN, rank)
@@ -141,7 +138,7 @@ class Simulation:
         self.ended[rank] = time
 
     def _start(self, time: float, rank: int) -> None:
-        """Start the rank's next collective if it is begun and the one before is done."""
+        """Start the rank's next collective if the rank has issued it."""
         number = self.current[rank]
         if number < self.issued[rank]:
             collective = self.collectives[rank][number]
@@ -150,7 +147,7 @@ class Simulation:
                 self._send(time, rank, number)
 
     def _send(self, time: float, rank: int, number: int) -> None:
-        """Put the rank's next message on its port, and come back when the port is free."""
+        """Send the rank's next message, and schedule an event for when its port is free."""
         collective, world = self.collectives[rank][number], self.ranks.world
         collective.sent += 1
         to = (rank + (1 if collective.is_ring else collective.sent)) % world
@@ -166,7 +163,7 @@ class Simulation:
         self._event(begins + self.link.latency, _ARRIVING, to, number)
 
     def _sent(self, time: float, rank: int, number: int) -> None:
-        """Send the next part if it is present; a ring passes on the part it received."""
+        """Send the next message; in a ring, wait for the part to pass on."""
         collective = self.collectives[rank][number]
         if collective.sent == self.others:
             collective.is_sent = True
@@ -177,13 +174,13 @@ class Simulation:
             collective.is_starved = True
 
     def _arriving(self, time: float, rank: int, number: int) -> None:
-        """The first byte from another machine is here: the whole message comes over the machine's port."""
+        """Receive a message from another machine over the machine's port."""
         machine = rank // self.ranks.here
         self.arriving[machine] = max(time, self.arriving[machine]) + self.collectives[rank][number].seconds
         self._arrives(self.arriving[machine], rank, number)
 
     def _arrives(self, time: float, rank: int, number: int) -> None:
-        """A whole message will be here at ``time``; of an all-to-all only the last one has consequences."""
+        """Schedule the arrival of a message; in an all-to-all, only that of the last one."""
         collective = self.collectives[rank][number]
         if collective.is_ring:
             self._event(time, _ARRIVED, rank, number)
@@ -216,20 +213,20 @@ class Simulation:
 
 
 MOST_RANKS = 64
-"""A plan simulates no more: the messages grow with the square of the ranks."""
+"""Largest number of simulated ranks; the number of messages grows with its square."""
 SIGMA = 0.1
-"""How much the ranks' own times vary in a plan: the standard deviation of their logarithm."""
+"""Standard deviation of the logarithm of the ranks' computing times."""
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A backward pass with its exchange; seconds.
+    """The duration of a backward pass with its exchange, in seconds.
 
     Attributes:
-        ranks: how many.
-        model: by the closed form.
-        simulated: message by message.
-        stragglers: with ranks that do not compute equally fast (:data:`SIGMA`).
+        ranks: number of simulated ranks.
+        model: duration by the closed form.
+        simulated: duration by the simulation.
+        stragglers: simulated duration with ranks of different speeds (:data:`SIGMA`).
     """
 
     ranks: int
@@ -239,7 +236,7 @@ class Simulated:
 
 
 def simulated(work: Workload, machine: Machine, link: Link, devices: int) -> Simulated | None:
-    """Simulate the gradients' exchange among at most 64 devices; None if nothing overlaps."""
+    """Simulate the exchange of gradients on at most 64 devices; None for one device or without overlap."""
     world = min(devices, MOST_RANKS)
     if world == 1 or not link.overlaps or work.norms:
         return None

@@ -1,9 +1,9 @@
 """A process that measures steps of a recipe on one device, started as a module.
 
-It reads the recipe (JSON, resolved) from the first line of its standard input. Each further line gives the
-name of a condition, how many seconds to measure, and the minimum number of steps. The answer, a line of JSON,
-covers everything measured so far under that condition, so conditions can alternate. The steps are the
-engine's own, timed in between, with a learning rate of 0 so that nothing diverges.
+The first line of its standard input is the resolved recipe (JSON). Each further line gives the name of a
+condition, the seconds to measure, and the minimum number of steps. The answer, a line of JSON, covers all
+steps measured so far under that condition, so conditions can alternate. The engine runs the steps, with a
+learning rate of 0 to prevent divergence.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from rankless.engine.state import TrainingState
     from rankless.recipe.schema import Recipe
 
-_MICRO_BATCHES = 4  # of a measured step; more would only repeat the middle ones
+_MICRO_BATCHES = 4  # most per measured step; more would only repeat the middle ones
 _ENDLESS = 1_000_000  # epochs
 _ADDED = 8 << 20  # bytes
 
 
 class _Clock:
-    """Notes when each part of a step ends; on a GPU it waits for the device first."""
+    """A clock for the parts of a step; it waits for the device before each reading."""
 
     def __init__(self, device: torch.device) -> None:
         self._wait = waiting_for(device)
@@ -44,7 +44,7 @@ class _Clock:
         self.last = time.perf_counter()
 
     def end(self, part: str) -> None:
-        """Add the time since the last call to ``part``."""
+        """Record the time since the last call as a duration of ``part``."""
         self._wait()
         now = time.perf_counter()
         self.parts[part].append(now - self.last)
@@ -52,18 +52,16 @@ class _Clock:
 
 
 class _Taken:
-    """The measurements under equal conditions."""
+    """The measurements under one condition."""
 
     def __init__(self) -> None:
         self.parts: dict[str, list[float]] = defaultdict(list)
-        self.ready: list[list[tuple[int, float]]] = []  # per step, bytes of each bucket and when it was ready
+        self.ready: list[list[tuple[int, float]]] = []  # per step: each bucket's bytes and ready time
 
     def summary(self, count: int, *, together: bool) -> dict[str, Any]:
-        """Seconds of each part of a step.
+        """Return the seconds of each part of a step with ``count`` micro-batches.
 
-        Args:
-            count: micro-batches of a step.
-            together: whether there is one backward pass for all of them.
+        ``together`` says whether one backward pass covers all micro-batches.
         """
         backward = self.parts["backward"]
         # The last backward pass of a step has the copies into buckets.
@@ -81,13 +79,13 @@ class _Taken:
         }
 
     def _each(self, part: str, count: int) -> list[float]:
-        """Seconds of a part by the micro-batch, step by step."""
+        """Return the seconds of a part per micro-batch, one value per step."""
         values = self.parts[part]
         return [sum(values[start : start + count]) / count for start in range(0, len(values), count)]
 
 
 def main() -> int:
-    """Measure whenever asked, until the standard input ends."""
+    """Measure on request until the standard input ends."""
     hold_freed_memory()
     return answering("measure", _measure)
 
@@ -102,7 +100,7 @@ def _measure(question: Callable[[], Any], answer: Callable[[Any], None]) -> None
 
     recipe = from_json(asked)
     count = recipe.batch.micro_batches
-    if recipe.batch_norm != "sync":  # which has all of them in memory at once
+    if recipe.batch_norm != "sync":  # sync holds all micro-batches in memory at once
         count = min(count, _MICRO_BATCHES)
     short = replace(
         recipe, batch=Batch(images=count * recipe.batch.micro, micro=recipe.batch.micro), epochs=_ENDLESS
@@ -116,7 +114,7 @@ def _measure(question: Callable[[], Any], answer: Callable[[Any], None]) -> None
 
 
 class _Steps:
-    """The steps of a recipe, and how long their parts take."""
+    """The training steps of a recipe, with the durations of their parts."""
 
     def __init__(self, recipe: Recipe, world: Any) -> None:
         from rankless.data.loader import MicroBatches
@@ -136,12 +134,12 @@ class _Steps:
         self.micro_batches = recipe.batch.micro_batches
         self.clock = _Clock(world.device)
         self.done = 0
-        self.buckets: list[tuple[int, float]] = []  # of the step under way: bytes, and when each was ready
+        self.buckets: list[tuple[int, float]] = []  # of the current step: bytes and ready time
         self.taken: dict[str, _Taken] = defaultdict(_Taken)
         self._watch_buckets()
 
     def facts(self) -> dict[str, Any]:
-        """Return facts that need no measuring: images, and the bytes of an exchange."""
+        """Return the number of images and the sizes of the exchanges, which need no measurement."""
         from rankless.world.sync_norm import norms_over_batch
 
         state = self.state
@@ -173,7 +171,7 @@ class _Steps:
         self.done += 1
 
     def _drawn(self) -> Iterator[Any]:
-        """The micro-batches; all that passes outside is the engine's."""
+        """Yield the micro-batches, and time loading and the backward passes between them."""
         for number in range(self.micro_batches):
             if number:
                 self.clock.end("backward")
@@ -182,7 +180,7 @@ class _Steps:
             yield batch
 
     def _scaled(self, loss: Any) -> Any:
-        """The loss, scaled; called between the forward and the backward pass."""
+        """Return the scaled loss; the engine calls this between forward and backward pass."""
         self.clock.end("forward")
         return self.state.scaler.scale(loss)
 
@@ -201,12 +199,9 @@ class _Steps:
         gradients.completed = noted
 
     def measure(self, name: str, seconds: float, least: int) -> dict[str, Any]:
-        """Train for this long, at least ``least`` steps; return the times of a step's parts.
-
-        With the memory (bytes) that this process has taken at most until now.
-        """
+        """Train for ``seconds``, at least ``least`` steps; return the parts' times and the peak memory."""
         if not self.done:
-            self.run()  # the first one allocates
+            self.run()  # the first step allocates memory
         taken = self.taken[name]
         self.clock.parts = taken.parts
         until, first = time.monotonic() + seconds, self.done
@@ -219,7 +214,7 @@ class _Steps:
         return {**summary, "add": self._add(), "memory": memory_taken(self.state.world.device)}
 
     def _add(self) -> float:
-        """Seconds to add one byte's worth of gradients."""
+        """Measure the seconds to add two gradients, per byte of one."""
         import torch
 
         sums = torch.zeros(2, _ADDED // 4, device=self.state.world.device)
@@ -232,7 +227,7 @@ class _Steps:
 
 
 def _middle(steps: list[list[tuple[int, float]]]) -> list[tuple[int, float]]:
-    """Bytes of every bucket and the median of when it was ready, rising, within 0 and 1."""
+    """Return every bucket's bytes and median ready time, nondecreasing and at most 1."""
     buckets: list[tuple[int, float]] = []
     for same in zip(*steps, strict=True):
         ready = statistics.median(when for _, when in same)

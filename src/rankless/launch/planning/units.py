@@ -1,4 +1,4 @@
-"""The options of a plan as text: numbers of devices, bandwidths and times, with units."""
+"""The options of a plan, and conversions of bandwidths and times from and to text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RATES = {
     for prefix, scale in (*_PREFIXES.items(), *_BINARY.items())
     for unit, bits in (("B/s", 1), ("bit/s", 8), ("b/s", 8), ("Bps", 1), ("bps", 8))
 }
-# Each unit with its seconds, and the seconds from which on the next one is shown.
+# Each unit, its seconds, and the time from which the next unit is used.
 _SHOWN = (("us", 1e-6, 1e-3), ("ms", 1e-3, 1.0), ("s", 1.0, 120.0), ("min", 60.0, 7200.0))
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -27,10 +27,10 @@ class PlanOptions:
     """The options of a plan.
 
     Attributes:
-        devices: machines, and devices of each; None is this machine.
-        bandwidth, latency: of the network, in bytes per second and seconds; None is measured here.
-        step: seconds of a step on one device; None is measured here.
-        check: numbers of processes to measure as well.
+        devices: number of machines, and of devices per machine; None means this machine.
+        bandwidth, latency: the network's bytes per second and seconds; None measures them.
+        step: seconds of a step on one device; None measures it.
+        check: numbers of processes to compare with a measurement.
     """
 
     devices: tuple[int, int] | None = None
@@ -41,7 +41,7 @@ class PlanOptions:
 
 
 def devices(text: str) -> tuple[int, int]:
-    """The machines and the devices of each in ``8x4``; a number alone is the devices of one machine."""
+    """Parse ``8x4`` as (machines, devices per machine), or ``4`` as the devices of one machine."""
     found = re.fullmatch(r"\s*(?:([0-9]{1,9})\s*[xX×]\s*)?([0-9]{1,9})\s*", text, re.ASCII)
     machines, each = (int(number or 1) for number in found.groups()) if found else (0, 0)
     if not 1 <= machines * each <= MOST_DEVICES:
@@ -53,19 +53,19 @@ def devices(text: str) -> tuple[int, int]:
 
 
 def bandwidth(text: str) -> float:
-    """Bytes per second in ``25GB/s`` (bytes) or ``100Gbit/s`` (bits)."""
+    """Parse ``25GB/s`` or ``100Gbit/s`` as bytes per second."""
     return _quantity(
         "--bandwidth", text, _RATES, "a bandwidth above 0 with its unit, as in 25GB/s or 100Gbit/s"
     )
 
 
 def latency(text: str) -> float:
-    """Seconds in ``20us``."""
+    """Parse a time such as ``20us`` as seconds."""
     return _quantity("--latency", text, _TIMES, "a time above 0 with its unit, as in 20us or 0.5ms")
 
 
 def milliseconds(text: str) -> float:
-    """Seconds in the number of milliseconds ``210`` or ``210ms``."""
+    """Parse milliseconds such as ``210`` or ``210ms`` as seconds."""
     scales = {"": 1e-3, "ms": 1e-3}
     return _quantity("--step-ms", text, scales, "milliseconds above 0, as in 210")
 
@@ -80,7 +80,7 @@ def _quantity(option: str, text: str, scales: dict[str, float], expected: str) -
 
 
 def shown_time(seconds: float) -> str:
-    """A time in three digits: ``85 us``, ``212 ms``, ``3.41 s``, ``5 min``, ``7.2 h``."""
+    """Format a time with three digits, as ``85 us``, ``3.41 s`` or ``7.2 h``."""
     for unit, scale, most in _SHOWN:
         if seconds < most:
             return f"{_three(seconds / scale)} {unit}"
@@ -88,7 +88,7 @@ def shown_time(seconds: float) -> str:
 
 
 def shown_bandwidth(rate: float) -> str:
-    """Bytes per second in three digits: ``25 GB/s``."""
+    """Format bytes per second with three digits, as ``25 GB/s``."""
     for unit, scale in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if rate >= scale:
             return f"{_three(rate / scale)} {unit}"
