@@ -1,7 +1,7 @@
-"""The rank of this process under a cluster's launcher: one class per kind of launcher.
+"""Detection of the launcher that started this process as a rank; each kind of launcher has a class.
 
-Whatever the launcher, :meth:`~.environment.Environment.export` sets the names that PyTorch's own launchers
-set, and the rest of the package reads only those.
+:meth:`~.environment.Environment.export` sets PyTorch's environment variables for every launcher. The rest of
+the package reads only these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KINDS: tuple[type[Environment], ...] = (Ray, Standard, OpenMPI, Slurm, PMI)
 
 
 def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
-    """The launcher that has made this process one of its ranks; None where there is none."""
+    """Return the launcher that started this process as a rank; None without a launcher."""
     for kind in _KINDS:
         if kind.is_here(variables):
             return kind(variables)
@@ -28,7 +28,10 @@ def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
 
 
 def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -> None:
-    """Raise where this process is one of a launcher's ranks, for what starts ranks by itself."""
+    """Raise an error if a launcher started this process as one of several ranks.
+
+    Only rank 0's error has a message.
+    """
     environment = detect(variables)
     if environment and environment.world_size > 1:
         text = (
@@ -39,7 +42,7 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
 
 
 def speaks(variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process prints messages common to all ranks: it is rank 0, or has no launcher."""
+    """Return whether this process prints messages common to all ranks: rank 0, or without a launcher."""
     try:
         environment = detect(variables)
     except UserError:
@@ -48,6 +51,6 @@ def speaks(variables: Mapping[str, str] = os.environ) -> bool:
 
 
 def job(variables: Mapping[str, str] = os.environ) -> str:
-    """The name of this job, the same after every restart and requeue; "" where it has none."""
+    """Return the job's name, which survives restarts and requeues; "" if it has none."""
     named = (job_named(variables), *(kind.job_of(variables) for kind in _KINDS))
     return next(filter(None, named), "")

@@ -1,4 +1,4 @@
-"""The base of all launchers: the facts that each states about a rank."""
+"""The base class of all launchers, with the rank's numbers and the address of rank 0."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LOOPBACK = "127.0.0.1"
 
 
 class Environment(ABC):
-    """A process that a launcher has made one of its ranks.
+    """The environment of a rank under a launcher.
 
     Attributes:
-        name: of the launcher, for messages.
-        rank: this process's number in 0..world_size-1.
-        world_size: how many ranks there are.
-        local_rank: its number among the ranks of its machine.
-        local_world_size: how many ranks its machine has.
-        restart: how often the launcher has started this job again.
-        leaves_orphans: whether its ranks go on when it is killed.
-        address_hint: how to give MASTER_ADDR where ranks are on several machines.
+        name: the launcher's name in messages.
+        rank: index of this process, from 0 to ``world_size - 1``.
+        world_size: number of ranks.
+        local_rank: index of this process among the ranks of its machine.
+        local_world_size: number of ranks on this machine.
+        restart: number of restarts of this job.
+        leaves_orphans: whether the ranks keep running when the launcher is killed.
+        address_hint: how to set MASTER_ADDR if ranks are on several machines, for error messages.
     """
 
     name = "the launcher"
@@ -48,27 +48,27 @@ class Environment(ABC):
     @classmethod
     @abstractmethod
     def is_here(cls, variables: Mapping[str, str]) -> bool:
-        """Whether a launcher of this kind has started this process as a rank."""
+        """Return whether a launcher of this kind started this process as a rank."""
 
     @classmethod
     def job_of(cls, variables: Mapping[str, str]) -> str:
-        """The job's name, the same after every restart and requeue; "" where the launcher has none."""
+        """Return the job's name, which survives restarts and requeues; "" if the launcher has none."""
         return ""
 
     @abstractmethod
     def _read(self) -> None:
-        """Set the numbers."""
+        """Set the rank's numbers from the environment variables."""
 
     @property
     def address(self) -> str:
-        """Return the address of rank 0: the user's MASTER_ADDR, or the launcher's."""
+        """Address of rank 0: the user's MASTER_ADDR, or the launcher's."""
         if given := self.variables.get("MASTER_ADDR"):
             return given
         return LOOPBACK if self.is_on_one_machine else self._address()
 
     @property
     def port(self) -> int:
-        """The port of the ranks' store: the user's MASTER_PORT, or one derived from the job's name."""
+        """Port of the ranks' store: the user's MASTER_PORT, or one derived from the job's name."""
         if self.variables.get("MASTER_PORT"):
             return self.number("MASTER_PORT")
         return _port(self._port_seed())
@@ -79,18 +79,18 @@ class Environment(ABC):
         return self.local_world_size == self.world_size
 
     def _address(self) -> str:
-        """Return the address of rank 0 by the launcher."""
+        """Return the launcher's address of rank 0."""
         raise UserError(
             f"{self.name}: there are ranks on several machines, and nothing says where rank 0 is; expected "
             f"its address in MASTER_ADDR: {self.address_hint}"
         )
 
     def _port_seed(self) -> str:
-        """Return a text that all ranks of a job share, and other jobs rarely do."""
+        """Return a text that is the same for all ranks of a job and usually differs between jobs."""
         return ""
 
     def number(self, *names: str) -> int:
-        """The whole number in the first of these variables that is set."""
+        """Return the integer value of the first of these variables that is set."""
         name = self.first(*names)
         if name is None:
             raise UserError(
@@ -106,11 +106,11 @@ class Environment(ABC):
         return int(text)
 
     def first(self, *names: str) -> str | None:
-        """The first of these names that is set to anything."""
+        """Return the first of these variables that is set and not empty."""
         return next((name for name in names if self.variables.get(name)), None)
 
     def standard(self) -> dict[str, str]:
-        """The names that PyTorch's launchers set, with this rank's values."""
+        """Return the environment variables of PyTorch's launchers with this rank's values."""
         found = {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -122,20 +122,20 @@ class Environment(ABC):
         return found
 
     def export(self, variables: MutableMapping[str, str] = os.environ) -> None:
-        """Set the standard names."""
+        """Set the environment variables of PyTorch's launchers."""
         variables.update(self.standard())
 
 
 def is_set(variables: Mapping[str, str], names: Sequence[str]) -> bool:
-    """Whether each of these variables is set and not empty."""
+    """Return whether each of these variables is set and not empty."""
     return all(variables.get(name) for name in names)
 
 
 def job_named(variables: Mapping[str, str]) -> str:
-    """The job's name where the user or a manifest gives it."""
+    """Return the job's name from RANKLESS_JOB_ID, or ""."""
     return variables.get(_JOB, "")
 
 
 def _port(seed: str) -> int:
-    """A port below those that systems hand out by themselves."""
+    """Return a port below the range of ephemeral ports."""
     return 15_000 + zlib.crc32(seed.encode()) % 15_000

@@ -1,8 +1,8 @@
-"""The launchers of MPI: Open MPI's ``mpirun``, and those with PMI.
+"""MPI launchers: Open MPI's ``mpirun``, and launchers with PMI.
 
-Those are MPICH's and Intel MPI's ``mpiexec`` (Hydra), MVAPICH, Cray's PALS, and PMIx's ``prun``. Neither says
-where rank 0 is: several machines need the user's ``MASTER_ADDR``. A world of one is nobody's rank: our own
-launcher makes one of as many devices as there are.
+The latter are MPICH's and Intel MPI's ``mpiexec`` (Hydra), MVAPICH, Cray's PALS, and PMIx's ``prun``. None of
+them provides the address of rank 0, so several machines need the user's ``MASTER_ADDR``. A single MPI process
+does not count as a rank: there, Rankless starts a rank for each device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rankless.launch.environments.environment import Environment, is_set
 
 _OPEN_RANK, _OPEN_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 _RANKS = ("PMI_RANK", "PMIX_RANK")
-_SIZES = ("PMI_SIZE", "WORLD_SIZE")  # PMIx gives no size: the user adds WORLD_SIZE
+_SIZES = ("PMI_SIZE", "WORLD_SIZE")  # PMIx sets no size: the user sets WORLD_SIZE
 _LOCAL_RANKS = (
     "MPI_LOCALRANKID",
     "PMI_LOCAL_RANK",
@@ -31,7 +31,7 @@ _LOCAL_SIZES = (
 
 
 class OpenMPI(Environment):
-    """``OMPI_COMM_WORLD_*``."""
+    """Open MPI, detected by ``OMPI_COMM_WORLD_*``."""
 
     name = "Open MPI"
     address_hint = "mpirun -x MASTER_ADDR=HOST …, with the first host of the host list"
@@ -46,12 +46,12 @@ class OpenMPI(Environment):
         self.local_world_size = self.number("OMPI_COMM_WORLD_LOCAL_SIZE")
 
     def _port_seed(self) -> str:
-        # Releases 4 and 5 name a job differently; both names are the same for all its ranks.
+        # Releases 5 and 4 use different variables.
         return self.variables.get("PMIX_NAMESPACE") or self.variables.get("OMPI_MCA_ess_base_jobid", "")
 
 
 class PMI(Environment):
-    """``PMI_RANK`` and ``PMI_SIZE``, or what these launchers call them."""
+    """A launcher with PMI, detected by ``PMI_RANK`` and ``PMI_SIZE`` or their variants."""
 
     name = "MPI (PMI)"
     address_hint = "mpiexec -genv MASTER_ADDR HOST …, with the first host of the host list"

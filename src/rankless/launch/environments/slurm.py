@@ -11,7 +11,7 @@ from rankless.errors import UserError, printable
 from rankless.launch.environments.environment import Environment, is_set
 
 _TASKS = "SLURM_STEP_NUM_TASKS"
-_SHELLS = 0xFFFFFFF0  # steps from here on are the shells of sbatch and salloc, not what srun started
+_SHELLS = 0xFFFFFFF0  # from this number on, steps are shells of sbatch and salloc
 _SECONDS = 10
 _HOSTS = re.compile(r"((?:[^\[,]|\[[^\]]*\])+)(?:,|$)")  # up to the first comma outside of brackets
 _RANGES = re.compile(r"\[([0-9]+)(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\]")
@@ -19,10 +19,10 @@ _REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 class Slurm(Environment):
-    """A task of a step.
+    """A task of a Slurm step.
 
-    The shells of ``sbatch``, ``salloc`` and ``srun --pty`` are no ranks though they have Slurm's variables,
-    and a step of one task is nobody's rank: our own launcher makes one of as many devices as there are.
+    The shells of ``sbatch``, ``salloc`` and ``srun --pty`` have Slurm's variables, but are not ranks. The
+    only task of a step does not count as a rank either: there, Rankless starts a rank for each device.
     """
 
     name = "Slurm"
@@ -39,7 +39,7 @@ class Slurm(Environment):
 
     @classmethod
     def job_of(cls, variables: Mapping[str, str]) -> str:
-        """Return an identifier that survives a requeue and differs for each task of an array."""
+        """Return the job ID, which survives a requeue and differs for each task of an array."""
         return variables.get("SLURM_JOB_ID", "")
 
     def _read(self) -> None:
@@ -72,7 +72,7 @@ class Slurm(Environment):
 
 
 def _node_address(node: str) -> str:
-    """The address of a node as Slurm's own daemons use it, which need not be its name; "" if unknown."""
+    """Return the node address that Slurm's daemons use; "" if unknown."""
     command = shutil.which("scontrol")
     if command is None:
         return ""
@@ -101,7 +101,7 @@ def first_host(text: str) -> str:
 
 
 def nth_number(text: str, index: int) -> int:
-    """The number of a node: entry ``index`` of a list such as ``2(x3),1``."""
+    """Return entry ``index`` of a run-length encoded list such as ``2(x3),1``."""
     for part in text.split(","):
         match = _REPEATED.fullmatch(part.strip())
         if match is None:

@@ -1,4 +1,4 @@
-"""PyTorch's own names: of torchrun, ``torch.distributed.launch``, Ray Train, Kubeflow, a user's script."""
+"""Launchers that set PyTorch's environment variables, such as torchrun, Kubeflow and Ray Train."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rankless.errors import UserError
 from rankless.launch.environments.environment import LOOPBACK, Environment, is_set
 
 RAY_WORKER = "RANKLESS_RAY_WORKER"
-"""Set by a worker of Ray Train for its rank, beside PyTorch's names."""
+"""Variable that a Ray Train worker sets for its rank in addition to PyTorch's variables."""
 
 
 class Standard(Environment):
-    """Any launcher that sets ``RANK`` and ``WORLD_SIZE``, and a meeting point for several ranks."""
+    """Any launcher that sets ``RANK`` and ``WORLD_SIZE``, and the master's address for several ranks."""
 
     name = "RANK and WORLD_SIZE"
 
@@ -23,8 +23,8 @@ class Standard(Environment):
     def _read(self) -> None:
         self.leaves_orphans = "TORCHELASTIC_RUN_ID" in self.variables  # torchrun
         self.rank, self.world_size = self.number("RANK"), self.number("WORLD_SIZE")
-        # Kubeflow's PyTorchJob sets neither of these: it starts one rank per machine. A script around srun or
-        # mpirun often sets the others only.
+        # Kubeflow's PyTorchJob starts one rank per machine and sets none of these. A script under srun or
+        # mpirun often sets only RANK and WORLD_SIZE itself.
         local = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
         sizes = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
         self.local_rank = self.number(*local) if self.first(*local) else 0
@@ -45,9 +45,9 @@ class Standard(Environment):
 
 
 class Ray(Standard):
-    """PyTorch's names, set by a worker of Ray Train (``launch/submit/ray``), which starts one rank.
+    """A worker of Ray Train that starts one rank (:mod:`rankless.launch.submit.ray`).
 
-    Ray may kill the worker at any time; its rank goes with it.
+    Ray may kill the worker at any time; its rank then ends, too.
     """
 
     name = "Ray Train"

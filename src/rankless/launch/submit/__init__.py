@@ -1,1 +1,1 @@
-"""Give a training to a cluster: a page for each of Slurm, Kubernetes and Ray, which start the ranks."""
+"""Submission of a training to a cluster with Slurm, Kubernetes or Ray."""

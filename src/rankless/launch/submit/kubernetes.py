@@ -1,4 +1,4 @@
-"""Kubernetes: a TrainJob of Kubeflow Trainer; where there is none, an Indexed Job and a headless Service."""
+"""Kubernetes manifests: a Kubeflow TrainJob, or an Indexed Job with a headless Service."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rankless.errors import STOPPED
 from rankless.launch.job import LOST_PEER
 from rankless.launch.submit.request import Problems, Request, pass_on
 
-_GRACE = 90  # seconds to save in after SIGTERM
+_GRACE = 90  # seconds to save after SIGTERM
 _PORT = 29500
-_CLAIM = "/workspace"  # where the claim is mounted; the ranks work there
+_CLAIM = "/workspace"  # mount point of the claim and working directory of the ranks
 _RECIPES = "/etc/rankless"
 _SIZE = r"[0-9]+(\.[0-9]+)?([KMGTP]i?|m)?"
 _LABEL = r"[a-z]([a-z0-9-]{0,51}[a-z0-9])?"  # a pod's host name, with its number, has 63 characters at most
 _NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 
-# $( and $$ mean something to Kubernetes wherever they stand, so the script has neither.
+# Kubernetes expands $( and $$ anywhere, so the script has neither.
 _POD = """\
 # The ranks of one machine, a process for each device; what follows the script is their command.
 # At a preemption they save and exit with {stopped}.
@@ -60,14 +60,15 @@ class Settings:
     """Settings of Kubernetes.
 
     Attributes:
-        image: with rankless and its packages.
+        image: the container image with rankless and its dependencies.
         claim: the PersistentVolumeClaim of the working directory, with the data and the runs.
-        namespace: None is kubectl's own.
-        gpu: the resource that a device is; "none" for processes on CPUs.
-        cpus: of a rank, memory: of a machine; None leaves them to the cluster.
-        runtime: the TrainJob's.
+        namespace: the namespace; None uses kubectl's default.
+        gpu: the resource name of a device; "none" trains on CPUs.
+        cpus: number of CPUs per rank; None sets no limit.
+        memory: memory per machine; None sets no limit.
+        runtime: the runtime of the TrainJob.
         python: the interpreter in the image.
-        recipe_text: of a recipe that is a file, which goes along in a ConfigMap; None of a shipped one.
+        recipe_text: content of the recipe file, stored in a ConfigMap; None for a shipped recipe.
     """
 
     image: str
@@ -82,7 +83,7 @@ class Settings:
 
 
 def check(problems: Problems, request: Request, settings: Settings) -> None:
-    """Collect the settings that the cluster would refuse."""
+    """Collect settings that the cluster would refuse."""
     dns = "lower-case letters, digits and dashes"
     problems.match(
         {
@@ -98,7 +99,7 @@ def check(problems: Problems, request: Request, settings: Settings) -> None:
 
 
 def manifests(request: Request, settings: Settings, *, plain: bool) -> list[dict[str, Any]]:
-    """Return the manifests to apply, in this order."""
+    """Return the manifests in the order to apply them; ``plain`` avoids Kubeflow Trainer."""
     found = []
     if settings.recipe_text is not None:
         found.append(
@@ -116,7 +117,7 @@ def manifests(request: Request, settings: Settings, *, plain: bool) -> list[dict
 
 
 def text(documents: Sequence[Mapping[str, Any]]) -> str:
-    """The manifests as YAML."""
+    """Return the manifests as YAML."""
     return yaml.dump_all(
         documents, Dumper=_Dumper, sort_keys=False, explicit_start=True, allow_unicode=True, width=110
     )
@@ -134,7 +135,7 @@ def apply(text: str) -> str:
 
 
 def _job(request: Request, settings: Settings) -> dict[str, Any]:
-    """An Indexed Job: each pod is a machine."""
+    """Return an Indexed Job with a pod for each machine."""
     container = {
         "name": "node",
         "image": settings.image,
@@ -176,7 +177,7 @@ def _job(request: Request, settings: Settings) -> dict[str, Any]:
 
 
 def _service(request: Request, settings: Settings) -> dict[str, Any]:
-    """Gives the pods names that lead to their addresses, before they are ready even."""
+    """Return a headless Service that lets pods resolve each other's names, even before they are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -186,7 +187,7 @@ def _service(request: Request, settings: Settings) -> dict[str, Any]:
 
 
 def _train_job(request: Request, settings: Settings) -> dict[str, Any]:
-    """Kubeflow Trainer's, from release 2.2 on; the runtime decides about restarts."""
+    """Return a TrainJob for Kubeflow Trainer 2.2 or later; the runtime decides about restarts."""
     pod = {
         "containers": [{"name": "node", "volumeMounts": _mounts(settings)}],
         "volumes": _volumes(request, settings),
@@ -222,7 +223,7 @@ def _script() -> str:
 
 
 def _arguments(request: Request, settings: Settings) -> list[str]:
-    """Return the arguments after the script: its name, and the command of a rank."""
+    """Return the arguments of the script: its name and the command of a rank."""
     words = request.words()
     if settings.recipe_text is not None:
         words[2] = f"{_RECIPES}/{_file(request)}"
@@ -237,7 +238,7 @@ def _file(request: Request) -> str:
 
 def _variables(request: Request, address: str) -> list[dict[str, Any]]:
     fixed = {
-        "RANKLESS_JOB_ID": request.name,  # a job that is applied again goes on
+        "RANKLESS_JOB_ID": request.name,  # a job that is applied again continues its run
         "MASTER_ADDR": address,
         "MASTER_PORT": str(_PORT),
         "WORLD_SIZE": str(request.ranks),
@@ -291,14 +292,14 @@ def _labels(request: Request) -> dict[str, str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes scripts as blocks, and each list where it stands."""
+    """A YAML dumper that writes scripts as blocks and does not use aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _string(dumper: _Dumper, value: str) -> yaml.ScalarNode:
-    # kubectl's YAML has numbers that PyYAML's has not, such as 1e3: what might be one is quoted.
+    # kubectl parses some words as numbers that PyYAML leaves unquoted, such as 1e3.
     plain = re.match(r"[A-Za-z/]{2}|--[a-z]", value)
     style = "|" if "\n" in value else None if plain else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)

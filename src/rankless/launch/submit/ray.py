@@ -1,4 +1,4 @@
-"""Ray: workers of Ray Train, each of which starts one rank and says how it ended."""
+"""Ray Train workers that start one rank each and report its exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankless.errors import UserError
 from rankless.launch.environments.standard import RAY_WORKER
 from rankless.launch.submit.request import Request
 
-_NOT_AGAIN = (0, 2)  # done, or an error in what was asked for: another start would end alike
+_NOT_AGAIN = (0, 2)  # success, or a user's mistake, which a restart would repeat
 _MISSING = (
     "ray: not installed here (extra 'ray'); expected the version of the cluster: pip install 'rankless[ray]'"
 )
@@ -28,12 +28,12 @@ class Settings:
     """Settings of Ray.
 
     Attributes:
-        address: of the cluster, as for ``ray.init``.
-        folder: where the ranks work, on machines that have it.
-        job: names the training in all its starts.
-        restarts: how often the ranks are started again.
-        cpus: of a rank.
-        recipe_text: of a recipe that is a file; None of one that is shipped.
+        address: the cluster's address, as for ``ray.init``.
+        folder: working directory of the ranks, on machines that have it.
+        job: the job's name, which stays the same after restarts.
+        restarts: largest number of restarts.
+        cpus: number of CPUs per rank.
+        recipe_text: content of the recipe file; None for a shipped recipe.
     """
 
     address: str
@@ -46,12 +46,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Work:
-    """The work that a worker gives its rank.
+    """The command and environment of a worker's rank.
 
     Attributes:
-        words: after ``python -m``.
-        folder, recipe_text: as in :class:`Settings`; the text takes the place of the recipe's word.
-        variables: for the rank.
+        words: arguments after ``python -m``.
+        folder: working directory, if the machine has it.
+        recipe_text: content of the recipe file, which the worker writes for its rank; None for a shipped
+            recipe.
+        variables: additional environment variables.
     """
 
     words: list[str]
@@ -62,14 +64,14 @@ class Work:
 
 def work(request: Request, settings: Settings) -> Work:
     """Return the work for each worker."""
-    # What decides how this machine computes is meant for the others, too.
+    # The choice between CPU and GPU applies to all machines.
     ours = {name: value for name, value in os.environ.items() if name == "RANKLESS_CPU"}
     variables = {"RANKLESS_JOB_ID": settings.job, **ours}
     return Work(request.words(), settings.folder, settings.recipe_text, variables)
 
 
 def described(request: Request, settings: Settings) -> str:
-    """Describe the submission for a person."""
+    """Return a readable description of the submission."""
     lines = {
         "address": settings.address,
         "workers": f"{request.ranks}, each with a GPU where the cluster has any, and {settings.cpus} CPU",
@@ -82,7 +84,7 @@ def described(request: Request, settings: Settings) -> str:
 
 
 def run(request: Request, settings: Settings) -> int:
-    """Train on the cluster, and wait for the end; the exit code."""
+    """Train on the cluster, wait for the end, and return the exit code."""
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     try:
         import ray
@@ -111,14 +113,14 @@ def run(request: Request, settings: Settings) -> int:
                 ),
                 run_config=RunConfig(
                     name=settings.job,
-                    storage_path=storage,  # its own notes; the run directory is ours
+                    storage_path=storage,  # for Ray's files; the run directory is separate
                     failure_config=FailureConfig(max_failures=settings.restarts),
                 ),
             )
             try:
                 result = trainer.fit()
             except TrainingFailedError as error:
-                print(f"error: the ranks could not go on: {_last_line(error)}", file=sys.stderr)
+                print(f"error: the ranks could not continue: {_last_line(error)}", file=sys.stderr)
                 return 1
             return int(result.return_value or 0)
     finally:
@@ -140,13 +142,9 @@ def _resources(request: Request, settings: Settings, every: Mapping[str, float])
 
 
 def be_a_rank(config: dict[str, Any]) -> int:
-    """In a worker: start its rank in a process, since a rank wants signals, and wait for its end.
+    """Run a worker's rank in a separate process, which can receive signals, and return its exit code.
 
-    Args:
-        config: the fields of :class:`Work`.
-
-    Returns:
-        The exit code, where the rank is not to be started again.
+    ``config`` has the fields of :class:`Work`. An exit code that calls for a restart raises a RuntimeError.
     """
     import ray.train
     import ray.util

@@ -1,4 +1,4 @@
-"""The training to submit to a cluster, checked before it waits in a queue."""
+"""A training to submit to a cluster, and checks before it waits in a queue."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rankless.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class Request:
-    """A training.
+    """A training to submit.
 
     Attributes:
-        recipe: as the ranks read it: a shipped one's name, or a file.
-        overrides: ``key=value`` each.
-        nodes: machines.
-        devices: ranks on each of them.
-        run: the run directory; None has the ranks choose one.
-        sinks: the user's, by name.
-        name: of the job.
+        recipe: name of a shipped recipe, or path of a recipe file on the cluster.
+        overrides: recipe changes as ``key=value``.
+        nodes: number of machines.
+        devices: number of ranks per machine.
+        run: the run directory; None lets the ranks choose one.
+        sinks: names of additional sinks.
+        name: the job's name.
     """
 
     recipe: str
@@ -38,11 +38,11 @@ class Request:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks on all machines."""
+        """Number of ranks on all machines."""
         return self.nodes * self.devices
 
     def words(self) -> list[str]:
-        """What follows ``python -m``; the number of devices has every rank check how many came."""
+        """Return the arguments after ``python -m``; ``--devices`` lets every rank check the world size."""
         out = [] if self.run is None else ["--out", self.run]
         sinks = [word for sink in self.sinks for word in ("--sink", sink)]
         devices = ["--devices", str(self.ranks)]
@@ -50,30 +50,26 @@ class Request:
 
 
 class Problems:
-    """Collects the problems of a command, so that all are reported at once."""
+    """A collection of a command's problems, to report all at once."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
 
     def check(self, right: bool, problem: str) -> None:
-        """Note a problem unless something is right."""
+        """Add ``problem`` unless ``right``."""
         if not right:
             self.found.append(problem)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, a :class:`UserError` is noted; what follows it there is left out."""
+        """Add the problems of a :class:`UserError` that ends the block."""
         try:
             yield
         except UserError as error:
             self.found += error.problems
 
     def match(self, options: Mapping[str, tuple[str | None, str, str]]) -> None:
-        """Check options that are given.
-
-        Args:
-            options: of each its value, the pattern of the whole value, and what is expected.
-        """
+        """Check options; each has its value or None, a pattern and a description of what is expected."""
         for option, (value, pattern, expected) in options.items():
             self.check(
                 value is None or re.fullmatch(pattern, value) is not None,
@@ -81,19 +77,19 @@ class Problems:
             )
 
     def refuse(self) -> None:
-        """Raise the collected problems."""
+        """Raise the collected problems, if any."""
         if self.found:
             raise UserError(self.found)
 
 
 def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable[[str], str]) -> str:
-    """Give a job's description to the cluster's own program on the standard input; what that prints.
+    """Pass a job's description to the cluster's program on standard input, and return its output.
 
     Args:
         text: the description.
         command: the program and its arguments.
-        instead: what to do where this machine does not have the program.
-        remedy: given what it says, what is expected and what to do about it.
+        instead: the advice if this machine does not have the program.
+        remedy: returns the advice for the program's error output.
     """
     name, *options = command
     program = shutil.which(name)
@@ -108,7 +104,7 @@ def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable
 
 
 def job_name(recipe: str) -> str:
-    """A name that every cluster takes, made from a recipe's: lower case, at most 40 characters."""
+    """Return a job name that every cluster accepts, derived from the recipe's name."""
     stem = recipe.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40].rstrip("-")
     return name if name[:1].isalpha() else f"train-{name}".rstrip("-")
@@ -117,13 +113,13 @@ def job_name(recipe: str) -> str:
 def checked(
     problems: Problems, words: Sequence[str], load: Callable[[Sequence[str]], tuple[Recipe, str]], ranks: int
 ) -> tuple[str, tuple[str, ...]]:
-    """The recipe's word and the overrides, where the recipe can be read.
+    """Split words into the recipe and its overrides, and check that ``ranks`` ranks can train it.
 
     Args:
-        problems: where errors are noted.
-        words: the recipe and ``key=value``.
-        load: reads the recipe, and returns it with its name.
-        ranks: how many there will be.
+        problems: collects the errors.
+        words: the recipe and ``key=value`` overrides.
+        load: reads the recipe.
+        ranks: number of ranks.
     """
     named = next((word for word in words if "=" not in word), "")
     with problems.noted():

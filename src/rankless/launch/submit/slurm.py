@@ -1,4 +1,4 @@
-"""Slurm: a batch script that starts one task for each rank and is requeued before its time is over."""
+"""Slurm batch scripts with one task for each rank, which requeue before the time limit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rankless.errors import STOPPED
 from rankless.launch.job import LOST_PEER
 from rankless.launch.submit.request import Problems, Request, pass_on
 
-WARNING = 90  # seconds before the time limit: a step, a checkpoint and the requeue have to fit
-_PLAIN = r"[A-Za-z0-9][A-Za-z0-9._:,+=@%/-]{0,199}"  # sbatch takes it without quotes
+WARNING = 90  # seconds before the time limit, for a step, a checkpoint and the requeue
+_PLAIN = r"[A-Za-z0-9][A-Za-z0-9._:,+=@%/-]{0,199}"  # needs no quotes
 _RESOURCES = re.compile(r"generic resource|\bgres\b|node configuration is not available", re.IGNORECASE)
 _TIME = r"[0-9]+|[0-9]+(:[0-9]{2}){1,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}|UNLIMITED|INFINITE"
 
@@ -59,14 +59,14 @@ exit $$code
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of Slurm; None leaves one to the cluster.
+    """Settings of Slurm; None uses the cluster's default.
 
     Attributes:
-        gres: of a node, in sbatch's words; "none" asks for no GPU.
-        cpus: of a rank.
-        memory: of a node.
-        folder: where the ranks work.
-        python: the interpreter there.
+        folder: working directory of the ranks.
+        python: the interpreter of the ranks.
+        gres: resources per node, as for ``sbatch --gres``; "none" requests no GPU.
+        cpus: number of CPUs per rank.
+        memory: memory per node.
     """
 
     folder: str
@@ -81,7 +81,7 @@ class Settings:
 
 
 def check(problems: Problems, request: Request, settings: Settings) -> None:
-    """Note what sbatch would not take, or take for something else."""
+    """Collect settings that sbatch would refuse or misread."""
     plain = "letters, digits and ._:,+=@%/-"
     problems.match(
         {
@@ -97,7 +97,7 @@ def check(problems: Problems, request: Request, settings: Settings) -> None:
 
 
 def script(request: Request, settings: Settings) -> str:
-    """The batch script."""
+    """Return the batch script."""
     gres = settings.gres or f"gpu:{request.devices}"
     options = {
         "job-name": request.name,
@@ -130,7 +130,7 @@ def script(request: Request, settings: Settings) -> str:
 
 
 def submit(text: str) -> str:
-    """Give a script to sbatch; the job's number."""
+    """Submit a script with sbatch and return the job ID."""
     printed = pass_on(
         text,
         ("sbatch", "--parsable"),

@@ -1,4 +1,4 @@
-"""The output of trials: a row each on the terminal, and what they print in a log of each run."""
+"""The output of trials: a row per trial on the terminal, and a log file per run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rankless.launch.tuning.record import Record, Trial
 from rankless.runs.directory import RunDirectory
 
 LOG = "output.log"
-"""The file in a run's ``logs`` with the output of its training."""
+"""Name of the file with a training's output in the run's ``logs`` directory."""
 _SHARED = ".output"
 
 
 class TrialOutput:
-    """Sends the standard output and error of this process, and of all that it starts, into a file.
+    """A context that redirects standard output and error of this process and its children to a file.
 
-    The terminal gets rows under a header; the row of a running trial is replaced by its result. A process
-    that forks ranks keeps the streams that it was started with, so there is one file for all trials, from
-    which each trial's part is moved into its run. A context manager.
+    The terminal shows a header and a row per trial; a trial's result replaces the row of the running trial.
+    The fork server keeps the streams it was started with, so all trials share one file. Each trial's part
+    moves to its run.
     """
 
     def __init__(self, record: Record) -> None:
@@ -53,13 +53,13 @@ class TrialOutput:
         self._path.unlink(missing_ok=True)
 
     def began(self, trial: Trial) -> None:
-        """Show a trial that is about to run, or to resume."""
+        """Show a trial that starts or resumes."""
         self._run = self._record.run(trial.number)
         if self._is_live:
             self._print(self._record.row(trial), end="\r")
 
     def ended(self, trial: Trial, *, is_best: bool) -> None:
-        """Print the row of a trial that was recorded, with a star if it is the best so far."""
+        """Print the row of a finished trial, with a star if it is the best so far."""
         self._keep()
         star = "  *" if is_best else ""
         clear = "\x1b[K" if self._is_live else ""

@@ -21,7 +21,7 @@ def write(record: Record) -> None:
 
 
 def render(record: Record) -> str:
-    """Make the page."""
+    """Return the page as HTML."""
     scored = [one for one in record.trials if one.score is not None and math.isfinite(one.score)]
     charts = _course(record, scored)
     charts += "".join(_of_key(record, scored, key, one) for key, one in record.search.space.items())
@@ -31,14 +31,14 @@ def render(record: Record) -> str:
 
 
 def _claim(record: Record) -> str:
-    """The best result so far."""
+    """Return the summary of the search, with the best result so far."""
     name, best = record.search.score_name, record.ranked()[:1]
     goal = "lowest" if record.search.lower_is_better else "highest"
     sentence = f"A search for the {goal} {text(name)} of {text(record.search.name)}"
     failed = sum(one.state == FAILED for one in record.trials)
     tiles = [
         *(tile(f"best {name}, trial {one.number}", _score(record, one), "main") for one in best),
-        *(tile(f"{name} of the recipe as it is", _score(record, one)) for one in record.trials[:1]),
+        *(tile(f"{name} of the unchanged recipe", _score(record, one)) for one in record.trials[:1]),
         tile("trials", f"{len(record.trials):,}"),
         tile("failed", f"{failed:,}"),
         tile("training time", duration(sum(one.seconds for one in record.trials))),
@@ -54,7 +54,7 @@ def _score(record: Record, one: Trial) -> str:
 
 
 def _course(record: Record, scored: list[Trial]) -> str:
-    """The score of each trial, and the best until then."""
+    """Return a chart of each trial's score and the best score so far."""
     name, better = record.search.score_name, min if record.search.lower_is_better else max
     scores = [(one.number, float(one.score or 0.0)) for one in scored]
     best = [(at, better(score for _, score in scores[:done])) for done, (at, _) in enumerate(scores, 1)]
@@ -64,7 +64,7 @@ def _course(record: Record, scored: list[Trial]) -> str:
 
 
 def _of_key(record: Record, scored: list[Trial], key: str, one: Range) -> str:
-    """The score against the values of a key: places of choices, powers of ten where factors count."""
+    """Return a chart of the score against a key's values; choices are plotted at their index."""
     tried = [trial for trial in scored if trial.params.get(key) is not None]
 
     def place(value: object) -> float:

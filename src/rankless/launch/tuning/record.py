@@ -1,4 +1,4 @@
-"""The record of a search: ``search.json`` in its folder, and the same as a table, ``trials.csv``."""
+"""The record of a search: ``search.json`` in its folder, and ``trials.csv`` with the same data as a table."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Trial:
     """One run of a search.
 
     Attributes:
-        number: from 1; the first is the recipe as it is.
-        params: the values tried, by key.
-        changes: the ``key=value`` of its run.
+        number: the trial's number, from 1; trial 1 uses the unchanged recipe.
+        params: the tried values by key.
+        changes: the recipe changes of the run as ``key=value``.
         state: ``finished``, ``failed``, or ``running``, which is never recorded.
-        score: its best score; None without one.
-        seconds: the duration of its steps.
-        problem: why it failed.
+        score: the best score of the run; None if it has none.
+        seconds: duration of the training steps.
+        problem: the reason of a failure.
     """
 
     number: int
@@ -52,12 +52,12 @@ class Search:
     Attributes:
         recipe: the recipe of all trials, as JSON.
         name: the recipe's name, for the command that trains the best one.
-        words: changes that were given with the recipe.
+        words: the user's recipe changes as ``key=value``.
         space: the range of each key.
         score_name: the score to improve.
         lower_is_better: whether the lowest score is the best.
         seed: the seed of the sampler.
-        keeps_all: whether the weights of all trials are kept, not only those of the best.
+        keeps_all: whether to keep the weights of all trials instead of only the best trial's.
     """
 
     recipe: str
@@ -100,31 +100,31 @@ class Record:
         write_atomically(self.folder / _TABLE, table.getvalue())
 
     def run(self, number: int) -> Path:
-        """The run directory of a trial."""
+        """Return the run directory of a trial."""
         return self.folder / f"trial-{number:03}"
 
     def command(self, one: Trial) -> str:
-        """The command that trains with a trial's values."""
+        """Return the command that trains with a trial's values."""
         return shlex.join(("rankless", "train", self.search.name, *self.search.words, *one.changes))
 
     def ranked(self) -> list[Trial]:
-        """The finished trials, the best first; equal ones in their order."""
+        """Return the finished trials, best first, ties in order of their numbers."""
         sign = 1 if self.search.lower_is_better else -1
         done = [trial for trial in self.trials if trial.score is not None]
         return sorted(done, key=lambda trial: sign * float(trial.score or 0.0))
 
     def table(self) -> list[str]:
-        """The trials as lines, the best first, then those that failed."""
+        """Return the header and a row per trial, best first and failed ones last."""
         failed = [one for one in self.trials if one.score is None]
         return [self.header(), *map(self.row, [*self.ranked(), *failed])]
 
     def header(self) -> str:
-        """The line above the rows."""
+        """Return the header line of the table."""
         names = "".join(f"{key.rpartition('.')[2]:>{width}}" for key, width in self._columns())
         return f"{'trial':>5}  {self.search.score_name:>7}{names}"
 
     def row(self, one: Trial) -> str:
-        """A trial as a line."""
+        """Return a trial's row of the table."""
         if one.state == FAILED:
             return f"{one.number:>5}  {one.state:>7}  {one.problem}"
         values = "".join(f"{as_text(one.params.get(key)):>{width}}" for key, width in self._columns())
@@ -136,7 +136,7 @@ class Record:
 
 
 def as_text(value: object) -> str:
-    """A value in a table; a dash where the recipe's own value is not in the range."""
+    """Format a value for a table; None, a recipe's value outside the range, is a dash."""
     return "–" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -148,7 +148,7 @@ class _File(msgspec.Struct):
 
 
 def opened(folder: Path) -> Record:
-    """Read a search."""
+    """Read the search recorded in a folder."""
     path = folder / _FILE
     try:
         content = msgspec.json.decode(read_text(path, 64 * MIB), type=_File)

@@ -1,4 +1,4 @@
-"""The space of a search: keys of a recipe, each with a range of numbers or a list of choices."""
+"""The search space: recipe keys, each with a range of numbers or a list of choices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 
 AUGMENTATION = "augmentation"
-"""Not a key: a factor on all keys of :data:`_STRENGTHS` that the recipe has on."""
-_STRENGTHS = {"hue": 0.5, "saturation": 4.0, "value": 4.0, "scale": 4.0, "translate": 0.9}  # and the most
-_TENFOLD = 10.0  # from so many times on, a range is searched by its logarithm
+"""Name of a factor for all strengths of :data:`_STRENGTHS` that the recipe uses; not a recipe key."""
+_STRENGTHS = {
+    "hue": 0.5,
+    "saturation": 4.0,
+    "value": 4.0,
+    "scale": 4.0,
+    "translate": 0.9,
+}  # with their maxima
+_TENFOLD = 10.0  # smallest ratio high / low for a logarithmic scale
 
 
 @dataclass(frozen=True)
@@ -21,9 +27,9 @@ class Range:
     """The possible values of one key.
 
     Attributes:
-        low, high: of numbers, both included; None of choices.
-        choices: as they are written in ``key=value``.
-        whole: whether only whole numbers are tried.
+        low, high: the inclusive bounds of numbers; None for choices.
+        choices: the choices as written in ``key=value``.
+        whole: whether to try only integers.
     """
 
     low: float | None = None
@@ -37,7 +43,7 @@ class Range:
         return bool(self.low and self.high) and float(self.high or 0) / float(self.low or 1) >= _TENFOLD
 
     def text(self) -> str:
-        """Write it as ``--search`` takes it."""
+        """Return the range in the syntax of ``--search``."""
         return "|".join(self.choices) if self.choices else f"{self.low:g}..{self.high:g}"
 
 
@@ -45,7 +51,7 @@ Space = Mapping[str, Range]
 
 
 def parsed(texts: Iterable[str]) -> dict[str, Range]:
-    """Parse ``key=low..high`` and ``key=a|b|c``."""
+    """Parse texts such as ``key=low..high`` and ``key=a|b|c``; return the ranges by key."""
     found = {text: _range(text) for text in texts}
     if problems := [text for text, one in found.items() if one is None]:
         raise UserError(
@@ -57,7 +63,7 @@ def parsed(texts: Iterable[str]) -> dict[str, Range]:
 
 
 def _range(text: str) -> Range | None:
-    """Parse one of them; None if it is neither."""
+    """Parse a range or choices; return None if the text is neither."""
     key, _, given = text.partition("=")
     low, dots, high = given.partition("..")
     if not dots:
@@ -83,7 +89,7 @@ def usual(recipe: Recipe) -> dict[str, Range]:
     if recipe.task == "detect":
         for key in ("box", "objectness", "classes"):
             now = getattr(recipe.loss, key, None)
-            # Published boxes' factors differ from network to network, those of the others are about 1.
+            # Published box weights differ between networks; the other weights are about 1.
             base = now if isinstance(now, float) else 1.0 if now == "auto" and key != "box" else 0.0
             if base:
                 space[f"loss.{key}"] = Range(base / 4, base * 4)
@@ -93,12 +99,7 @@ def usual(recipe: Recipe) -> dict[str, Range]:
 
 
 def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Return the ``key=value`` of a trial.
-
-    Args:
-        params: what it tries, by key.
-        recipe: of the search, whose augmentation is made stronger or weaker.
-    """
+    """Return a trial's recipe changes as ``key=value``; augmentation scales the strengths of ``recipe``."""
     changes = []
     for key, value in params.items():
         if key != AUGMENTATION:
@@ -111,7 +112,7 @@ def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
-    """Return the parameters that the recipe itself stands for, as far as they are in the space."""
+    """Return the recipe's values for the keys of the space, without values outside of it."""
     found: dict[str, Any] = {}
     for key, one in space.items():
         value: Any = 1.0 if key == AUGMENTATION else _value(recipe, key.split("."))

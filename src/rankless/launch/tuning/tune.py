@@ -1,4 +1,4 @@
-"""``rankless tune``: search better values of a recipe's keys with Optuna; each trial is an ordinary run."""
+"""``rankless tune``: a search for better recipe values with Optuna; each trial is an ordinary run."""
 
 from __future__ import annotations
 
@@ -25,29 +25,23 @@ from rankless.runs.scoring import LOWER_IS_BETTER
 from rankless.tasks.best import best_score
 
 _RANDOM = 5
-"""Trials before the estimator has something to estimate from."""
+"""Number of random trials before the sampler learns from results."""
 
 
 def suggestion(search: Search, trials: Sequence[Trial], number: int) -> dict[str, Any]:
-    """Return the parameters of a trial.
-
-    Args:
-        search: what is searched.
-        trials: all before it.
-        number: of the trial, from 1.
-    """
+    """Return the parameters of trial ``number``, based on the previous trials."""
     optuna = needed("optuna", "tune", "rankless tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     distributions = {key: _distribution(optuna, one) for key, one in search.space.items()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about its experimental parts
+        warnings.simplefilter("ignore")  # multivariate sampling is experimental in Optuna
         sampler = optuna.samplers.TPESampler(
             seed=search.seed * 100_003 + number, n_startup_trials=_RANDOM, multivariate=True
         )
         direction = "minimize" if search.lower_is_better else "maximize"
         study = optuna.create_study(sampler=sampler, direction=direction)
         for trial in trials:
-            # The recipe itself may lie outside of the space.
+            # The unchanged recipe may lie outside the space.
             if trial.score is not None and set(trial.params) == set(distributions):
                 done = optuna.trial.create_trial(
                     params=dict(trial.params), distributions=distributions, value=trial.score
@@ -77,15 +71,15 @@ def begin(
     *,
     keeps_all: bool = False,
 ) -> Record:
-    """Choose the space of a search, and record it.
+    """Start a search: choose its space, and record it.
 
     Args:
-        folder: of the search, new or empty.
-        recipe: of all trials.
-        name: of the recipe, as it was given.
-        words: the changes that were given with it.
-        search: ``key=low..high`` or ``key=a|b``; empty is the usual space.
-        keeps_all: keep the weights of all trials, not only those of the best.
+        folder: a new or empty folder for the search.
+        recipe: the recipe of all trials, with the user's changes.
+        name: the recipe's name or path, as the user gave it.
+        words: the user's recipe changes as ``key=value``.
+        search: ranges such as ``key=low..high`` or ``key=a|b``; the default space if empty.
+        keeps_all: whether to keep the weights of all trials instead of only the best trial's.
     """
     needed("optuna", "tune", "rankless tune")
     space = spaces.parsed(search) or spaces.usual(recipe)
@@ -121,17 +115,17 @@ def go_on(
     output: TrialOutput | None = None,
     train: Train | None = None,
 ) -> int:
-    """Train until there are this many trials.
+    """Train until the search has ``trials`` trials, and return the exit code.
 
     Args:
-        record: of :func:`begin`, or of an earlier search.
-        trials: how many there are to be in the end.
-        devices: as for :func:`rankless.train`.
+        record: the search.
+        trials: total number of trials, including earlier ones.
+        devices: the devices, as for :func:`rankless.train`.
         output: prints a row for every trial.
-        train: in place of :func:`rankless.train`: of a recipe, a run directory and whether it goes on.
+        train: replaces :func:`rankless.train`; called with a recipe, a run directory and whether to resume.
 
     Returns:
-        The exit code: 0; what a run returned that was asked to stop.
+        0, or the exit code of a run that a signal stopped.
     """
     recipe = load.from_json(record.search.recipe)
     run_it = train or (lambda one, run, resume: local.train(one, run, devices=devices, resume=resume))
@@ -146,7 +140,7 @@ def go_on(
             output.began(trial)
         run = record.run(number)
         begun = (run / "journal.jsonl").exists()
-        try:  # values that are fine one by one may not go together
+        try:  # each value is valid, but the combination may not be
             code = run_it(load.changed(recipe, changes), run, begun)
         except UserError as error:
             if number == 1:
@@ -166,7 +160,7 @@ def go_on(
 
 
 def _judged(trial: Trial, record: Record, code: int) -> Trial:
-    """Return the trial with the score of its run."""
+    """Return the trial with its state, score and duration."""
     run = RunDirectory(record.run(trial.number))
     seen = overview(run, {"evaluate": {"best": record.search.score_name}})
     trial = replace(trial, seconds=seen.seconds)
@@ -177,18 +171,18 @@ def _judged(trial: Trial, record: Record, code: int) -> Trial:
 
 
 def _drop_weights(record: Record) -> None:
-    """Remove the checkpoints of all trials but the best; journals, reports and logs stay."""
+    """Remove the checkpoints of all trials except the best; keep journals, reports and logs."""
     best = [trial.number for trial in record.ranked()[:1]]
     for trial in record.trials:
         run = RunDirectory(record.run(trial.number))
         if trial.number not in best and run.checkpoints.is_dir():
             remove_tree(run.checkpoints)
             for name in ("best", "last"):
-                run.link(name)  # now to nothing, so it goes
+                run.link(name)  # removes the dangling link
 
 
 def _check(recipe: Recipe, space: spaces.Space) -> None:
-    """Try every choice and both ends of every range in the recipe."""
+    """Check that the recipe accepts every choice and both ends of every range."""
     problems: list[str] = []
     for key, one in space.items():
         ends = [int(end) if one.whole else end for end in (one.low, one.high) if end is not None]
