@@ -1,6 +1,6 @@
-"""Every name that PyTorch has renamed, each with the version, so that all supported releases run one code.
+"""Compatibility with the supported PyTorch releases: renamed and private functions.
 
-Nothing else in the package asks which release of PyTorch is installed.
+No other module depends on the installed release.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_BUFFER_BROADCAST: dict[str, Any] = next(
 
 
 def innermost_store(store: dist.Store) -> dist.Store:
-    """The store without the prefixes that were put on it, such as torchrun's count of an agent's restarts."""
+    """Return the store without prefixes, such as torchrun's restart count."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store
@@ -46,11 +46,11 @@ default_store: Callable[[], dist.Store] = distributed_c10d._get_default_store
 def quiet_output() -> Iterator[None]:
     """Discard the standard output, including that of C++ libraries.
 
-    2.9's gloo reports there that the ranks are connected, in the midst of a command's JSON.
+    Gloo of 2.9 prints a message about connected ranks there, which would break a command's JSON.
     """
     try:
         output = os.dup(1)
-    except OSError:  # it is closed
+    except OSError:  # standard output is closed
         yield
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -69,11 +69,11 @@ _SETTINGS: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldn
 def set_tf32(allowed: bool) -> Callable[[], None]:
     """Set whether CUDA may round factors of float32 products to TF32; other devices never round.
 
-    2.9 brought `fp32_precision`; the older switches are set as well, because code that reads them raises an
-    error where the two disagree.
+    2.9 added `fp32_precision`. The older switches are set as well, because reading them raises an error if
+    the two disagree.
 
     Returns:
-        What sets everything back.
+        A function that restores the previous settings.
     """
     before = [setting.fp32_precision for setting in _SETTINGS]
     older = _older_tf32()
@@ -93,15 +93,15 @@ def set_tf32(allowed: bool) -> Callable[[], None]:
 
 def _older_tf32() -> tuple[str, bool] | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # 2.9 advises to use `fp32_precision` instead, at reading as well
+        warnings.simplefilter("ignore")  # reading them is deprecated, too
         try:
             return torch.get_float32_matmul_precision(), bool(cudnn.allow_tf32)
-        except RuntimeError:  # somebody has set the two kinds of switches to different values
+        except RuntimeError:  # the two kinds of switches disagree
             return None
 
 
 def _set_older_tf32(matmul: str, convolution: bool) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some releases advise to use `fp32_precision` instead
+        warnings.simplefilter("ignore")  # some releases deprecate these switches
         torch.set_float32_matmul_precision(matmul)
         cudnn.allow_tf32 = convolution

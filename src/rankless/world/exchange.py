@@ -1,9 +1,9 @@
-"""Sums of the ranks' values along the fixed tree: the same bits whichever rank computed which leaf.
+"""Sums of the ranks' values along a fixed tree, with the same bits for any number of ranks.
 
-Every rank holds the sums of the largest whole nodes it owns. They are exchanged shard by shard (all-to-all),
-each rank adds one shard of all of them in tree order, and the shards are gathered. Where the number of ranks
-divides the micro-batches into equal powers of two, a rank holds exactly one node and sends what a ring
-all-reduce would.
+Every rank holds the sums of the largest complete nodes over its micro-batches. An all-to-all distributes the
+shards of these sums, each rank adds up one shard in tree order, and an all-gather collects the totals. If
+every rank has the same number of micro-batches and that is a power of two, a rank holds one node and sends as
+many bytes as in a ring all-reduce.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor
 from rankless.world.transport import PROCESS_GROUP, Transport, Work
 from rankless.world.tree import Fold, Node, own_micro_batches, owned_nodes
 
-# At most so much goes to one rank at a time over gloo. A rank says that it is ready to receive by way of the
-# connection that it sends on, so behind a large message the other direction of the link would lie idle.
+# Largest message to one rank over gloo. A rank sends its data and its readiness to receive over the same
+# connection, so a large message would delay the latter and leave the other direction of the link idle.
 MESSAGE_BYTES = 2**20
 
 
 def add_in_place(left: Tensor, right: Tensor) -> Tensor:
-    """Return ``left + right``, of one shape, in the memory of ``left``."""
+    """Add ``right`` to ``left`` of the same shape in place, and return it."""
     return left.add_(right)
 
 
 class Exchange:
-    """Adds the ranks' values along the tree, and knows which rank holds which nodes.
+    """The layout of nodes on ranks, and sums of the ranks' values along the tree.
 
     Attributes:
         own: the micro-batches of this rank.
-        nodes: per rank, the largest whole nodes over its micro-batches.
+        nodes: per rank, the largest complete nodes over its micro-batches.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class Exchange:
         self.nodes = [owned_nodes(micro_batches, r, size) for r in range(size)]
 
     def start(self, sums: Sequence[Tensor], result: Tensor) -> Pending:
-        """Begin to add ``sums`` to those of the other ranks.
+        """Start adding ``sums`` to those of the other ranks.
 
         Every rank must start, combine and finish its exchanges in the same order.
 
         Args:
             sums: the flat sums of the nodes this rank owns, from left to right, each of shape (N,).
-            result: where the total will be written, of shape (N,); may be the memory of one of ``sums``.
+            result: receives the total, of shape (N,); may be one of ``sums``.
         """
         return Pending(self, sums, result)
 
     def parts(self, vector: Tensor) -> list[slice]:
-        """The parts of a vector (N,) that are to be exchanged one by one: the same on every rank."""
+        """Split a vector (N,) into the parts to exchange one by one, the same on every rank."""
         count = 1
         if self.size > 1 and self.transport.gathers_apart:
             shard = -(-len(vector) // self.size)
@@ -63,12 +63,12 @@ class Exchange:
         return [slice(start, start + length) for start in range(0, len(vector), length)]
 
     def fold(self, leaves: Iterable[Tensor]) -> list[Tensor]:
-        """Add one flat vector per own micro-batch, (N,), up to the nodes that this rank owns, in place."""
+        """Add up one vector (N,) per own micro-batch to this rank's nodes, in place."""
         values = zip(self.own, leaves, strict=True)
         return [value for _, value in Fold(self.micro_batches, add_in_place, values).stack]
 
     def total(self, leaves: Iterable[Tensor]) -> Tensor:
-        """The total over all ranks, (N,), of one flat vector per own micro-batch, (N,), added in place."""
+        """Return the total (N,) over all ranks of one vector (N,) per own micro-batch; overwrite these."""
         sums = self.fold(leaves)
         pending = self.start(sums, torch.empty_like(sums[0]))
         pending.combine()
@@ -76,7 +76,7 @@ class Exchange:
         return pending.result
 
     def gather(self, value: int) -> list[int]:
-        """Gather one number from every rank, on every rank, in rank order."""
+        """Return every rank's number, in rank order."""
         if self.size == 1:
             return [value]
         gathered = torch.empty(self.size, dtype=torch.long)
@@ -86,13 +86,13 @@ class Exchange:
 
 
 class Pending:
-    """An exchange under way: call :meth:`combine`, then :meth:`finish`, once each."""
+    """A started exchange: call :meth:`combine`, then :meth:`finish`, once each."""
 
     def __init__(self, layout: Exchange, sums: Sequence[Tensor], result: Tensor) -> None:
         self.layout, self.sums, self.result = layout, sums, result
         size, length = layout.size, result.numel()
         self.shard = -(-length // size)
-        # The last ranks' shards are shorter, or empty, where the length does not divide.
+        # If the length is not divisible, the last ranks' shards are shorter or empty.
         lengths = [min(self.shard, max(length - rank * self.shard, 0)) for rank in range(size)]
         self.own = lengths[layout.rank]
         self.work: Work | None = None
@@ -108,9 +108,10 @@ class Pending:
         )
 
     def combine_if_there(self) -> bool:
-        """Combine the others' parts unless some are still on their way; return whether it is done.
+        """Combine the other ranks' parts if they have arrived; return whether they are combined.
 
-        Where gathering has no order of its own this waits, so that every rank keeps one order.
+        If the transport does not order gathers separately, wait for the parts, so that all ranks keep one
+        order.
         """
         if self.work and self.layout.transport.gathers_apart and not self.work.is_completed():
             return False
@@ -118,9 +119,9 @@ class Pending:
         return True
 
     def combine(self) -> None:
-        """Add this rank's shard of all nodes in tree order and begin to gather the shards."""
+        """Add up this rank's shard of all nodes in tree order and start gathering the shards."""
         layout = self.layout
-        if self.work is None:  # a world of one holds the root already
+        if self.work is None:  # a single rank holds the root
             if self.result is not self.sums[0]:
                 self.result.copy_(self.sums[0])
             return
@@ -134,10 +135,10 @@ class Pending:
         even = self.shard * layout.size == self.result.numel()
         self.gathered = self.result if even else self.result.new_empty(self.shard * layout.size)
         self.work = layout.transport.all_gather(self.gathered, shard)
-        self.sent = shard  # alive until the gathering is done
+        self.sent = shard  # must live until the gather is done
 
     def finish(self) -> None:
-        """Wait until the total stands in the result."""
+        """Wait for the total and write it to the result."""
         if self.work is None:
             return
         self._wait()
@@ -146,14 +147,13 @@ class Pending:
         del self.received, self.gathered, self.sent
 
     def _wait(self) -> None:
-        """Wait for the others."""
         if self.work:
             with self.layout.transport.waits.waiting():
                 self.work.wait()
 
 
 def _by_destination(sums: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """Return, flat, the parts of all nodes for rank 0, then those for rank 1, and so on."""
+    """Return a flat vector with all nodes' parts for rank 0, then for rank 1, and so on."""
     if len(sums) == 1:
         return sums[0]
     pieces = [torch.split(vector, list(lengths)) for vector in sums]

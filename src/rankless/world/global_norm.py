@@ -1,4 +1,4 @@
-"""Batch norm of several micro-batches as if they were one batch, as an autograd function."""
+"""Batch norm over several micro-batches as one batch, as an autograd function."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Total = Callable[[Iterable[Tensor]], Tensor]
-"""Adds one vector (N,) per micro-batch to those of all ranks."""
+"""Function that adds up one vector (N,) per micro-batch over all ranks."""
 Statistics = tuple[Tensor, Tensor, Tensor]
-"""Over all micro-batches: mean (C,), inverse of the deviation (C,), number of values (a scalar)."""
+"""Mean (C,), inverse standard deviation (C,) and number of values (scalar) over all micro-batches."""
 
 
 class _Block(threading.local):
-    """The statistics of the norms that a checkpointed block calls, in this thread.
+    """This thread's statistics of the norms in a checkpointed block.
 
     Attributes:
-        computed: where they are kept in its first computation.
-        known: in its second, those that are still to come.
+        computed: collects the statistics in the first computation of the block.
+        known: yields them again in the recomputation.
     """
 
     computed: list[Statistics] | None = None
@@ -34,7 +34,7 @@ _BLOCK = _Block()
 
 
 def recomputed() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return contexts for the first and the second computation of a block: norms meet in the first alone."""
+    """Return contexts for computing and recomputing a block; the second reuses the first's statistics."""
     statistics: list[Statistics] = []
 
     @contextmanager
@@ -57,14 +57,14 @@ def recomputed() -> tuple[AbstractContextManager[None], AbstractContextManager[N
 
 
 def is_recomputed() -> bool:
-    """Whether this thread is recomputing a block."""
+    """Return whether this thread is recomputing a block."""
     return _BLOCK.known is not None
 
 
 class GlobalNorm(torch.autograd.Function):
-    """One micro-batch's part of a batch norm over all of them (Ioffe & Szegedy 2015).
+    """A micro-batch's part of a batch norm over all micro-batches (Ioffe & Szegedy 2015).
 
-    Every micro-batch has its own graph; forwards and backwards it waits in the norm for the others.
+    Every micro-batch has a separate graph. In both passes it waits in the norm for the others.
     """
 
     @staticmethod
@@ -80,7 +80,7 @@ class GlobalNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Normalize ``values`` (B, C, …); ``weight`` and ``bias`` are (C,).
 
-        The order of the tokens is that in which the norms are computed backwards.
+        The tokens fix the order of the norms in the backward pass.
         """
         ctx.side, ctx.number, ctx.index, ctx.dtype = side, number, index, values.dtype
         ctx.learns = weight is not None, bias is not None
@@ -111,17 +111,17 @@ class GlobalNorm(torch.autograd.Function):
 def measured(
     norm: Any, momentum: float, total: Total, check: Callable[[Tensor], None], wide: Sequence[Tensor]
 ) -> list[Statistics]:
-    """Measure the values of all micro-batches, in two passes over them, and let their statistics in.
+    """Compute the statistics of all micro-batches in two passes, and update the norm's running statistics.
 
     Args:
-        norm: whose running statistics and ``eps`` count.
-        momentum: of the running statistics.
-        total: adds up.
-        check: is told the number of values, a scalar.
-        wide: values (B, C, …) of each.
+        norm: the batch norm, with its running statistics and ``eps``.
+        momentum: momentum of the running statistics.
+        total: adds up vectors over all ranks.
+        check: called with the number of values, a scalar.
+        wide: values (B, C, …) of each micro-batch.
 
     Returns:
-        The statistics, for each the same.
+        The same statistics for each micro-batch.
     """
     dims = _dims(wide[0])
     size = wide[0].new_tensor([0.0])
@@ -139,7 +139,7 @@ def measured(
 
 
 def gradients(total: Total, brought: Sequence[Any]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return the gradients of values, weight and bias of each micro-batch from those of its output."""
+    """Return each micro-batch's gradients of values, weight and bias from the gradient of its output."""
     for_bias = [g.sum(_dims(g)) for g, *_ in brought]
     for_weight = [(g * normal).sum(_dims(g)) for g, normal, *_ in brought]
     leaves = [torch.cat([b, w]) for b, w in zip(for_bias, for_weight, strict=True)]
@@ -153,15 +153,15 @@ def gradients(total: Total, brought: Sequence[Any]) -> list[tuple[Tensor, Tensor
 
 
 def widened(values: Tensor) -> Tensor:
-    """Return values (B, C, …) in the precision in which they are added up."""
+    """Convert values (B, C, …) to the precision for sums."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def _dims(values: Tensor) -> list[int]:
-    """Return all dimensions except the channels'."""
+    """Return all dimensions except the channels."""
     return [0, *range(2, values.ndim)]
 
 
 def _shaped(channels: Tensor, like: Tensor) -> Tensor:
-    """(C,) -> (1, C, 1, …), as many dimensions as ``like``."""
+    """Reshape (C,) to (1, C, 1, …) with as many dimensions as ``like``."""
     return channels.view(1, -1, *[1] * (like.ndim - 2))

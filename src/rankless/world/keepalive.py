@@ -1,10 +1,9 @@
-"""The kernel watches every connection, and once all ranks are here lets nobody else in.
+"""TCP keepalive for connections between ranks, and protection of listening sockets.
 
-A cut cable ends in an error within seconds, by the kernel's own heartbeats. Without them a rank waits for the
-time-out of the process group, half an hour, for what will never come. A cut of some seconds heals without an
-error. Nothing is sent by the ranks themselves, and no clocks are compared.
+The kernel's keepalive probes turn a cut cable into an error within seconds. Without them, a rank would wait
+for the process group's timeout of half an hour. Interruptions of a few seconds cause no error.
 
-Gloo listens as long as it lives and keeps whatever connects: some thousand connections end the process.
+Gloo keeps listening and accepts every connection; a few thousand connections would end the process.
 """
 
 from __future__ import annotations
@@ -18,30 +17,29 @@ from contextlib import suppress
 from ctypes import addressof, create_string_buffer
 from pathlib import Path
 
-# Seconds until the first probe, seconds between probes, and how many may go unanswered.
+# Seconds until the first probe, seconds between probes, and number of unanswered probes.
 _PROBES = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 6}
-# A program for packets, of one instruction: of each keep nothing. <linux/filter.h>, <asm-generic/socket.h>
+# A packet filter of one instruction that drops everything. <linux/filter.h>, <asm-generic/socket.h>
 _DROP, _SO_ATTACH_FILTER = create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0)), 26
-# From every address, by a prefix of no bits, only packets that are signed with this key. <linux/tcp.h>
+# Accept only packets signed with a key, from any address (a prefix of 0 bits). <linux/tcp.h>
 _TCP_MD5SIG_EXT, _PREFIX, _KEY_LENGTH = 32, 1, 16
-_UNACKNOWLEDGED = 8000  # milliseconds that sent data may stay unconfirmed
+_UNACKNOWLEDGED = 8000  # milliseconds that sent data may stay unacknowledged
 
 
 def watch_connections(*, all_are_read: bool) -> int:
-    """Have the kernel watch this process's TCP connections to other machines, whoever opened them.
+    """Enable TCP keepalive for all of this process's connections to other machines.
 
     Args:
-        all_are_read: whether what is sent is always read at once, as gloo's messages are, of which none is
-            sent before its receiver asks for it. Then data that the peer's machine does not confirm is an
-            error, too. On a connection whose receiver may keep the sender waiting, as NCCL's, the kernel
-            would take a full buffer for a lost machine.
+        all_are_read: whether receivers read all data at once, as with gloo. Unacknowledged data is then an
+            error, too. With NCCL a receiver may block the sender, and the kernel would mistake a full buffer
+            for a lost machine.
 
     Returns:
-        How many connections it watches now. None where the system does not list a process's files (macOS).
+        The number of connections; 0 if the system does not list a process's files (macOS).
     """
     count = 0
     for connection in filter(_is_to_another_machine, _sockets()):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # closed in the meantime
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _PROBES.items():
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -52,37 +50,36 @@ def watch_connections(*, all_are_read: bool) -> int:
 
 
 def listening() -> set[int]:
-    """The sockets of this process that take connections, by their numbers on this machine."""
+    """Return the inode numbers of this process's listening sockets."""
     return {os.fstat(each.fileno()).st_ino for each in filter(_listens, _sockets())}
 
 
 def take_no_more(known: Set[int]) -> None:
-    """Have the kernel drop what comes to sockets that listen, but for the ``known`` ones; connections stay.
+    """Let the kernel reject new connections to listening sockets, except the ``known`` ones.
 
-    Where the system does not list a process's files (macOS), they go on taking them.
+    This has no effect if the system does not list a process's files (macOS).
     """
     for each in filter(_listens, _sockets()):
         if os.fstat(each.fileno()).st_ino in known:
             continue
         try:
             each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, addressof(_DROP)))
-        except (
-            OSError
-        ):  # newer kernels let only privileged users filter TCP; a signature nobody can make will do
+        except OSError:
+            # Newer kernels require privileges for the filter; require a signature with a random key instead.
             key = os.urandom(_KEY_LENGTH)
             signed = struct.pack("H126xBBHi80s", each.family, _PREFIX, 0, len(key), 0, key)
-            with suppress(OSError):  # a kernel or a sandbox without it
+            with suppress(OSError):  # not supported by the kernel or the sandbox
                 each.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, signed)
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Copies of the file descriptors of this process's TCP sockets, each until the next one is asked for."""
+    """Yield duplicates of this process's TCP sockets; each is closed when the next one is requested."""
     try:
         numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     except OSError:
         return
     for number in numbers:
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # closed in the meantime
             if not stat.S_ISSOCK(os.fstat(number).st_mode):
                 continue
             with socket.socket(fileno=os.dup(number)) as copy:
@@ -96,7 +93,7 @@ def _listens(each: socket.socket) -> bool:
 
 def _is_to_another_machine(connection: socket.socket) -> bool:
     try:
-        # On one machine both ends have the same address, whichever of its addresses that is.
+        # On one machine both ends have the same address.
         return bool(connection.getsockname()[0] != connection.getpeername()[0])
-    except OSError:  # it listens
+    except OSError:  # a listening socket has no peer
         return False

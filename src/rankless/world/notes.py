@@ -1,4 +1,4 @@
-"""Short texts that ranks leave for each other in their store: nobody has to wait for them, or to answer."""
+"""Short texts that ranks exchange through their store without waiting for each other."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Note = dict[str, Any]
 
 
 class Notes:
-    """The endings of a start's ranks; made while the process group is up, and readable after it."""
+    """One note per rank about how it ended; create it while the process group exists."""
 
     def __init__(self, world: World) -> None:
         self.world, self.store = world, default_store()
 
     def leave(self, note: Note) -> None:
-        """Leave this rank's note; where the store is gone there is nobody to read it."""
+        """Store this rank's note, unless the store is gone."""
         with suppress(RuntimeError):
             self.store.set(f"{_KEY}/{self.world.rank}", json.dumps(note))
 
     def wait(self, seconds: float, enough: Callable[[Sequence[Note]], bool]) -> list[Note]:
-        """The notes of all ranks in their order, as soon as they are ``enough``, or after some seconds."""
+        """Return the notes in rank order once they are ``enough``, or those found after ``seconds``."""
         until = time.monotonic() + seconds
         found: dict[int, Note] = {}
         with suppress(RuntimeError, ValueError):  # the store is gone
@@ -50,11 +50,11 @@ class Notices:
         self._name = f"rankless/{name}"
 
     def post(self, rank: int, text: str) -> None:
-        """Leave a text."""
+        """Store the text of a rank."""
         default_store().set(f"{self._name}/{rank}", text)
 
     def read(self, rank: int) -> str | None:
-        """The text of a rank, None where it has left none."""
+        """Return the text of a rank; None if it has none."""
         key = f"{self._name}/{rank}"
         store = default_store()
         return store.get(key).decode() if store.check([key]) else None

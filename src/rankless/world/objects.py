@@ -1,9 +1,9 @@
-"""Values as bytes and back, for sending between ranks: JSON for the structure, raw bytes for the numbers.
+"""Serialization of values that ranks send each other: JSON for the structure, raw bytes for arrays.
 
-Nothing is ever pickled: what comes in can make plain values, arrays, and objects of data classes that this
-process has loaded already, and it calls nothing of theirs. A value of any other type is refused when it is
-packed. Laid out as: 8 bytes, the length of the JSON; the JSON; then the arrays in the order in which the JSON
-names them, each beginning at a multiple of 16 bytes, so that they are read where they lie.
+Nothing is unpickled: received bytes can only create plain values, arrays, and instances of data classes that
+this process has already loaded, without calling their methods. Packing refuses all other types. The layout is
+the length of the JSON (8 bytes), the JSON, then the arrays in the order of the JSON. Each array begins at a
+multiple of 16 bytes, so that it can be used without a copy.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SENDABLE = (
 
 _ALIGNED = 16
 _PLAIN = 2**63  # integers below it are JSON numbers
-_KINDS = "biufcmMSU"  # of NumPy's types: those that hold no references and no fields
-_SCALARS = _KINDS.rstrip("SU")  # of a text that stands alone, NumPy cuts the zeros at its end
+_KINDS = "biufcmMSU"  # NumPy's types without references and fields
+_SCALARS = _KINDS.rstrip("SU")  # NumPy strips trailing zeros of a text scalar
 _BITS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bool")
 _FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*_BITS, *_FLOATS)}
@@ -44,11 +44,11 @@ _NAMES = {made: name for name, made in _COLLECTIONS.items()}
 
 
 class UnsendableError(TypeError):
-    """A value of a type that is not sent.
+    """Raised for a value of a type that cannot be sent.
 
     Attributes:
-        description: what it is, as a phrase.
-        position: where it is in the whole, such as ``[3].mask``.
+        description: a phrase that describes the value.
+        position: its position in the outermost value, such as ``[3].mask``.
     """
 
     def __init__(self, description: str) -> None:
@@ -60,7 +60,7 @@ class UnsendableError(TypeError):
 
 
 def pack(value: Any) -> Tensor:
-    """``value`` as uint8, (N,)."""
+    """Return ``value`` as bytes, uint8 (N,); raise :class:`UnsendableError` for unsupported types."""
     writer = _Writer()
     node = writer.checked(value)
     classes = [(made.__module__, made.__qualname__, *names) for made, names in writer.classes]
@@ -80,7 +80,7 @@ def pack(value: Any) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Any:
-    """Return the value packed in uint8 (N,): equal in every bit, its arrays in the memory of ``packed``."""
+    """Return the value packed in uint8 (N,), with the same bits; its arrays share memory with ``packed``."""
     data = packed.numpy()
     (length,) = struct.unpack("<Q", data[:8].tobytes())
     classes, node = json.loads(data[8 : 8 + length].tobytes())
@@ -88,16 +88,16 @@ def unpack(packed: Tensor) -> Any:
 
 
 def check(value: Any) -> None:
-    """Raise if ``value`` could not be packed."""
+    """Raise :class:`UnsendableError` if ``value`` cannot be packed."""
     _Writer().checked(value)
 
 
 class _Writer:
-    """Converts values to JSON nodes. Every JSON list begins with the name of its type.
+    """A converter of values to JSON nodes, in which every list begins with the name of its type.
 
     Attributes:
-        blobs: the bytes that go beside the JSON, uint8, in order.
-        classes: those that were met, each with the names of its attributes.
+        blobs: the bytes of arrays (uint8) that follow the JSON, in order.
+        classes: the classes of the objects with their attribute names, numbered.
     """
 
     def __init__(self) -> None:
@@ -105,20 +105,20 @@ class _Writer:
         self.classes: dict[tuple[type, tuple[str, ...]], int] = {}
 
     def checked(self, value: Any) -> Any:
-        """The node of a whole."""
+        """Return the node of the outermost value."""
         try:
             return self.node(value)
         except RecursionError:
             raise UnsendableError("nested too deeply, or a part of itself") from None
 
     def node(self, value: Any) -> Any:
-        """The node of ``value``; exact types alone, because a subclass would come back as its base."""
+        """Return the node of ``value``; match exact types, because a subclass would come back as its base."""
         kind = type(value)
         if value is None or kind is bool:
             return value
         if kind is int:
             return value if -_PLAIN <= value < _PLAIN else ["int", hex(value)]
-        if kind is float:  # the payload of a NaN, too
+        if kind is float:  # keeps the payload of a NaN
             return value if math.isfinite(value) else ["float", struct.pack("<d", value).hex()]
         if kind is str:
             return value if value.isascii() or _is_text(value) else ["str", _surrogates(value)]
@@ -135,7 +135,7 @@ class _Writer:
         return self.object(value)
 
     def each(self, parts: Iterable[tuple[Any, Any]], of: str = "[{!r:.40}]") -> Iterator[Any]:
-        """The nodes of the parts of a value, each with its position; ``of`` formats one."""
+        """Yield the nodes of a value's parts; ``of`` formats a part's position for errors."""
         for position, part in parts:
             try:
                 yield self.node(part)
@@ -149,7 +149,7 @@ class _Writer:
         return list(words)
 
     def tensor(self, value: Tensor) -> list[Any]:
-        """Return the node of a tensor of any shape; refuse all but dense ones on the CPU."""
+        """Return the node of a tensor of any shape; refuse sparse tensors and other devices."""
         dtype = str(value.dtype).removeprefix("torch.")
         if value.device.type != "cpu":
             raise UnsendableError(f"a tensor on {value.device}")
@@ -187,12 +187,12 @@ class _Writer:
 
 
 class _Reader:
-    """Makes values of nodes, in the order in which they were written.
+    """A converter of JSON nodes to values, in the order in which they were written.
 
     Args:
         data: all bytes, uint8.
-        at: where the JSON ends.
-        classes: those that nodes may name, each with the names of its attributes.
+        at: offset of the end of the JSON.
+        classes: the numbered classes with their attribute names.
     """
 
     def __init__(self, data: NDArray[np.uint8], at: int, classes: list[tuple[type, list[str]]]) -> None:
@@ -246,7 +246,7 @@ class _Reader:
             return tuple.__new__(made, values)
         whole = object.__new__(made)
         for name, value in zip(names, values, strict=True):
-            object.__setattr__(whole, name, value)  # nothing of the class's own runs
+            object.__setattr__(whole, name, value)  # runs no method of the class
         return whole
 
 
@@ -257,37 +257,37 @@ def _number_or_text(name: str, text: str) -> Any:
         return struct.unpack("<d", bytes.fromhex(text))[0]
     if name == "str":
         return bytes.fromhex(text).decode("utf-8", "surrogatepass")
-    raise ValueError(f"{name!r:.40} is the name of nothing that is sent")
+    raise ValueError(f"{name!r:.40} is not the name of a type that is sent")
 
 
 def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
-    """A class that this process has loaded; nothing is imported for a sender."""
+    """Return a class that this process has loaded, with its attribute names; import nothing."""
     made = _loaded(module, qualname)
     if not isinstance(made, type) or not _is_data(made):
         raise ValueError(
             f"{module}.{qualname} is not a data class that was loaded here; import it with the task"
         )
     if any(name.startswith("__") for name in names):
-        raise ValueError(f"{module}.{qualname}: names of Python's own are never sent")
+        raise ValueError(f"{module}.{qualname}: names that begin with __ are never sent")
     return made, list(names)
 
 
 def _loaded(module: str, qualname: str) -> Any:
     member: Any = sys.modules.get(module)
     for name in qualname.split("."):
-        member = getattr(member, "__dict__", {}).get(name)  # no __getattr__ of anybody's runs
+        member = getattr(member, "__dict__", {}).get(name)  # runs no __getattr__
     return member
 
 
 def _is_data(made: type) -> bool:
-    """A dataclass that is nothing else besides, or a named tuple."""
+    """Return whether a class is a named tuple, or a dataclass without a custom ``__new__``."""
     if issubclass(made, tuple):
         return isinstance(getattr(made, "_fields", None), tuple)
     return dataclasses.is_dataclass(made) and made.__new__ is object.__new__
 
 
 def _is_text(value: str) -> bool:
-    """Whether JSON preserves the text; halves of surrogate pairs would merge into one character."""
+    """Return whether JSON preserves the text; it would merge a pair of surrogates into one character."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The time that a rank has waited for the others, and whether it is waiting now."""
+"""The time that a rank spends waiting for other ranks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 
 class PeerWaits:
-    """Counts the time in which a rank could do nothing because another one was not there yet.
+    """A counter of the time that a rank waits for other ranks.
 
-    What a GPU waits for is not seen: NCCL's waits are queued on the device, and the host goes on.
+    It does not include the waits of NCCL, which block the GPU and not the host.
 
     Attributes:
-        seconds: in all waits that have ended.
-        depth: how many waits are under way; above zero the rank waits now.
+        seconds: total duration of all finished waits.
+        depth: number of current waits; 0 if the rank does not wait.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class PeerWaits:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the rank waits for other ranks."""
+        """Count the time of the block as a wait for other ranks."""
         self.depth += 1
         began = time.perf_counter()
         try:

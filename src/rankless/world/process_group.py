@@ -1,6 +1,6 @@
-"""Join the other ranks: the only page that reads the standard variables, as torchrun sets them.
+"""The ranks of a training and their process group, from the environment variables that torchrun defines.
 
-A process that nobody launched is a world of one; nothing below knows the difference.
+A process without a launcher is a world of size 1. Other modules do not distinguish the two cases.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from rankless.world.secret import prove, shared_key
 from rankless.world.transport import PROCESS_GROUP, Transport
 from rankless.world.tree import own_micro_batches
 
-# Long enough for the slowest scoring on rank 0. A peer that dies is noticed at once by its closed connection,
-# and a machine that is cut off by the heartbeats of the kernel (world/keepalive).
+# Long enough for the slowest scoring on rank 0. The loss of a peer does not take this long: a dead process
+# closes its connection, and TCP keepalive detects a machine that is cut off (world/keepalive).
 TIMEOUT = timedelta(minutes=30)
-# A file store writes once more when it goes, and aborts the process where the disk takes no more.
+# The destructor of a file store writes to its file, and aborts the process if the disk is full.
 _UNDYING: list[dist.Store] = []
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks that train together.
+    """The ranks that train together, seen from one of them.
 
     Attributes:
-        rank: this process's number in 0..size-1.
-        size: how many processes.
-        device: where this rank computes.
-        local_rank: its number among the ranks of its machine.
-        launcher_store: a store of the launcher's that outlives the ranks; None where it has none.
-        local_size: how many ranks this machine has.
-        inline: whether this is a process of the caller's, in which no rank was to be started.
+        rank: index of this rank, from 0 to ``size - 1``.
+        size: number of ranks.
+        device: the device of this rank.
+        local_rank: index of this rank on its machine.
+        launcher_store: a store of the launcher that outlives the ranks; None if it has none.
+        local_size: number of ranks on this machine.
+        inline: whether the training runs in the caller's process.
         transport: carries tensors to the other ranks.
     """
 
@@ -74,16 +74,16 @@ class World:
 
     @property
     def is_first_here(self) -> bool:
-        """Whether this is the first rank of its machine, which keeps the machine's copy of saved files."""
+        """Whether this is the first rank of its machine, which writes the machine's copies of files."""
         return self.local_rank == 0
 
     @property
     def backend(self) -> str:
-        """The backend that carries tensors between the ranks."""
+        """Name of the backend that carries tensors between the ranks."""
         return self.transport.name
 
     def own_micro_batches(self, micro_batches: int) -> range:
-        """The micro-batches of a step that are this rank's."""
+        """Return this rank's micro-batches of a step; raise a UserError if there are more ranks."""
         if self.size > micro_batches:
             raise UserError(
                 f"{self.size} devices, but a step has only "
@@ -93,7 +93,7 @@ class World:
         return own_micro_batches(micro_batches, self.rank, self.size)
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Every rank's ``value`` on rank 0 in the order of the ranks; None on the others."""
+        """Return every rank's ``value`` in rank order on rank 0, and None on the other ranks."""
         if self.is_first:
             return [value, *(unpack(self._receive(rank)) for rank in range(1, self.size))]
         packed = pack(value)
@@ -106,7 +106,7 @@ class World:
             return self.transport.receive(rank)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """The ``value`` of rank ``source`` on every rank."""
+        """Return the ``value`` of rank ``source`` on every rank."""
         if self.size == 1:
             return value
         is_source = self.rank == source
@@ -120,12 +120,12 @@ class World:
         return value if is_source else unpack(packed)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Every rank's ``value`` on every rank, in the order of the ranks."""
+        """Return every rank's ``value`` in rank order on every rank."""
         gathered: list[Any] = self.broadcast(self.gather(value))
         return gathered
 
     def recall(self, key: str) -> str:
-        """Return the value :meth:`remember` stored under ``key``, even in an earlier start; or ""."""
+        """Return the text stored by :meth:`remember`, even before a restart; "" if there is none."""
         return (
             self.launcher_store.get(key).decode()
             if self.launcher_store is not None and self.launcher_store.check([key])
@@ -133,23 +133,23 @@ class World:
         )
 
     def remember(self, key: str, text: str) -> None:
-        """Keep a text for ranks that the launcher starts again, where it has a store that outlives them."""
+        """Store a text for restarted ranks, if the launcher has a store that outlives them."""
         if self.launcher_store is not None:
             self.launcher_store.set(key, text)
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
-        # Objects go over the CPU's backend: a barrier of NCCL would bind a GPU before the rank chose its own.
+        """Wait until every rank has called this method."""
+        # Objects use the CPU's backend; a barrier of NCCL would bind a GPU before the rank has chosen one.
         self.gather(None)
         self.broadcast(None)
 
 
 class LostPeerError(RuntimeError):
-    """Another rank has ended, or does not answer; the message names it."""
+    """Raised if another rank has ended or does not answer."""
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Whether a collective failed because another rank is gone."""
+    """Return whether a collective failed because another rank is gone."""
     lost = LostPeerError | dist.DistNetworkError | dist.DistBackendError | dist.DistStoreError
     if isinstance(error, lost):
         return True
@@ -158,23 +158,22 @@ def is_lost_peer(error: Exception) -> bool:
 
 
 def ranks_here() -> int:
-    """Return the number of ranks on this machine by the environment, at least one."""
+    """Return the number of ranks on this machine from LOCAL_WORLD_SIZE, at least one."""
     return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def is_joined() -> bool:
-    """Whether this process has joined a process group."""
+    """Return whether this process has joined a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 @contextmanager
 def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World]:
-    """Be one of the ranks that the environment describes, or a world of one.
+    """Join the process group that the environment variables describe, or form a world of size 1.
 
     Args:
-        meeting: the file at which the ranks of a launcher of our own meet; None is the address that the
-            environment names.
-        inline: whether this is a process of the caller's.
+        meeting: the rendezvous file of ranks that Rankless started; None uses MASTER_ADDR and MASTER_PORT.
+        inline: whether the training runs in the caller's process.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = _device()
@@ -194,7 +193,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
             store = private_store(store, rank, size) if alone else store
         _UNDYING.append(store)
         backend, key = _backend(store, rank, size, device), shared_key(store, rank)
-        if outer is not None and not alone and "nccl" in backend:  # whose threads may not call into Python
+        if outer is not None and not alone and "nccl" in backend:  # NCCL's threads may not call into Python
             store = dist.PrefixStore(key.hex(), innermost_store(outer))
         before = listening()
         with quiet_output():
@@ -207,12 +206,12 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
                 _prove(PROCESS_GROUP.beside, key)
             take_no_more(before)
             PROCESS_GROUP.on_one_machine = alone and size > 1
-            watch_connections(all_are_read=True)  # gloo's and the store's; NCCL opens its own when it is used
+            watch_connections(all_are_read=True)  # gloo's and the store's; NCCL connects later
             launcher_store = None if launcher_store is None else of_this_job(launcher_store)
             local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
             yield World(rank, size, device, local_rank, launcher_store, here, inline)
         finally:
-            # What still holds the group (DDP's hooks) must go first: gloo aborts when its threads outlive it.
+            # Free all references to the group (DDP's hooks) first: gloo aborts if its threads outlive it.
             PROCESS_GROUP.beside, PROCESS_GROUP.on_one_machine = None, False
             gc.collect()
             dist.destroy_process_group()
@@ -233,7 +232,7 @@ def _port() -> int:
 
 
 def _device() -> torch.device:
-    """The card of this rank, of those that it sees, or the CPU."""
+    """Return this rank's GPU among the visible ones, or the CPU."""
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not cards or os.environ.get("RANKLESS_CPU"):
         return torch.device("cpu")
@@ -243,9 +242,9 @@ def _device() -> torch.device:
 
 
 def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> str:
-    """NCCL only where each rank has its own GPU; ranks that share a card talk through gloo.
+    """Return NCCL for GPUs if each rank has a separate one; otherwise return gloo.
 
-    Which card a rank has does not follow from its number: a cluster may let each see one of its machine's.
+    Ranks compare the UUIDs of their GPUs, because a cluster may show each rank a different single GPU.
     """
     if device.type == "cpu" or not dist.is_nccl_available():
         return "gloo"
@@ -254,6 +253,6 @@ def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> s
 
 
 def _all_differ(store: dist.Store, rank: int, size: int, name: str) -> bool:
-    """Whether all ranks gave different names; all ranks must call this."""
+    """Return whether all ranks gave different names; all ranks must call this."""
     store.set(f"card/{rank}", name)
     return len({store.get(f"card/{other}") for other in range(size)}) == size

@@ -1,8 +1,8 @@
-"""Summing gradients over all micro-batches of a step while the last backward pass still runs.
+"""The sum of gradients over all micro-batches of a step, overlapped with the last backward pass.
 
-It is a communication hook of ``DistributedDataParallel``: the earlier micro-batches run under ``no_sync`` and
-are folded along the tree as they come; in the last one, each bucket that becomes ready is exchanged while the
-next ones are computed.
+It uses a communication hook of ``DistributedDataParallel``. All micro-batches except the last run under
+``no_sync``, and their gradients are added along the tree. In the last one, each ready bucket is exchanged
+while the backward pass computes the next ones.
 """
 
 # No `from __future__ import annotations` here: DDP checks the hooks' annotations as types.
@@ -24,29 +24,29 @@ from rankless.world.uncompiled import PlainDataParallel
 
 Gradients = Sequence[Tensor]
 
-# Small enough that several overlap with the backward pass of a small net, large enough to fill a link.
+# Small enough to overlap with the backward pass of a small network, large enough to fill a link.
 BUCKET_MIB = 4
 
 
 def add_gradients(left: Gradients, right: Gradients) -> Gradients:
-    """``left + right`` in the memory of ``right``."""
+    """Add ``left`` to ``right`` in place, and return ``right``."""
     torch._foreach_add_(list(right), list(left))
     return right
 
 
 class GradientSum:
-    """Leaves in ``parameter.grad`` the sum over all micro-batches of the step, on every rank.
+    """A sum of gradients over all micro-batches of a step, in ``parameter.grad`` on every rank.
 
     Args:
-        module: called for each micro-batch. Its parameters and their ``requires_grad`` stay as they are while
-            this lives; where they change, another one is made.
-        exchange: who holds which part of the tree.
-        exact: add along the fixed tree; else let the backend's all-reduce choose the order.
-        zero_unused: a gradient that a micro-batch lacks counts as zero. Otherwise it counts as NaN, which
-            reaches the total on every rank, so that all of them can refuse the step together.
+        module: called for each micro-batch. If its parameters or their ``requires_grad`` change, create a new
+            GradientSum.
+        exchange: the layout of the tree's nodes on the ranks.
+        exact: whether to add along the fixed tree; otherwise the backend's all-reduce chooses the order.
+        zero_unused: whether a missing gradient counts as zero. Otherwise it counts as NaN, which reaches the
+            total on every rank, so that all ranks refuse the step.
 
     Attributes:
-        unused: per own micro-batch of the step, the parameters (numbers) that its loss did not depend on.
+        unused: for each own micro-batch, the indices of the parameters that its loss did not depend on.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class GradientSum:
         self.bare = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.number: dict[Tensor, int] = {p: number for number, p in enumerate(self.parameters)}
-        # The gradients before a backward pass, with their versions: it adds to those that it reaches.
+        # The gradients before a backward pass with their versions, which increase where it adds to them.
         self.before: list[tuple[Tensor, int] | None] = [None] * len(self.number)
-        # Buffers are never broadcast: running statistics are summed along the tree.
+        # Buffers are not broadcast, because running statistics are summed along the tree.
         self.module = PlainDataParallel(
             module,
             process_group=exchange.transport.group,
@@ -69,12 +69,12 @@ class GradientSum:
             bucket_cap_mb=BUCKET_MIB,
             **NO_BUFFER_BROADCAST,
         )
-        # A weak one: the reducer in C++ holds what it is given, and no collector sees the ring that closes.
+        # Weak, because the garbage collector does not see reference cycles through the C++ reducer.
         self.module.register_comm_hook(weakref.ref(self), _exact_hook if exact else _fast_hook)
         self.fold: Fold[Gradients] = Fold(exchange.micro_batches, add_gradients)
         self.tail = Node(0, 0)
         self.waiting: list[Pending] = []
-        self.combined = 0  # of those that wait, from the first on
+        self.combined = 0  # number of combined exchanges in waiting
         self.promised: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
         self.shared = share(exchange, self.parameters) if exact else None
         if exact and exchange.transport.gathers_apart:
@@ -83,7 +83,7 @@ class GradientSum:
     def _look_between_buckets(self) -> None:
         """Combine arrived parts at every layer of the backward pass.
 
-        The last buckets hold many layers: until they are ready the network would have nothing to do.
+        The last buckets hold many layers, so the network would be idle until they are ready.
         """
         owner = weakref.ref(self)
 
@@ -97,7 +97,7 @@ class GradientSum:
 
     @contextmanager
     def micro_batch(self, leaf: int) -> Iterator[None]:
-        """Forward and :meth:`backward` of one own micro-batch, in their order, run inside this."""
+        """Wrap the forward pass and :meth:`backward` of one own micro-batch; enter them in order."""
         node = Node(0, leaf)
         if leaf == self.own.start:
             self.fold.stack.clear()
@@ -106,7 +106,7 @@ class GradientSum:
         elif not self.exact:
             node = Node(0, 0)
         elif leaf % 2 and self.fold.stack and self.fold.stack[-1][0] == Node(0, leaf - 1):
-            # The left sibling waits: let autograd add to it in place, which is left + right.
+            # Let autograd add to the gradients of the left sibling in place, which is left + right.
             self._set_gradients(self.fold.stack.pop()[1])
             node = Node(1, leaf // 2)
         self.tail, self.leaf = node, leaf
@@ -127,14 +127,14 @@ class GradientSum:
             self._set_gradients(None)
 
     def backward(self, loss: Tensor) -> None:
-        """The backward pass of the micro-batch's loss, a scalar."""
+        """Run the backward pass of the micro-batch's loss, a scalar."""
         if self.leaf == self.own[-1]:
-            # Without it the bucket of an unused parameter is never ready, and the other ranks wait for it.
+            # Otherwise the bucket of an unused parameter never becomes ready, and the other ranks wait.
             loss = _Visit.apply(loss, *self.parameters)
         torch.autograd.backward(loss)
 
     def _unreached(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of these parameters that the backward pass did not reach, which are then noted."""
+        """Return the parameters among ``numbers`` that the backward pass did not reach; record them."""
         before = self.before
         unused = [
             number
@@ -151,23 +151,23 @@ class GradientSum:
             parameter.grad = None if gradients is None else gradients[number]
 
     def completed(self, bucket: dist.GradBucket) -> list[Tensor]:
-        """The gradients in a bucket of the last micro-batch, with those that it lacks filled in."""
+        """Return the gradients in a bucket of the last micro-batch, with missing ones filled in."""
         views = _views(bucket.buffer(), bucket)
         numbers = [self.number[parameter] for parameter in bucket.parameters()]
         unused = set(self._unreached(numbers))
         for number, view in zip(numbers, views, strict=True):
             if number in unused:
                 view.fill_(self.missing) if self.before[number] is None else view.add_(self.missing)
-            self.before[number] = None  # DDP has copied it into the bucket
+            self.before[number] = None  # the bucket has a copy
         return views
 
     def combine_arrived(self) -> None:
-        """Combine the exchanges under way up to the first that has not arrived."""
+        """Combine the started exchanges up to the first that has not arrived."""
         while self.combined < len(self.waiting) and self.waiting[self.combined].combine_if_there():
             self.combined += 1
 
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Exchange this bucket and combine earlier ones that have arrived: all ranks in the same order."""
+        """Start the exchange of a bucket and combine arrived ones, in the same order on all ranks."""
         buffer = bucket.buffer()
         views = self.completed(bucket)
         numbers = [self.number[p] for p in bucket.parameters()]
@@ -200,7 +200,7 @@ class GradientSum:
 
 
 class _Visit(torch.autograd.Function):
-    """The loss unchanged; its backward pass visits every parameter, with nothing where it has no gradient."""
+    """An identity of the loss with a backward pass that visits every parameter, even without a gradient."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
@@ -215,16 +215,15 @@ class _Visit(torch.autograd.Function):
 
 
 def missing_value(zero_unused: bool) -> float:
-    """Return the value of a gradient that a micro-batch lacks.
+    """Return the value of a missing gradient.
 
-    Zero is minus zero: adding it changes no bit of any number, 0.0 and -0.0 included, so that it makes no
-    difference whether it is added or left out.
+    Zero is -0.0, because adding it changes no bit of any number, including 0.0 and -0.0.
     """
     return -0.0 if zero_unused else math.nan
 
 
 def _views(buffer: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
-    """The gradients in the bucket. DDP lays each out as its parameter, but its own views ignore strides."""
+    """Return the gradients in the bucket with their parameters' strides, which DDP's views ignore."""
     return [
         buffer.as_strided(p.size(), p.stride(), plain.storage_offset())
         for p, plain in zip(bucket.parameters(), bucket.gradients(), strict=True)
@@ -232,7 +231,7 @@ def _views(buffer: Tensor, bucket: dist.GradBucket) -> list[Tensor]:
 
 
 def _flat(gradients: Gradients, views: Gradients, buffer: Tensor) -> Tensor:
-    """The gradients laid out in memory as the bucket lays out its own."""
+    """Copy gradients into a flat vector with the bucket's memory layout."""
     flat = torch.empty_like(buffer)
     start = buffer.storage_offset()
     laid_out = [flat.as_strided(v.size(), v.stride(), v.storage_offset() - start) for v in views]
@@ -248,7 +247,7 @@ def _exact_hook(owner: Any, bucket: dist.GradBucket) -> torch.futures.Future[Ten
 def _fast_hook(owner: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     owner().completed(bucket)
     work = dist.all_reduce(bucket.buffer(), async_op=True)
-    if bucket.is_last():  # nothing is left to do meanwhile
+    if bucket.is_last():  # no work is left to overlap
         with owner().layout.transport.waits.waiting():
             work.wait()
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])

@@ -1,7 +1,7 @@
-"""The rendezvous of ranks: a private file on one machine, a launcher's store on several.
+"""The rendezvous of ranks: a private file on one machine, a TCP store on several.
 
-A store listens at one address alone. What others put into it is read as plain bytes, never unpickled. Ranks
-of one machine that another launcher has started leave its store, where all users can write, for such a file.
+A store listens at one address only. Its values are read as plain bytes and never unpickled. All users can
+write to another launcher's store, so ranks on one machine use it only to agree on a private file.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rankless.world.secret import sealed
 
 _POLL = 0.05  # seconds
 _PREFIX, _FILE = "rankless-", "store"  # names of the folder and the file
-_PATIENCE = 60.0  # seconds in which a store answers
-# By the operating system: the loopback interface, which nothing outside the machine can reach.
+_PATIENCE = 60.0  # seconds for a store to answer
+# The loopback interface by operating system.
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 
 
 @contextmanager
 def private_meeting() -> Iterator[Path]:
-    """An empty file at which the ranks of this machine meet, in a folder that only this user can enter.
+    """Create an empty rendezvous file for ranks on this machine, in a folder that only this user can enter.
 
-    It opens no socket, where torch's own rendezvous listens on every interface and unpickles what it is sent.
+    It replaces PyTorch's rendezvous, which listens on every interface and unpickles received data.
     """
     file = _private_file()
     try:
@@ -47,12 +47,9 @@ def private_meeting() -> Iterator[Path]:
 
 
 def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> dist.TCPStore:
-    """A store for ranks on several machines, which listens at ``address`` alone.
+    """Open a store for ranks on several machines, which listens only at ``address`` of this machine.
 
-    Args:
-        address: of this machine.
-        port: 0 takes any that is free.
-        timeout: of its operations.
+    Port 0 selects a free port.
     """
     listener = network.listening_at(address, port)
     port = listener.getsockname()[1]
@@ -67,7 +64,7 @@ def open_store(address: str, port: int = 0, timeout: timedelta = timedelta(minut
 
 
 def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
-    """The store that another process has opened, or will open in time."""
+    """Connect to a store that another process has opened or opens before the timeout."""
     found: list[dist.TCPStore | Exception] = []
 
     def connect() -> None:
@@ -76,13 +73,13 @@ def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
         except Exception as error:
             found.append(error)
 
-    # The client waits in C++, where no signal is handled, and for the answer to its greeting without end.
+    # The client waits in C++, without handling signals, and without a timeout for the store's first answer.
     thread, listened = threading.Thread(target=connect, daemon=True), False
     thread.start()
     while not found:
         thread.join(_PATIENCE)
         listens = not found and network.listens(address, port)
-        if listens and listened:  # it has had the time between two looks
+        if listens and listened:  # for the time between two checks
             raise UserError(
                 f"{address}:{port}: what listens there does not answer; expected the first rank of this job: "
                 "end the program if it is another one, or set MASTER_PORT to another port"
@@ -98,7 +95,7 @@ def _places() -> tuple[str, str]:
 
 
 def _private_file() -> Path:
-    """An empty file in a new folder of mode 0700 on a file system that locks files, as a file store must."""
+    """Create an empty file in a new folder of mode 0700, on a file system with locks for the file store."""
     problems = []
     for parent in _places():
         try:
@@ -113,7 +110,7 @@ def _private_file() -> Path:
 
 
 def loopback() -> str | None:
-    """The interface that nothing outside the machine can reach; None where its name is unknown."""
+    """Return the name of the loopback interface; None if unknown."""
     return _LOOPBACK.get(os.uname().sysname)
 
 
@@ -121,10 +118,7 @@ def loopback() -> str | None:
 def on_interface(name: str | None) -> Iterator[None]:
     """Make gloo and NCCL listen on one interface only within this context, unless the user named another.
 
-    Gloo otherwise uses the address that the host name resolves to.
-
-    Args:
-        name: name of the interface; None leaves the choice to gloo and NCCL.
+    None leaves the choice to gloo and NCCL. Gloo then uses the address of the host name.
     """
     wanted = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
     added = {variable: value for variable, value in wanted.items() if variable not in os.environ}
@@ -137,14 +131,14 @@ def on_interface(name: str | None) -> Iterator[None]:
 
 
 def launchers_store(address: str, port: int, timeout: timedelta) -> dist.Store | None:
-    """The store that the launcher keeps, which outlives the ranks (torchrun); None where it keeps none."""
+    """Connect to the launcher's store, which outlives the ranks (torchrun); None if it has none."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return join_store(address, port, timeout)
 
 
 def ranks_store(address: str, port: int, rank: int, alone: bool, timeout: timedelta) -> dist.Store:
-    """The store that rank 0 opens for the ranks, listening at one address alone."""
+    """Open the ranks' store on rank 0, listening at one address only, or connect to it."""
     if alone:
         address = "127.0.0.1"
     if rank:
@@ -153,17 +147,12 @@ def ranks_store(address: str, port: int, rank: int, alone: bool, timeout: timede
 
 
 def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:
-    """A store of this start's ranks alone (torchrun, Slurm, …).
+    """Return a part of the store ``outer`` that only the ranks of this start use.
 
-    A launcher's store outlives the ranks: what those of an earlier start left there must not be taken for
-    this one's. No variable distinguishes the starts, because agents on several machines count restarts
-    differently. So every rank writes its own word; rank 0 lists the words it finds, and when each rank
-    has found its own in the list, the list names the start.
-
-    Args:
-        outer: the store at the address that the environment names.
-        rank, size: this rank's number and how many there are.
-        timeout: how long to wait for the others.
+    A launcher's store outlives the ranks, so values of an earlier start must not be mistaken for this one's.
+    No variable identifies a start, because agents on several machines count restarts differently. Therefore
+    every rank writes a random word, and rank 0 lists all words. When every rank has found its word in the
+    list, the list identifies the start.
     """
     store = of_this_job(outer)
     word, until = uuid.uuid4().hex, time.monotonic() + timeout.total_seconds()
@@ -178,7 +167,7 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
         else:
             words = _read(store, "words").split(" ")
         if words[rank : rank + 1] == [word]:
-            if len(words) != size:  # the words of an earlier start may be as many as they like
+            if len(words) != size:  # a list without this rank's word may have any length
                 refused = _other_size(rank, size, len(words))
                 store.set(f"refused/{words[0]}", refused)
                 raise UserError(refused)
@@ -192,17 +181,15 @@ def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.St
 
 
 def of_this_job(outer: dist.Store) -> dist.Store:
-    """The part of a launcher's store that is ours, the same for every start of its ranks."""
+    """Return this job's part of a launcher's store, the same for every start of its ranks."""
     name = f"rankless/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
     return dist.PrefixStore(name, sealed(innermost_store(outer)))
 
 
 def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:
-    """A store of the ranks of one machine, in a folder that only their user can enter.
+    """Return a file store for ranks on one machine, in a folder that only their user can enter.
 
-    Args:
-        shared: where they have met; other users may write there, too.
-        rank, size: this rank's number and how many there are.
+    Rank 0 announces the file in ``shared``, a store to which other users may write.
     """
     if rank:
         file = Path(os.fsdecode(shared.get("file")))
@@ -220,7 +207,7 @@ def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether :func:`_private_file` made this file for this user, whoever named it."""
+    """Return whether the file is one that :func:`_private_file` creates, in a private folder of this user."""
     folder = file.parent
     named = folder.parent in map(Path, _places()) and folder.name.startswith(_PREFIX) and file.name == _FILE
     return named and is_private(folder)
@@ -234,5 +221,5 @@ def _other_size(rank: int, size: int, of_first: int) -> str:
 
 
 def _read(store: dist.Store, key: str) -> str:
-    """Return the value under ``key``; empty if there is none."""
+    """Return the value under ``key``; "" if there is none."""
     return store.get(key).decode(errors="replace") if store.check([key]) else ""

@@ -1,8 +1,8 @@
-"""The secret of a job, by which its ranks recognize each other.
+"""Authentication of ranks by a secret of the job.
 
-Gloo takes whoever connects first for the rank that it waits for, where every user of the machine, or of the
-network, can connect. So each pair of ranks first proves, over the very connection that is to carry its
-numbers, that both know a secret. It lies in a file that only their user can read, or in the environment.
+Gloo accepts the first connection as the expected rank, and any user of the machine or network can connect. So
+each pair of ranks proves, over the connection it will use, that both know a secret. The secret is in a file
+that only the user can read, or in an environment variable.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch.distributed as dist
 from rankless.errors import UserError
 
 VARIABLE = "RANKLESS_SECRET"
-"""Names a text in the environment that all ranks of a job on several machines have, and nobody else."""
-_PATIENCE = timedelta(minutes=5)  # all have connected: a proof takes a moment, on a machine that is busy, too
+"""Environment variable with the secret of a job on several machines."""
+_PATIENCE = timedelta(minutes=5)  # all ranks are connected, so a proof is fast unless the machine is busy
 _LENGTH = 32  # bytes of a challenge and of a proof
-# Whoever holds a store in C++ does not keep what it is in Python.
+# A reference from C++ does not keep the Python object alive.
 _UNDYING: list[dist.Store] = []
 
 
 def sealed(store: dist.Store) -> dist.Store:
-    """``store``, where only values count that were written with the job's secret, if it has one."""
+    """Return ``store`` with signed values if the job has a secret, else ``store`` itself."""
     if secret := os.environ.get(VARIABLE):
         store = _Sealed(store, secret.encode(errors="surrogateescape"))
         _UNDYING.append(store)
@@ -34,7 +34,7 @@ def sealed(store: dist.Store) -> dist.Store:
 
 
 class _Sealed(dist.Store):
-    """A store that signs each value together with its key; it has the methods that gloo and the ranks use."""
+    """A store that signs each value with its key; it has only the methods that gloo and the ranks use."""
 
     def __init__(self, store: dist.Store, secret: bytes) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _Sealed(dist.Store):
         if not hmac.compare_digest(seal, self._seal(key, value)):
             raise UserError(
                 f"{key} in the store where the ranks meet was written without this job's {VARIABLE}: all of "
-                "them need the same one; if they have it, somebody else in the network writes there"
+                "them need the same one; if they have it, another user of the network writes there"
             )
         return value
 
@@ -67,19 +67,14 @@ class _Sealed(dist.Store):
 
 
 def shared_key(store: dist.Store, rank: int) -> bytes:
-    """Return the key of ranks that meet in ``store``; without a secret, any reader of it knows the key."""
+    """Return the key of the ranks that share ``store``; without a secret, its readers know the key."""
     if not rank:
         store.set("key", secrets.token_hex(_LENGTH))
     return os.environ.get(VARIABLE, "").encode(errors="surrogateescape") + store.get("key")
 
 
 def prove(group: dist.ProcessGroup, key: bytes) -> None:
-    """Prove to every other rank of a group that this one knows a key, and have them prove it.
-
-    Args:
-        group: has connected on the CPU; all its ranks must call this.
-        key: the same on all ranks.
-    """
+    """Verify that every other rank of a connected CPU group knows ``key``; all its ranks must call this."""
     rank, size = group.rank(), group.size()
 
     def proof(prover: int, verifier: int, challenge: bytes) -> bytes:
@@ -91,14 +86,14 @@ def prove(group: dist.ProcessGroup, key: bytes) -> None:
     for other in range(size):
         if not hmac.compare_digest(proofs[other], proof(other, rank, mine)):
             raise UserError(
-                f"rank {rank}: what is connected in the place of rank {other} is no rank of this job: "
-                "another user of the machine or of its network was first; start again, and see who it is if "
-                "it comes again"
+                f"rank {rank}: the process connected as rank {other} is not a rank of this job: "
+                "another user of the machine or of its network connected first; start again, and find out "
+                "who it is if it happens again"
             )
 
 
 def _exchanged(group: dist.ProcessGroup, given: list[bytes]) -> list[bytes]:
-    """Return every rank's text for this one; ``given`` holds this rank's text for each."""
+    """Send each rank its text in ``given``, and return the texts from all ranks."""
     sent = torch.frombuffer(bytearray(b"".join(given)), dtype=torch.uint8)
     received, options = torch.empty_like(sent), dist.AllToAllOptions()
     options.timeout = _PATIENCE

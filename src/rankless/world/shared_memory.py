@@ -1,8 +1,8 @@
-"""Exchange between the ranks of one machine: they add each other's gradients where these lie.
+"""The exchange of gradients between ranks on one machine through shared memory.
 
-A socket copies every byte several times, in small pieces. Here a rank copies what others are to add into
-memory that all of them see, and only rings: one byte over the process group says that it lies there. Who adds
-what, and in which order, is as in :mod:`rankless.world.exchange`.
+A socket copies every byte several times. Here a rank copies its sums into shared memory once and sends one
+byte over the process group as a signal. The shards and the order of additions are those of
+:mod:`rankless.world.exchange`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor
 from rankless.world.exchange import Exchange, Pending, add_in_place
 from rankless.world.tree import Fold, Node
 
-LINE = 64  # bytes: vectors begin where a line of the processor's cache does
+LINE = 64  # bytes of a cache line, the alignment of vectors
 
 
 class SharedMemory:
-    """The exchanges of a step between ranks that share memory; of each step the same, in the same order.
+    """The exchanges of a step through shared memory; every step must have the same ones in the same order.
 
     Args:
-        layout: who holds which part of the tree.
-        memory: seen by all ranks: an area for each node of each rank, and one for the totals.
-        length: of an area, in bytes.
+        layout: the layout of the tree's nodes on the ranks.
+        memory: the shared memory, with an area for each node of each rank and one for the totals.
+        length: number of bytes of an area.
     """
 
     def __init__(self, layout: Exchange, memory: mmap.mmap, length: int) -> None:
@@ -39,30 +39,28 @@ class SharedMemory:
         self.used = 0
 
     def start(self, sums: Sequence[Tensor], result: Tensor) -> Pending:
-        """Begin to add ``sums`` to those of the other ranks.
+        """Start adding ``sums`` to those of the other ranks; overwrite them.
 
-        Args:
-            sums: as for :meth:`rankless.world.exchange.Exchange.start`, each of shape (N,); overwritten.
-            result: where the total will be written, (N,).
+        See :meth:`rankless.world.exchange.Exchange.start`; all vectors have shape (N,).
         """
         place, self.used = self.used, self.used + _lines(result.nbytes)
         return _Ringing(self, place, sums, result)
 
     def begin_again(self) -> None:
-        """The step's exchanges are finished: those of the next may lie where they did."""
+        """Reuse the memory for the next step, after all exchanges of this one are finished."""
         self.used = 0
 
     def view(self, area: int, place: int, like: Tensor) -> Tensor:
-        """The vector, (N,), at ``place`` of an area, of the length and type of ``like``."""
+        """Return the vector (N,) at offset ``place`` of an area, with the length and type of ``like``."""
         start = area * self.length + place
         return torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
 
 
 class _Ringing(Pending):
-    """See :class:`rankless.world.exchange.Pending`.
+    """An exchange through shared memory, which signals with one byte.
 
-    A rank begins the next step after all others have rung for the totals of this one, so after they have read
-    its sums. It writes a total after all have rung for their sums, so after they have read the last step's.
+    A rank starts the next step after all others have signaled their totals, so they have read its sums. It
+    writes a total after all others have signaled their sums, so they have read the previous step's total.
     """
 
     def __init__(self, shared: SharedMemory, place: int, sums: Sequence[Tensor], result: Tensor) -> None:
@@ -79,7 +77,7 @@ class _Ringing(Pending):
         self.work = layout.transport.all_to_all(self.bells[0], self.bells[1], one_each, one_each)
 
     def combine(self) -> None:
-        """Add this rank's shard of all nodes in tree order, where the others can read it."""
+        """Add up this rank's shard of all nodes in tree order, in shared memory."""
         self._wait()
         nodes, total = list(self._nodes()), self._totals()[self.mine]
         left_to_do = len(nodes) - 1
@@ -93,12 +91,12 @@ class _Ringing(Pending):
         self.work = self.layout.transport.all_gather(self.bells[0], self.bells[1, :1])
 
     def finish(self) -> None:
-        """Wait until the total stands in the result."""
+        """Wait for the total and copy it to the result."""
         self._wait()
         self.result.copy_(self._totals())
 
     def _nodes(self) -> Iterator[tuple[Node, Tensor]]:
-        """This rank's shard of every node of all ranks, from left to right."""
+        """Yield this rank's shard of every node of all ranks, from left to right."""
         for rank, nodes in enumerate(self.layout.nodes):
             for number, node in enumerate(nodes):
                 if rank == self.layout.rank:
@@ -112,13 +110,14 @@ class _Ringing(Pending):
 
 
 def share(layout: Exchange, tensors: Iterable[Tensor]) -> SharedMemory | None:
-    """Return memory for sums of such tensors that the ranks of a machine share; all ranks must call it.
+    """Return shared memory for sums of tensors like these; all ranks must call it.
 
-    The pages are taken as they are written, and go with the last rank that holds them, however it ends.
+    The system allocates pages when they are written, and frees them when the last rank ends.
 
     Returns:
-        None where not all ranks are on one machine, where the tensors are not the CPU's, or where the system
-        has no such memory or hides it from one of the ranks.
+        None if not all ranks are on one machine, if the tensors are not on the CPU, or if shared memory is
+        not
+        available to all ranks.
     """
     tensors = list(tensors)
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
@@ -126,7 +125,7 @@ def share(layout: Exchange, tensors: Iterable[Tensor]) -> SharedMemory | None:
         return None
     length = sum(_lines(tensor.nbytes) for tensor in tensors)
     size = length * (sum(len(nodes) for nodes in layout.nodes) + 1)
-    file, token = -1, secrets.randbits(62)  # of rank 0
+    file, token = -1, secrets.randbits(62)  # rank 0's are used
     if layout.rank == 0:
         file = _anonymous_file(token, size)
     pid, number, token = (layout.gather(value)[0] for value in (os.getpid(), file, token))
@@ -142,8 +141,8 @@ def _name(token: int) -> str:
 
 
 def _anonymous_file(token: int, size: int) -> int:
-    """A file of ``size`` bytes in no folder; -1 where there is no such thing."""
-    if not hasattr(os, "memfd_create"):  # on macOS
+    """Create an anonymous file of ``size`` bytes; return -1 if the system has none."""
+    if not hasattr(os, "memfd_create"):  # macOS
         return -1
     try:
         file = os.memfd_create(_name(token))
@@ -158,10 +157,10 @@ def _anonymous_file(token: int, size: int) -> int:
 
 
 def _mapped(pid: int, file: int, token: int, size: int) -> mmap.mmap | None:
-    """The memory of a process's file, unless this process does not see that file."""
+    """Map another process's file into memory; return None if this process cannot see it."""
     path = Path(f"/proc/{pid}/fd/{file}")
     try:
-        if _name(token) not in str(path.readlink()):  # the number means another process here
+        if _name(token) not in str(path.readlink()):  # this process ID means another process here
             return None
         opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:

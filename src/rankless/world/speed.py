@@ -1,4 +1,4 @@
-"""The speed of exchanges between ranks, measured over gloo between one rank of every machine."""
+"""Measurements of exchanges over gloo, with one rank on every machine."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from rankless.world.reduce import BUCKET_MIB
 from rankless.world.rendezvous import join_store, on_interface
 
 SIZES = tuple(1024 * 4**power for power in range(9))
-"""Bytes: 1 KiB to 64 MiB."""
+"""Measured sizes in bytes, 1 KiB to 64 MiB."""
 _WAIT = timedelta(seconds=20)  # for one collective
-_BUDGET = 0.25  # seconds for one size of one collective, once it has been done
-_MOST = 2.0  # seconds that one collective may take; larger sizes are left out
+_BUDGET = 0.25  # seconds for one size of one collective after the first run
+_MOST = 2.0  # most seconds of one collective; larger sizes are left out
 _TIMES = 50
-_LONG = 0.5  # seconds; what takes longer is not done again
+_LONG = 0.5  # seconds; longer work is not repeated
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of a collective.
+    """The duration of a collective.
 
     Attributes:
-        name: of the collective.
-        size: bytes of every rank's vector.
-        seconds: the median, on the slowest rank.
+        name: name of the collective.
+        size: number of bytes of every rank's vector.
+        seconds: median duration on the slowest rank.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Timing:
 
 @contextmanager
 def connected(rank: int, size: int, address: str, port: int, interface: str | None) -> Iterator[None]:
-    """Inside, this process is one of ``size`` ranks that talk over gloo.
+    """Connect this process as one of ``size`` ranks over gloo.
 
     Args:
-        rank: its number.
-        size: how many there are.
-        address, port: of the store (:func:`rankless.world.rendezvous.open_store`).
-        interface: the one that leads to the others.
+        rank: index of this rank.
+        size: number of ranks.
+        address, port: address of the store (:func:`rankless.world.rendezvous.open_store`).
+        interface: the network interface to the other ranks.
     """
     try:
         store = join_store(address, port, _WAIT)
@@ -61,19 +61,19 @@ def connected(rank: int, size: int, address: str, port: int, interface: str | No
             yield
         finally:
             dist.destroy_process_group()
-    except RuntimeError as error:  # a peer went, or the network did
+    except RuntimeError as error:  # a peer or the network failed
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"the measurement of the network broke off ({line})") from error
 
 
 def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
-    """Time all-reduce and all-to-all of float32 vectors; every rank calls this.
+    """Time all-reduce and all-to-all of float32 vectors; all ranks must call this.
 
     Args:
-        sizes: bytes, rising. After one that takes long the rest is left out.
+        sizes: sizes in bytes, smallest first; sizes after one that takes long are left out.
 
     Returns:
-        The fields of a :class:`Timing` for each, the same on every rank.
+        The fields of a :class:`Timing` per collective and size, the same on every rank.
     """
     found = []
     for name, collective in (("all-reduce", _all_reduce), ("all-to-all", _all_to_all)):
@@ -87,11 +87,9 @@ def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
 
 
 def measure_exchange(parameters: int, micro_batches: int) -> float:
-    """Seconds for the exchange of one step's gradients along the fixed tree; every rank calls this.
+    """Return the seconds to exchange gradients of ``parameters`` float32 numbers along the fixed tree.
 
-    Args:
-        parameters: how many float32 numbers.
-        micro_batches: leaves of the tree.
+    All ranks must call this.
     """
     exchange = Exchange(micro_batches, dist.get_rank(), dist.get_world_size())
     bucket = BUCKET_MIB * 2**20 // 4
@@ -117,8 +115,8 @@ def _all_to_all(vector: Tensor) -> None:
 
 
 def _median(work: Callable[[], None]) -> float:
-    """Seconds of some work that all ranks do together: the slowest rank's median."""
-    once = _slowest([_timed(work)])  # connections grow their windows
+    """Return the slowest rank's median duration of collective work."""
+    once = _slowest([_timed(work)])  # lets TCP windows grow
     if once > _LONG:
         return once
     count = int(min(max(_BUDGET / max(once, 1e-6), 1), _TIMES))
@@ -132,7 +130,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def _slowest(times: Sequence[float]) -> float:
-    """The median, on the rank where it is the largest: the same number on every rank."""
+    """Return the largest of all ranks' medians, the same number on every rank; ``times`` are sorted."""
     seconds = torch.tensor(times[len(times) // 2], dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return float(seconds)

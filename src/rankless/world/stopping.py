@@ -1,4 +1,4 @@
-"""A request to stop that reaches all ranks between two meetings, without one waiting for another."""
+"""A request to stop that reaches all ranks without a collective."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _KEY = "rankless/stop"
 
 
 class SharedStop:
-    """Whether any rank was asked to stop, as far as this rank can know now.
+    """A flag in the ranks' store that says whether any rank received a request to stop.
 
-    It is a flag in the ranks' store: reading it takes some microseconds, and ranks may see it at different
-    moments, so they still have to agree when they meet. Once raised it stays as long as the process group.
+    Reading it takes some microseconds. Ranks may see it at different times, so they must call :meth:`agreed`
+    to stop together. The flag cannot be reset.
     """
 
     def __init__(self, world: World, own: Callable[[], bool]) -> None:
@@ -22,7 +22,7 @@ class SharedStop:
         self._raised = False
 
     def __call__(self) -> bool:
-        """Return whether to stop; raise the flag for the others if this rank was asked."""
+        """Return whether to stop; set the flag if this rank received the request."""
         if self._raised:
             return True
         if self.own():
@@ -34,7 +34,7 @@ class SharedStop:
         return self._raised
 
     def agreed(self) -> bool:
-        """Return whether any rank is to stop, equal on every rank; all ranks must call this."""
+        """Return whether any rank is to stop, the same on every rank; all ranks must call this."""
         answers = self.world.gather(self())
         self._raised = bool(self.world.broadcast(any(answers) if answers is not None else None))
         return self._raised

@@ -1,12 +1,12 @@
-"""Batch norm over the global batch, whatever the number of ranks and micro-batches.
+"""Batch norm over the global batch, for any number of ranks and micro-batches.
 
-A rank works its micro-batches through side by side: each has a thread and a replica of the module that
-shares the weights. A thread runs until its next batch norm and waits there; when the last one has come, the
-norm is computed for all of them at once with sums that are added along the fixed tree, and they go on. One
-thread runs at a time. Backwards it is the same: every replica has its own graph, and autograd works through
-it in the replica's thread, so that the order in which it adds gradients is that of one micro-batch alone.
+A rank runs its micro-batches side by side: each has a thread and a replica of the module that shares the
+weights. Only one thread runs at a time. It runs until its next batch norm and waits there. When all have
+arrived, the norm is computed for all at once, with sums along the fixed tree, and the threads continue. The
+backward pass works the same way: every replica has a separate graph, and autograd runs it in the replica's
+thread. Thus it adds gradients in the same order as for a single micro-batch.
 
-``torch.nn.SyncBatchNorm`` knows neither micro-batches nor CPUs, and adds in the backend's order.
+``torch.nn.SyncBatchNorm`` supports neither micro-batches nor CPUs, and adds in the backend's order.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rankless.world.global_norm import GlobalNorm, is_recomputed, measured, wide
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _END = -1
-"""Instead of a norm's index: the forward pass has ended."""
+"""Index that stands for the end of the forward pass instead of a norm."""
 
 
 def norms_over_batch(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
-    """Return, by name, the batch norms that normalize by the statistics of their current input."""
+    """Return the batch norms that normalize by the statistics of their input, with their names."""
     return [
         (name, norm)
         for name, norm in module.named_modules()
@@ -42,15 +42,15 @@ def norms_over_batch(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
 
 
 class SideBySide:
-    """Runs one function for every own micro-batch, all of them meeting at each batch norm.
+    """A runner of own micro-batches side by side, which synchronize at each batch norm.
 
     Args:
-        module: holds the model; copied once per own micro-batch, sharing parameters' and buffers' memory. Its
-            norms that normalize by running statistics now are left alone.
-        exchange: who holds which part of the tree.
+        module: the model; each own micro-batch has a copy that shares the memory of parameters and buffers.
+            Norms that use running statistics stay unchanged.
+        exchange: the layout of the tree's nodes on the ranks.
 
     Attributes:
-        replicas: one module per own micro-batch, each with its own gradients.
+        replicas: one module per own micro-batch, each with separate gradients.
     """
 
     def __init__(self, module: nn.Module, exchange: Exchange) -> None:
@@ -64,9 +64,9 @@ class SideBySide:
         self.exchange = exchange
         self.names = [name.removeprefix("model.") for name, _ in named]
         self.norms = [norm for _, norm in named]
-        # The norms in the order in which the first run called them, which all ranks compared.
+        # The norms in call order, which all ranks compare in the first run.
         self.order: list[int] = []
-        self.dtypes: list[torch.dtype] = []  # of the sums at each of them
+        self.dtypes: list[torch.dtype] = []  # of the sums for each norm in order
         self.is_agreed = self.is_forward = False
         self.replicas = [_sharing_copy(module) for _ in exchange.own]
         self.device = next(module.parameters()).device
@@ -75,14 +75,14 @@ class SideBySide:
                 vars(norm)["forward"] = _Meeting(self, number, index, norm)
 
     def run(self, forward: Callable[[int], Tensor]) -> None:
-        """Forward and backward pass of every own micro-batch.
+        """Run the forward and backward pass of every own micro-batch.
 
         Args:
-            forward: the forward pass of the i-th own micro-batch; returns its loss, a scalar. Seeds torch's
-                generators if it draws from them.
+            forward: runs the forward pass of the i-th own micro-batch and returns its loss, a scalar. It must
+                seed torch's generators if it draws random numbers.
         """
         count = len(self.replicas)
-        self.met = [0] * count  # how many norms each replica has called
+        self.met = [0] * count  # number of norms that each replica has called
         self.calls = [0] * len(self.norms)
         self.brought: list[Any] = [None] * count
         self.answers: list[Any] = [None] * count
@@ -95,13 +95,13 @@ class SideBySide:
             try:
                 set_threads(cores)
                 if self.device.type == "cuda":
-                    torch.cuda.set_device(self.device)  # a new thread begins on card 0
+                    torch.cuda.set_device(self.device)  # new threads use GPU 0
                 self._wait_for_turn(number)
                 loss = forward(number)
                 self._follow(number, _END)
                 self.meet(number, _END, None, self._end_forward)
-                # In this thread also where autograd has one of its own for the device, in which the replicas
-                # would wait for each other for ever. The token's gradient is zero: it calls all norms.
+                # Stay in this thread: in autograd's thread for the device the replicas would deadlock. The
+                # token has a zero gradient and makes the backward pass visit all norms.
                 with torch.autograd.set_multithreading_enabled(False):
                     torch.autograd.backward([loss, self.tokens[number] * 0])
                 self._let_go_on((number + 1) % count)
@@ -123,11 +123,11 @@ class SideBySide:
 
     @property
     def called(self) -> list[nn.Module]:
-        """The norms of the module itself that the last run called."""
+        """Norms of the original module that the last run called."""
         return [norm for norm, calls in zip(self.norms, self.calls, strict=True) if calls]
 
     def _follow(self, number: int, index: int) -> None:
-        """Replica ``number`` comes to a norm, or to its end; the first replica of the first run leads."""
+        """Check a replica's next norm or its end against the order, which replica 0 of the first run sets."""
         at = self.met[number]
         if number == 0 and not self.is_agreed and index != _END:
             self.order.append(index)
@@ -139,26 +139,26 @@ class SideBySide:
         self.met[number] += 1
 
     def _agree(self, index: int) -> None:
-        """See that all ranks have come to the same norm, in the first run; to the end, in every run."""
+        """Check that all ranks are at the same norm; after the first run, compare only the end."""
         if self.is_agreed and index != _END:
             return
         self._compare(index, index)
 
     def _poison(self, at: int) -> None:
-        """Let the other ranks, which add up their sums for a norm that this one does not call, know of it."""
+        """Send NaN to the other ranks, which are adding up sums for a norm that this rank does not call."""
         norm = self.norms[self.order[at]]
         sums = torch.full((norm.num_features + 1,), torch.nan, dtype=self.dtypes[at], device=self.device)
         self.exchange.total([sums.clone() for _ in self.replicas])
 
     def check(self, index: int, number: Tensor) -> None:
-        """Check that all ranks are at the norm ``index``: others make the number of values, a scalar, NaN."""
+        """Compare the ranks' norms if the number of values, a scalar, is NaN: then a rank is elsewhere."""
         if self.exchange.size > 1 and number.isnan():
             self._compare(index, index)
 
     def _compare(self, expected: int, index: int) -> None:
         """Raise on every rank, with the same message, unless all ranks have reached the expected norm."""
         reached = self.exchange.gather(index)
-        known = self.is_agreed or len(set(reached)) == 1  # what was to come, by every rank
+        known = self.is_agreed or len(set(reached)) == 1  # all ranks know the expected norm
         if others := list(dict.fromkeys([expected, *reached] if known else reached))[1:]:
             raise UserError(self._parted(expected if known else reached[0], others[0]))
 
@@ -174,9 +174,9 @@ class SideBySide:
         )
 
     def normalize(self, number: int, norm: Any, index: int, values: Tensor) -> Tensor:
-        """Normalize ``values`` (B, C, ...) of replica ``number`` together with those of the others."""
+        """Normalize ``values`` (B, C, ...) of replica ``number`` together with the other replicas' values."""
         if is_recomputed():
-            token = torch.zeros((), requires_grad=True)  # as the first time, so that the same is saved
+            token = torch.zeros((), requires_grad=True)  # saves the same tensors as the first time
             again: Tensor = GlobalNorm.apply(self, number, index, token, values, norm.weight, norm.bias)[0]
             return again
         if not self.is_forward or not torch.is_grad_enabled():
@@ -199,8 +199,7 @@ class SideBySide:
     ) -> Any:
         """Wait in norm ``index`` for the other replicas.
 
-        Returns:
-            For replica ``number``, what ``compute`` made of what all have brought.
+        ``compute`` maps what all replicas brought to one result each; return that of replica ``number``.
         """
         self.brought[number] = index, brought
         if number == len(self.replicas) - 1:
@@ -223,7 +222,7 @@ class SideBySide:
         self._agree(index)
         self.calls[index] += 1
         norm = self.norms[index]
-        # The running statistics hold the mean over a norm's calls.
+        # A norm that is called several times averages over its calls.
         momentum = float(norm.momentum or 0) / self.calls[index]
         check = partial(self.check, index)
         return measured(norm, momentum, self.exchange.total, check, wide)
@@ -234,8 +233,8 @@ class SideBySide:
         return ended
 
     def _random_state(self) -> dict[str, Tensor]:
-        """Return the states of the generators that this rank's replicas share, by kind of device."""
-        # Where other ranks are threads, every forward pass has a separate generator on the CPU.
+        """Return the states of the generators that this rank's replicas share, by device type."""
+        # If ranks are threads, every forward pass has a separate CPU generator.
         states = {} if self.exchange.transport.in_process else {"cpu": torch.get_rng_state()}
         is_cuda = self.device.type == "cuda"
         return {**states, "cuda": torch.cuda.get_rng_state(self.device)} if is_cuda else states
@@ -258,7 +257,7 @@ class SideBySide:
 
 
 class _Meeting:
-    """Stands in for a norm's ``forward`` in a replica."""
+    """A replacement for a norm's ``forward`` in a replica."""
 
     def __init__(self, side: SideBySide, number: int, index: int, norm: nn.Module) -> None:
         self.side, self.number, self.index, self.norm = side, number, index, norm
@@ -268,7 +267,7 @@ class _Meeting:
 
 
 def _sharing_copy(module: nn.Module) -> nn.Module:
-    """Copy a module with the same parameter and buffer memory, and its own gradients."""
+    """Copy a module; share the memory of parameters and buffers, but not the gradients."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()
     }

@@ -1,7 +1,7 @@
-"""Ranks that are threads of one process: they exchange in memory what processes send each other.
+"""Ranks that are threads of one process and exchange tensors in memory.
 
-Nothing is gathered on one device, and nobody adds in another order: :mod:`rankless.world.exchange` works on
-this transport as it does on a process group.
+:mod:`rankless.world.exchange` works the same on this transport and on a process group, with the same order of
+additions.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rankless.world.transport import Work
 
 @dataclass
 class _Round:
-    """One collective operation: the tensors each rank posted, and the ranks that took theirs."""
+    """A collective operation: the tensors each rank posted, and the ranks that have read them."""
 
     posted: dict[int, Any] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
 
 
 class Meeting:
-    """The place where threads of one process leave tensors for each other."""
+    """A shared place where the threads of one process exchange tensors."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -42,19 +42,19 @@ class Meeting:
         self._gone: set[int] = set()
 
     def leave(self, rank: int) -> None:
-        """Let the ranks that wait for this one, now or later, meet an error: it is gone."""
+        """Mark a rank as gone; ranks that wait for it then raise an error."""
         with self._changed:
             self._gone.add(rank)
             self._changed.notify_all()
 
     def post(self, number: int, rank: int, value: Any) -> None:
-        """Post what ``rank`` brings to the operation ``number``."""
+        """Post the input of ``rank`` to the operation ``number``."""
         with self._changed:
             self._rounds[number].posted[rank] = value
             self._changed.notify_all()
 
     def take(self, number: int, rank: int, take: Callable[[dict[int, Any]], None]) -> None:
-        """Call ``take`` with what all ranks have posted; return when all ranks have taken theirs."""
+        """Call ``take`` with the inputs of all ranks; return when all ranks have done so."""
         with self._changed:
             round_ = self._rounds[number]
         everyone = set(range(self.size))
@@ -69,13 +69,13 @@ class Meeting:
         self._wait(lambda: everyone - round_.taken)
 
     def send(self, source: int, target: int, packed: Tensor) -> None:
-        """Leave bytes, (N,), for another rank."""
+        """Send bytes (N,) to another rank."""
         with self._changed:
             self._mail[source, target].append(packed)
             self._changed.notify_all()
 
     def receive(self, source: int, target: int) -> Tensor:
-        """Return the oldest bytes, (N,), that ``source`` has left for ``target``."""
+        """Wait for the oldest unread bytes (N,) from ``source`` for ``target``, and return them."""
         with self._changed:
             mail = self._mail[source, target]
         self._wait(lambda: set() if mail else {source})
@@ -101,7 +101,7 @@ class _Exchanged:
         self._meeting.take(self._number, self._rank, self._take)
 
     def is_completed(self) -> bool:
-        return False  # it is done by waiting
+        return False  # it completes in wait
 
 
 class ThreadTransport:
@@ -112,7 +112,7 @@ class ThreadTransport:
         self.on_one_machine = self.gathers_apart = False
         self.name = "threads"
         self._meeting, self._rank = meeting, rank
-        self._begun = 0  # operations so far, of which each rank has the same
+        self._begun = 0  # number of operations so far, the same on all ranks
 
     def send(self, packed: Tensor, rank: int) -> None:
         """See :meth:`Transport.send`; ``packed`` is uint8 (N,)."""
@@ -159,10 +159,10 @@ class ThreadTransport:
 
 @contextmanager
 def join_threads(meeting: Meeting, devices: Sequence[torch.device]) -> Iterator[list[World]]:
-    """Make the ranks of a process, each to be run by a separate thread."""
+    """Create the ranks of a process, each to be run by a separate thread."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
     try:
-        # DDP's wrappers ask a group for its size; each has its own, so that no two threads use one.
+        # A separate group for each DDP wrapper, so that no two threads use the same group.
         groups = [cast(dist.ProcessGroup, dist.new_group([0])) for _ in devices]
         yield [
             World(

@@ -1,7 +1,7 @@
-"""The transport of tensors between ranks: code above it is the same for processes and threads.
+"""The transport of tensors between ranks, with an interface for both processes and threads.
 
-A world has one transport per rank. That of processes is here; that of threads is in
-:mod:`rankless.world.threads`.
+Every rank has one transport. This module has the transport for processes, and :mod:`rankless.world.threads`
+the one for threads.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from rankless.world.peer_waits import PeerWaits
 
 
 class Work(Protocol):
-    """A collective operation under way."""
+    """A started collective operation."""
 
     def wait(self) -> object:
-        """Return once the result can be read and the sent tensors may be changed."""
+        """Wait until the result can be read and the sent tensors may be changed."""
 
     def is_completed(self) -> bool:
-        """Whether :meth:`wait` would return at once."""
+        """Return whether :meth:`wait` would return at once."""
 
 
 class Transport(Protocol):
-    """Carries tensors between one rank and the others; all ranks begin collective operations in one order.
+    """The transport of one rank; all ranks must start collective operations in the same order.
 
     Attributes:
-        waits: how long the rank has waited for others.
-        in_process: whether the ranks are threads of one process, which share what it has one of.
-        on_one_machine: whether the ranks are processes that may share memory.
-        group: what the rank's wrapper of data-parallel modules belongs to; None is the default group.
+        waits: the time this rank has waited for others.
+        in_process: whether the ranks are threads of one process.
+        on_one_machine: whether the ranks are processes on one machine, which can share memory.
+        group: the process group for ``DistributedDataParallel``; None means the default group.
     """
 
     waits: PeerWaits
@@ -45,41 +45,41 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """The transport's name in the record of the run."""
+        """Name of the transport in the run's records."""
 
     @property
     def gathers_apart(self) -> bool:
-        """Whether gathers are ordered separately: each rank may begin one before or after the rest."""
+        """Whether ranks may start gathers independently of the order of other operations."""
 
     def send(self, packed: Tensor, rank: int) -> None:
-        """Send bytes, uint8 (N,) on the CPU, which nobody changes any more."""
+        """Send bytes, uint8 (N,) on the CPU, which must not change afterwards."""
 
     def receive(self, rank: int) -> Tensor:
-        """Return the bytes that ``rank`` has sent, uint8 (N,)."""
+        """Wait for bytes from ``rank`` and return them, uint8 (N,)."""
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Write the values of rank ``source`` into a tensor of the same shape on every rank."""
+        """Copy the tensor of rank ``source`` into the tensor of every rank, all of the same shape."""
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, to_receive: Sequence[int], to_send: Sequence[int]
     ) -> Work:
-        """Begin to send a piece of ``sent``, (S,), to every rank and to receive one of each, (R,).
+        """Start sending a piece of ``sent`` to every rank and receiving a piece from each.
 
         Args:
-            received: where the pieces of the ranks will lie, in their order.
-            sent: the pieces for the ranks, in their order.
-            to_receive, to_send: their lengths.
+            received: receives the pieces in rank order, (R,).
+            sent: the pieces in rank order, (S,).
+            to_receive, to_send: lengths of the pieces.
         """
 
     def all_gather(self, gathered: Tensor, mine: Tensor) -> Work:
-        """Begin to write every rank's ``mine``, (N,), into ``gathered``, (ranks * N,)."""
+        """Start gathering every rank's ``mine`` (N,) into ``gathered`` (ranks * N,)."""
 
 
 class GroupTransport:
-    """The default process group of ``torch.distributed``, of which a process has one.
+    """The transport over the default process group of ``torch.distributed``.
 
     Attributes:
-        beside: a second group of the same ranks, for gathering; None where the default one does that, too.
+        beside: a second group of the same ranks for gathers; None uses the default group.
     """
 
     def __init__(self) -> None:
@@ -93,16 +93,16 @@ class GroupTransport:
         return self.beside is not None
 
     def gather_apart(self, timeout: timedelta) -> None:
-        """Gather over connections of its own from now on, where that is possible; all ranks must call it.
+        """Use separate connections for gathers over gloo; all ranks must call it.
 
-        Not with NCCL: its kernels for two groups would have to start in one order on all ranks.
+        NCCL needs the same order of kernels on all ranks, so two groups would have no benefit.
         """
         if dist.get_backend() == "gloo" and dist.get_world_size() > 1:
             self.beside = cast(dist.ProcessGroup, dist.new_group(timeout=timeout))
 
     @property
     def name(self) -> str:
-        """The backends, by kind of device."""
+        """Backends of the process group by device type."""
         return str(dist.get_backend_config())
 
     def send(self, packed: Tensor, rank: int) -> None:
@@ -137,4 +137,4 @@ class GroupTransport:
 
 
 PROCESS_GROUP = GroupTransport()
-"""Of this process."""
+"""The transport of this process."""

@@ -1,8 +1,8 @@
-"""The assignment of micro-batches to ranks, and the fixed tree along which their sums are added.
+"""The assignment of micro-batches to ranks, and the fixed tree along which their values are added.
 
-Leaves are the micro-batches 0..M-1 of a step. A node ``(level, index)`` stands for the leaves
-``index * 2**level`` up to ``(index + 1) * 2**level``, of which those from M on do not exist. Its value is the
-value of its left child plus the value of its right child, or the left one alone where the right is missing.
+The leaves are the micro-batches 0 to M - 1 of a step. A node ``(level, index)`` covers the existing leaves
+from ``index * 2**level`` up to, but not including, ``(index + 1) * 2**level``. Its value is the sum of its
+left and right child, or the left child's value if there is no right child.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def own_micro_batches(micro_batches: int, rank: int, size: int) -> range:
-    """The contiguous run of micro-batches that ``rank`` computes; 8 on 3 ranks are 3 + 3 + 2."""
+    """Return the contiguous range of micro-batches of ``rank``; 8 on 3 ranks are 3 + 3 + 2."""
     each, more = divmod(micro_batches, size)
     start = rank * each + min(rank, more)
     return range(start, start + each + (rank < more))
@@ -24,20 +24,20 @@ class Node(NamedTuple):
     """A position in the tree."""
 
     level: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a node
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
 
 
 class Fold(Generic[Value]):
-    """Adds values along the tree as they come in, from left to right, keeping as few partial sums as can be.
+    """An incremental sum along the tree, from left to right, with as few partial sums as possible.
 
     Args:
-        leaves: how many leaves the tree has, M.
-        add: ``add(left, right)`` gives their sum and may reuse the memory of either.
-        values: added at once, those of nodes or of leaves (micro-batches), from left to right.
+        leaves: number of leaves of the tree, M.
+        add: ``add(left, right)`` returns their sum and may reuse the memory of either.
+        values: initial values of nodes or leaves, from left to right.
 
     Attributes:
-        stack: the whole nodes that could not be added further yet, from left to right: at most
-            log2 M + 1 of them while a run of leaves that begins at a multiple of its length comes in.
+        stack: the partial sums with their nodes, from left to right. If the leaves start at a multiple of
+            their number, there are at most log2 M + 1.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class Fold(Generic[Value]):
             self.push(Node(0, position) if isinstance(position, int) else position, value)
 
     def push(self, node: Node, value: Value) -> None:
-        """Take the value of the node that begins where the last one ended."""
+        """Add the value of the node that follows the last one."""
         while True:
             level, index = node
             if index % 2 and self.stack and self.stack[-1][0] == Node(level, index - 1):
                 value = self.add(self.stack.pop()[1], value)
             elif index % 2 or level == self.top or (index + 1) << level < self.leaves:
-                break  # its sibling is still to come, is another rank's, or this is the root
+                break  # the sibling is missing or this is the root
             node = Node(level + 1, index // 2)
         self.stack.append((node, value))
 
 
 def owned_nodes(micro_batches: int, rank: int, size: int) -> list[Node]:
-    """The largest whole nodes over the micro-batches of ``rank``, from left to right."""
+    """Return the largest complete nodes over the micro-batches of ``rank``, from left to right."""
     own = own_micro_batches(micro_batches, rank, size)
     fold: Fold[None] = Fold(micro_batches, lambda left, right: None, ((leaf, None) for leaf in own))
     return [node for node, _ in fold.stack]

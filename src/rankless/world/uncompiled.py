@@ -1,10 +1,10 @@
-"""PyTorch's data-parallel wrapper, optimizers, modes and deterministic kernels without its compiler.
+"""PyTorch's data-parallel wrapper, optimizers and modes without imports of its compiler.
 
-All of them import ``torch._dynamo`` or ``torch._inductor``, to ask things that have one answer as long as
-nothing is compiled. These take longer to import than the rest of PyTorch, in every rank and at every restart:
-4 s of a processor (``import torch._dynamo`` of PyTorch 2.14 on a busy x86 machine). Nothing of PyTorch is
-replaced: these are copies and subclasses. ``tests/world/test_uncompiled.py`` fails where a PyTorch asks in
-another place.
+The originals import ``torch._dynamo`` or ``torch._inductor``, although their answers are constant without
+compiled code. This import takes longer than the rest of PyTorch, in every rank and at every restart: 4 s of
+CPU time for ``torch._dynamo`` of PyTorch 2.14 on a busy x86 machine. This module does not modify PyTorch; it
+has copies and subclasses. ``tests/world/test_uncompiled.py`` fails if a PyTorch release imports the compiler
+elsewhere.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _COMPILER = "torch._dynamo"
-_GENERATOR = "torch._inductor.config"  # of the compiler's code
-_DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"  # it reads this when it is imported
+_GENERATOR = "torch._inductor.config"  # the compiler's code generator
+_DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"  # read when torch._inductor is imported
 
 
 def set_deterministic(on: bool) -> None:
-    """``torch.use_deterministic_algorithms``; a compiler that is imported later is set as well."""
+    """Call ``torch.use_deterministic_algorithms``; also set this for a compiler imported later."""
     if _GENERATOR in sys.modules:
         torch.use_deterministic_algorithms(on)
     else:
@@ -41,12 +41,12 @@ def set_deterministic(on: bool) -> None:
 
 
 def _plain(function: Any) -> Any:
-    """A method without the wrappers that make the compiler leave it alone."""
+    """Return a method without the wrappers that exclude it from compilation."""
     return inspect.unwrap(function)
 
 
 class PlainSGD(SGD):
-    """The base class without code for the compiler; its results are the same."""
+    """``torch.optim.SGD`` without code for the compiler, with the same results."""
 
     add_param_group = _plain(Optimizer.add_param_group)
     zero_grad = _plain(Optimizer.zero_grad)
@@ -54,7 +54,7 @@ class PlainSGD(SGD):
 
 
 class PlainAdam(Adam):
-    """The base class without code for the compiler; its results are the same."""
+    """``torch.optim.Adam`` without code for the compiler, with the same results."""
 
     add_param_group = _plain(Optimizer.add_param_group)
     zero_grad = _plain(Optimizer.zero_grad)
@@ -62,7 +62,7 @@ class PlainAdam(Adam):
 
 
 class PlainAdamW(AdamW):
-    """The base class without code for the compiler; its results are the same."""
+    """``torch.optim.AdamW`` without code for the compiler, with the same results."""
 
     add_param_group = _plain(Optimizer.add_param_group)
     zero_grad = _plain(Optimizer.zero_grad)
@@ -70,9 +70,9 @@ class PlainAdamW(AdamW):
 
 
 class PlainDispatchMode(TorchDispatchMode):
-    """The same as its base, for code that is not compiled; threads may be inside at the same time.
+    """``TorchDispatchMode`` for code that is not compiled, which several threads may enter at the same time.
 
-    The base wraps its method for the compiler, and keeps flags for it that are the process's.
+    The base class wraps its method for the compiler and keeps global flags for it.
     """
 
     def __init__(self) -> None:
@@ -90,14 +90,14 @@ class PlainDispatchMode(TorchDispatchMode):
 
 
 class _Answer(SimpleNamespace):
-    """A stand-in for a compiler that is not loaded; it loads the real one for anything it cannot answer."""
+    """A stand-in for the compiler, which is loaded on access to any other attribute."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(_COMPILER), name)
 
 
 class _Torch:
-    """``torch`` with an answer in place of a compiler that has not been imported."""
+    """The ``torch`` module with a stand-in for the compiler until that is imported."""
 
     _answer = _Answer(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
 
@@ -108,7 +108,7 @@ class _Torch:
 
 
 def _importing_nothing(function: Any) -> Any:
-    """A copy of a function that does not import the compiler to ask it about data-parallel wrappers."""
+    """Copy a function, replacing its ``torch`` by :class:`_Torch`."""
     names = {**function.__globals__, "torch": _Torch()}
     copy = FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
@@ -118,7 +118,7 @@ def _importing_nothing(function: Any) -> Any:
 
 
 class PlainDataParallel(DistributedDataParallel):
-    """The same as its base, as long as the wrapper itself is not compiled."""
+    """``DistributedDataParallel`` for wrappers that are not compiled."""
 
     __init__ = _importing_nothing(DistributedDataParallel.__init__)
 
