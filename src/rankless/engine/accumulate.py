@@ -43,12 +43,8 @@ class LossModule(nn.Module):
 class Accumulator:
     """The gradient computation of a step, with batch statistics per micro-batch or frozen ones.
 
-    Args:
-        task: computes the loss.
-        model: the bare model on its device, with its frozen parts already frozen.
-        statistics: the running statistics of the model's norms.
-        recipe: gives the precision (resolved), seed, batch and reduce.
-        world: the ranks.
+    The bare model must be on its device, with its frozen parts already frozen; the recipe's precision is
+    resolved.
     """
 
     def __init__(
@@ -72,11 +68,8 @@ class Accumulator:
     ) -> Totals:
         """Run the forward and backward pass of this rank's micro-batches, and reduce over all ranks.
 
-        Args:
-            step: number of the step, from 0; seeds the dropout.
-            batches: this rank's next micro-batches.
-            scale: scales the loss, a scalar, before the backward pass (fp16).
-            flags: this rank's flags, which are shared with all ranks.
+        ``step`` (from 0) seeds the dropout, and ``scale`` scales the loss, a scalar, before the backward pass
+        (fp16). All ranks share their flags.
         """
         leaves: list[Tensor] = []
         pending = None

@@ -29,11 +29,9 @@ class DivergedError(UserError):
 
 
 def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
-    """Describe the micro-batches with a loss that does not depend on every parameter.
+    """Describe the micro-batches (from 0) with a loss that does not depend on the named parameters.
 
-    Args:
-        step: number of the step, from 1.
-        unused: each such micro-batch, from 0, with the names of the parameters.
+    ``step`` counts from 1.
     """
     leaf, names = unused[0]
     more = f" (and {len(unused) - 1} more micro-batches)" if len(unused) > 1 else ""
@@ -45,14 +43,9 @@ def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
 
 
 def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, scale: float) -> str:
-    """Describe a loss or a gradient that is not finite.
+    """Describe a loss that is not finite, or the parameters ``bad`` with such a gradient.
 
-    Args:
-        step: number of the step, from 1.
-        numbers: the results of the step.
-        bad: names of the parameters whose gradient is not finite.
-        recipe: the recipe, for advice on its values.
-        scale: fp16's loss scale.
+    ``step`` counts from 1; ``scale`` is fp16's loss scale.
     """
     if not math.isfinite(numbers.loss):
         what = f"the loss became {numbers.mean_loss}"

@@ -94,14 +94,7 @@ def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[st
 def restore_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], source: str = "the state"
 ) -> None:
-    """Restore the state that :func:`state_tensors` returned.
-
-    Args:
-        optimizer: the optimizer to restore.
-        model: its model, which gives the parameters' names.
-        tensors: each with the shape of its parameter, or a scalar for ``step``.
-        source: the origin of the tensors, for messages.
-    """
+    """Restore the state that :func:`state_tensors` returned; ``source`` is its origin for messages."""
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         slot, _, name = key.partition("/")

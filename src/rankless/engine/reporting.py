@@ -29,11 +29,7 @@ _FIRST_COST = 0.1  # seconds; assumed before a page has been written
 class Reporting:
     """The writer of ``evaluation.json`` and ``report.html`` during a run.
 
-    Args:
-        task: the run's task; its method ``report_details`` is optional.
-        run: the directory to write to.
-        sinks: receive the warning.
-        enabled: whether this rank writes the report.
+    The task's method ``report_details`` is optional. ``enabled`` says whether this rank writes the report.
     """
 
     def __init__(self, task: Task, run: RunDirectory, sinks: Sinks, *, enabled: bool) -> None:

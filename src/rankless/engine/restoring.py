@@ -153,9 +153,6 @@ def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
 class _Copies:
     """The writer of checkpoints that a machine lacks.
 
-    Args:
-        mirrors, run, class_names: as for :func:`restore`.
-
     Attributes:
         warnings: sentences about checkpoints that could not be written on this machine.
         copied: sentences about the checkpoints that were sent, the same on every rank.

@@ -62,15 +62,7 @@ class Outcome:
 class Saver:
     """The writer of checkpoints, which keeps track of the best one.
 
-    Args:
-        recipe: says when to save and how many checkpoints to keep.
-        run: the run directory.
-        state: the state to save.
-        class_names: names to write into the weights.
-        world: the ranks.
-        sinks: receive events about checkpoints.
-        start: number of steps already done.
-        mirrors: the ranks that keep a copy; None means rank 0 alone.
+    ``start`` is the number of steps already done. Without ``mirrors`` only rank 0 keeps a copy.
 
     Attributes:
         is_best: whether the newest scores are the best so far and their weights are not saved yet.

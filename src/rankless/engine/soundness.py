@@ -32,11 +32,7 @@ def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
 
 
 def begin_alike(model: nn.Module, world: World) -> list[str]:
-    """Give every rank the initial weights of rank 0, the same as in a run with one rank.
-
-    Returns:
-        A warning if they were not the same.
-    """
+    """Give every rank the initial weights of rank 0; return a warning if they were not the same."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     layout = [[name, str(t.dtype), *t.shape] for name, t in tensors.items()]
     gathered = world.gather([layout, checksums(tensors)])
@@ -61,11 +57,7 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
 
 
 def differing(step: int, tensors: Mapping[str, Tensor], world: World) -> str | None:
-    """Compare the weights after ``step`` steps across ranks.
-
-    Returns:
-        The error, on every rank, if they differ; else None.
-    """
+    """Compare the weights after ``step`` steps across ranks; return an error on every rank if they differ."""
     names = list(tensors)
     gathered = world.gather([names, checksums(tensors)])
     difference = world.broadcast(_differing(gathered) if gathered else None)

@@ -43,13 +43,8 @@ class TrainingState:
     """Model, EMA, optimizer and loss scale, made in the only order that works.
 
     The order is model, device, frozen parts, norms, optimizer, data-parallel wrapper. The last three are made
-    again when the backbone is released.
-
-    Args:
-        task: builds the model.
-        recipe: the recipe, with its precision resolved.
-        world: the ranks, and this rank's device.
-        images: number of training images; a checkpoint with another number is refused.
+    again when the backbone is released. ``images`` is the number of training images; a checkpoint with
+    another number is refused.
 
     Attributes:
         model: the bare model; its names are those in the weights files.
@@ -124,11 +119,7 @@ class TrainingState:
             norm.eval()
 
     def begin(self, step: int) -> bool:
-        """Begin ``step`` (from 0); call before its first forward pass.
-
-        Returns:
-            Whether the backbone was released at this step.
-        """
+        """Begin ``step`` (from 0) before its forward passes; return whether this released the backbone."""
         releases = self.backbone is not None and step >= self.released_at
         if releases:
             self._release()

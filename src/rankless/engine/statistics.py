@@ -108,11 +108,9 @@ class RunningStatistics:
         return values.repeat_interleave(self.lengths, output_size=len(self.vector))
 
     def end(self, total: Tensor | None) -> None:
-        """Update the running statistics with those of the step.
+        """Update the running statistics with the sum (S,) over all micro-batches' leaves.
 
-        Args:
-            total: the sum over all micro-batches' leaves, (S,); None keeps the old statistics (a skipped
-                step).
+        None, for a skipped step, keeps the old statistics.
         """
         if total is None:
             self.vector.copy_(self.before)

@@ -17,9 +17,7 @@ from rankless.world.process_group import World
 class UnreadableImages:
     """Distinct unreadable images, by their number.
 
-    Args:
-        images: number of training images.
-        max_bad: ``data.max_bad``, the largest fraction of training images that may be unreadable.
+    ``max_bad`` is the largest fraction of training images that may be unreadable (``data.max_bad``).
 
     Attributes:
         trained: unreadable training images.
@@ -34,8 +32,7 @@ class UnreadableImages:
     def meet(self, world: World, mine: Sequence[Unreadable]) -> list[Unreadable]:
         """Exchange the images that ranks could not read in a step; every rank must call this.
 
-        Returns:
-            The new ones, in order of their number; the same on every rank.
+        Return the new ones in order of their number, the same on every rank.
         """
         gathered = world.gather(list(mine))
         images = world.broadcast(sorted({one for rank in gathered for one in rank}) if gathered else None)

@@ -52,14 +52,8 @@ def batch_loss(
 ) -> tuple[float, float]:
     """Compute the sum and count of a batch's loss, without gradients, leaving out unreadable images.
 
-    Args:
-        task: a task with a validation loss.
-        model: the model in evaluation mode, or its :class:`FirstOutput`.
-        batch: the batch, on the device.
-        seed: the recipe's seed; together with ``first`` it seeds random draws of the loss, such as the
-            samples of Faster R-CNN.
-        first: index of the batch's first image.
-        device: the model's device.
+    The recipe's ``seed`` and ``first``, the index of the batch's first image, seed random draws of the loss,
+    such as the samples of Faster R-CNN.
     """
     if unreadable_in(batch):
         readable = getattr(batch, "readable", None)

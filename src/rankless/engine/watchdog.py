@@ -79,13 +79,7 @@ class Watchdog:
         self._beat()
 
     def begin(self, phase: str, step: int, slowest: float = 0.0) -> None:
-        """Begin a phase of ``step``.
-
-        Args:
-            phase: name of the phase.
-            step: number of the step.
-            slowest: the seconds of the slowest save so far, for saves, which continue beside the steps.
-        """
+        """Begin a phase of ``step``; for a save, ``slowest`` is the seconds of the slowest save so far."""
         now = time.monotonic()
         before, _, since = self._now
         self._usual[before].append(now - since)

@@ -22,11 +22,8 @@ def of_rank(recipe: Recipe, world: World) -> int:
 def loader_processes(recipe: Recipe, ranks: int, kind: str) -> int:
     """Return the recipe's ``workers``, or the number that the free cores allow.
 
-    Args:
-        recipe: the recipe.
-        ranks: number of ranks on this machine, which share its cores.
-        kind: the type of their devices, ``cpu`` or ``cuda``. A rank with a GPU always gets at least one
-            loader process; ranks on the CPU use ``threads`` cores each themselves.
+    The ``ranks`` of this machine share its cores. A rank with a GPU (``kind`` is ``cuda``) always gets at
+    least one loader process; ranks on the CPU use ``threads`` cores each themselves.
     """
     if recipe.workers != "auto":
         return recipe.workers

@@ -60,9 +60,7 @@ class Binned:
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add the numbers of a step, except those that are not finite or so large that a sum may overflow.
 
-        Args:
-            step: number of the step, from 1, in increasing order.
-            values: the numbers by name.
+        Steps count from 1 and must increase.
         """
         finite = {name: value for name, value in values.items() if abs(value) < _LARGEST}
         self.names |= dict.fromkeys(finite)

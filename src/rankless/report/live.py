@@ -25,9 +25,7 @@ _AGAIN = 5  # seconds
 def served(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
     """Make a server for the report of ``run``; it answers once its ``serve_forever`` is called.
 
-    Args:
-        run: the run directory.
-        port: port on the loopback address; None takes the first free one from :data:`PORT`.
+    It uses ``port`` of the loopback address, or the first free one of :data:`PORT`.
     """
     collected = Collected(run).refresh()
     lock, newest = threading.Lock(), lru_cache(maxsize=1)(lambda best, last: of_run(run))

@@ -21,12 +21,10 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 
 
 def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *, refresh: int = 0) -> str:
-    """Make the page of one run, or of several side by side.
+    """Make the page of one run, or of several side by side, which are already refreshed.
 
-    Args:
-        runs: at least one run, already refreshed.
-        digests: digests of the weights, by the run directory's path as given.
-        refresh: seconds after which the browser reloads the page; 0 for never.
+    ``digests`` has the weights' digests by the run directory's path as given. The browser reloads the page
+    after ``refresh`` seconds unless 0.
     """
     known = digests or {}
     if len(runs) == 1:

@@ -19,11 +19,8 @@ _STARTS = ("start", "resume")
 class Replay:
     """A context manager that shows the lines of a journal, including those of past steps.
 
-    Args:
-        run: the name of the run to show.
-        recipe: the run's recipe, as plain values.
-        device: the type of the ranks' devices, ``cpu`` or ``cuda``.
-        in_threads: whether the ranks are threads of one process.
+    ``device`` is the type of the ranks' devices, ``cpu`` or ``cuda``. ``in_threads`` says whether the ranks
+    are threads of one process.
 
     Attributes:
         last: the last event that began or ended the run; None before the first one.
