@@ -27,7 +27,7 @@ def add_in_place(left: Tensor, right: Tensor) -> Tensor:
 
 
 class Exchange:
-    """The layout of nodes on ranks, and sums of the ranks' values along the tree.
+    """The layout of the tree's nodes on ranks, which adds up the ranks' values along the tree.
 
     Attributes:
         own: the micro-batches of this rank.
@@ -68,7 +68,7 @@ class Exchange:
         return [value for _, value in Fold(self.micro_batches, add_in_place, values).stack]
 
     def total(self, leaves: Iterable[Tensor]) -> Tensor:
-        """Return the total (N,) over all ranks of one vector (N,) per own micro-batch; overwrite these."""
+        """Add up one vector (N,) per own micro-batch over all ranks, in place; return the total (N,)."""
         sums = self.fold(leaves)
         pending = self.start(sums, torch.empty_like(sums[0]))
         pending.combine()

@@ -151,7 +151,7 @@ class SideBySide:
         self.exchange.total([sums.clone() for _ in self.replicas])
 
     def check(self, index: int, number: Tensor) -> None:
-        """Compare the ranks' norms if the number of values, a scalar, is NaN: then a rank is elsewhere."""
+        """Raise an error if ``number``, a scalar, is NaN because a rank did not call this norm."""
         if self.exchange.size > 1 and number.isnan():
             self._compare(index, index)
 

@@ -1,4 +1,4 @@
-"""Slurm's ``srun``: one task is one rank."""
+"""Detection of ranks that Slurm's ``srun`` started as tasks."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ RAY_WORKER = "RANKLESS_RAY_WORKER"
 
 
 class Standard(Environment):
-    """Any launcher that sets ``RANK`` and ``WORLD_SIZE``, and the master's address for several ranks."""
+    """Any launcher that sets ``RANK`` and ``WORLD_SIZE``, and MASTER_ADDR and MASTER_PORT if needed."""
 
     name = "RANK and WORLD_SIZE"
 

@@ -33,7 +33,7 @@ from rankless.tasks import resolve_recipe
 Mode = tuple[int, str]
 """Number of images at a time and precision of the plain loop."""
 _MOST = 200  # steps per turn
-_USABLE = 0.9  # fraction of the free memory; other programs need some, too
+_USABLE = 0.9  # fraction of the free memory; other programs need memory as well
 
 
 class _Processes(ExitStack):

@@ -21,7 +21,7 @@ from rankless.launch.planning.memory_guard import guarded
 from rankless.recipe.schema import Batch, Recipe
 from rankless.tasks import open_task, resolve_recipe
 
-_USABLE = 0.9  # fraction of the free memory; other programs need some, too
+_USABLE = 0.9  # fraction of the free memory; other programs need memory as well
 _MICRO_BATCHES = 2  # per tried step: the second one finds the gradients of the first in memory
 _GIB = 1 << 30
 _TOO_SMALL = "too small: batch norm sees one value per channel"
@@ -55,7 +55,7 @@ class Fitted:
 
     Attributes:
         recipe: the recipe with its precision resolved.
-        devices: number of devices that share a step, and on a CPU the memory.
+        devices: number of devices that share a step; processes on a CPU also share the memory.
         free: memory for each device in bytes.
         sees: whether a batch norm learns from each micro-batch.
         tried: the tried sizes, smallest first.

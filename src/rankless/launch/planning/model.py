@@ -34,7 +34,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Workload:
-    """One step of a recipe on a device that has its machine to itself; times are in seconds.
+    """One step of a recipe on a device without load by other devices of its machine; times are in seconds.
 
     Attributes:
         micro_batches: number of micro-batches per step.
@@ -158,7 +158,7 @@ def gang(world: int, devices: int, micro_batches: int) -> Gang:
     """Return the ranks that share this many micro-batches on machines with ``devices`` devices."""
     each, more = divmod(micro_batches, world)
     if not more and not each & (each - 1):
-        counts: Sequence[int] = (1,) * world  # every rank owns one whole node
+        counts: Sequence[int] = (1,) * world  # every rank owns one node
     else:
         counts = [len(owned_nodes(micro_batches, rank, world)) for rank in range(world)]
     return Gang(world, min(world, devices), max(counts), min(counts), sum(counts))

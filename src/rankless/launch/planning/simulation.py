@@ -174,7 +174,7 @@ class Simulation:
             collective.is_starved = True
 
     def _arriving(self, time: float, rank: int, number: int) -> None:
-        """Receive a message from another machine over the machine's port."""
+        """Reserve the machine's incoming port for a message from another machine."""
         machine = rank // self.ranks.here
         self.arriving[machine] = max(time, self.arriving[machine]) + self.collectives[rank][number].seconds
         self._arrives(self.arriving[machine], rank, number)

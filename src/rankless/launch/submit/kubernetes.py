@@ -23,7 +23,7 @@ _NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 
 # Kubernetes expands $( and $$ anywhere, so the script has neither.
 _POD = """\
-# The ranks of one machine, a process for each device; what follows the script is their command.
+# Start the ranks of one machine, a process for each device. The script's arguments are their command.
 # At a preemption they save and exit with {stopped}.
 trap 'again=1 stop=1; [ -z "$ranks" ] || kill -TERM $ranks' TERM
 stop="" ranks=""
@@ -48,7 +48,7 @@ for rank in $ranks; do
     wait $rank
     ended=$?
   done
-  # {lost} only says that another rank was lost: what that one says counts.
+  # {lost} means that another rank was lost; the exit code of that rank counts.
   case $code in 0 | {lost}) [ $ended = 0 ] || code=$ended ;; esac
 done
 exit $code

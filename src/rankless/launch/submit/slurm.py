@@ -27,13 +27,13 @@ cd $folder || exit 2
 
 $variables
 # Before the time limit Slurm signals this shell, which passes it on: the ranks save and exit with $stopped.
-# At a preemption it signals the ranks and this shell, which stays to see them save.
+# At a preemption it signals the ranks and this shell, which waits until they have saved.
 stopping=
 trap 'stopping=1 again=1; kill -USR1 $$!' USR1
 trap 'stopping=1 again=1' TERM
 
 for start in 1 2 3 4; do
-    # A task that fails must not end the others: they save, or say why they could not go on.
+    # A failed task must not end the others: they save, or report why they cannot continue.
     srun --kill-on-bad-exit=0$cpus $command &
     step=$$! again=1
     while [ $$again = 1 ]; do  # a signal interrupts wait
@@ -48,7 +48,7 @@ for start in 1 2 3 4; do
     esac
 done
 
-# Requeued, the job goes on at the same step in the same directory. One that was canceled is running no more.
+# A requeued job continues at the same step in the same directory. A canceled job is no longer running.
 if [ $$code = $stopped ] || [ -n "$$stopping" ]; then
     state=$$(squeue --noheader --jobs "$$SLURM_JOB_ID" --format %T)
     [ "$$state" != RUNNING ] || scontrol requeue "$$SLURM_JOB_ID"
@@ -112,9 +112,9 @@ def script(request: Request, settings: Settings) -> str:
         "account": settings.account,
         "qos": settings.qos,
     }
-    alone = "# A single task is no rank by Slurm's variables.\nexport RANK=0 WORLD_SIZE=1\n"
+    alone = "# Rankless does not count a single Slurm task as a rank.\nexport RANK=0 WORLD_SIZE=1\n"
     several = (
-        "# By it the ranks know each other from whoever else is in the network.\n"
+        "# The ranks authenticate each other with this secret.\n"
         "RANKLESS_SECRET=$(head -c 32 /dev/urandom | base64)\nexport RANKLESS_SECRET\n"
     )
     return _SCRIPT.substitute(
