@@ -116,7 +116,7 @@ def loopback() -> str | None:
 
 @contextmanager
 def on_interface(name: str | None) -> Iterator[None]:
-    """Make gloo and NCCL listen on one interface only within this context, unless the user named another.
+    """Restrict gloo and NCCL to one interface within this context, unless the user has set another.
 
     None leaves the choice to gloo and NCCL. Gloo then uses the address of the host name.
     """

@@ -45,7 +45,7 @@ class Tried:
 
     @property
     def too_small(self) -> bool:
-        """Whether a batch norm would see one value per channel; a larger size may still fit."""
+        """Whether the size was refused because a batch norm would see only one value per channel."""
         return self.problem == _TOO_SMALL
 
 
@@ -170,7 +170,7 @@ def _sizes(images: int, ranks: int) -> list[int]:
 
 
 def _shares(batch: Batch) -> list[int]:
-    """Return the possible shares of a step in images, from one micro-batch to all of them."""
+    """Return the numbers of images that a device's share of a step can have."""
     return [batch.micro * count for count in range(1, batch.micro_batches + 1)]
 
 

@@ -133,7 +133,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Gang:
-    """The ranks of a run, in order on their machines, and their parts of the tree.
+    """The distribution of a run's ranks on machines, and of the tree's nodes on ranks.
 
     Attributes:
         world: number of ranks.

@@ -117,7 +117,7 @@ class Plan:
 
 
 def plan(recipe: Recipe, asked: PlanOptions, say: Callable[[str], None]) -> Plan:
-    """Measure the inputs that the options do not give, and predict.
+    """Predict the speed on more devices; measure the inputs that the options do not give.
 
     ``say`` is called with a progress line before each slow part.
     """

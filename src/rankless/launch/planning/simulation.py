@@ -147,7 +147,7 @@ class Simulation:
                 self._send(time, rank, number)
 
     def _send(self, time: float, rank: int, number: int) -> None:
-        """Send the rank's next message, and schedule an event for when its port is free."""
+        """Send the rank's next message, and schedule the event that frees its port."""
         collective, world = self.collectives[rank][number], self.ranks.world
         collective.sent += 1
         to = (rank + (1 if collective.is_ring else collective.sent)) % world
