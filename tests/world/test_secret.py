@@ -110,9 +110,7 @@ def test_who_connects_first_in_the_place_of_a_rank_is_refused(
     monkeypatch.setattr(secret, "_PATIENCE", timedelta(seconds=60 if answers else 1))
     stranger = Stranger(tmp_path / "store", answers=answers)
     stranger.start()
-    expected = (
-        (UserError, "no rank of this job: another user") if answers else (LostPeerError, "another user")
-    )
+    expected = (UserError, "rank of this job: another user") if answers else (LostPeerError, "another user")
     try:
         with pytest.raises(expected[0], match=expected[1]), join(tmp_path / "store") as world:
             received = torch.ones(3)

@@ -274,7 +274,7 @@ class Bench:
         for key, text in self.advice:
             yield f"{key}: {text}"
         if not self.advice:
-            yield "no change of workers, data.cache, batch.micro or precision promises a higher speed"
+            yield "no change to workers, data.cache, batch.micro or precision would help much"
 
 
 def bench(
