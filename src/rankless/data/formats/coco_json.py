@@ -1,7 +1,7 @@
-"""Decode and encode COCO's JSON entry by entry: a file of 600 MB never becomes a tree of Python objects.
+"""Decode and encode COCO's JSON entry by entry, so a file of 600 MB never becomes a tree of Python objects.
 
-msgspec splits the lists into entries without decoding them. Content that it refuses, such as NaN, which many
-programs write although JSON lacks it, is decoded by the slower standard library.
+msgspec splits the lists into entries without decoding them. The slower standard library decodes content that
+msgspec refuses, such as NaN, which JSON lacks but many programs write.
 """
 
 from __future__ import annotations

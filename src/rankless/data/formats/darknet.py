@@ -1,7 +1,7 @@
-"""Darknet's text labels (YOLO data): one ``.txt`` of ``class x y w h`` lines per image.
+"""Read and write Darknet's text labels (YOLO): one ``.txt`` file of ``class x y w h`` lines per image.
 
-The class is counted from 0, the box is its center and size, normalized by the upright image's sides. A line
-of more numbers is a polygon, as trainers of segmentation write it; its bounds are the box.
+Classes count from 0. A box is its center and size, normalized by the upright image's sides. A line with more
+numbers is a polygon, as segmentation trainers write it; its bounds are the box.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
 
 
 def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
-    """Add one label file's lines."""
+    """Add the boxes of one label file."""
     text = content.removeprefix(b"\xef\xbb\xbf")
     if not _is_text(text):
         made.findings.add("unreadable file", file, "other than UTF-8 text; expected lines of numbers")
@@ -137,7 +137,6 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
 
 
 def _is_text(content: bytes) -> bool:
-    """Return whether the content is UTF-8 text."""
     try:
         return b"\0" not in content and (content.isascii() or bool(content.decode()))
     except UnicodeDecodeError:

@@ -59,7 +59,7 @@ class Split(SplitFiles):
 def label_folders(folder: str) -> list[str]:
     """Return the possible label folders of the images in ``folder``, the most likely first.
 
-    The last folder ``images``, or else the last ``JPEGImages``, becomes ``labels``, as in Darknet. Labels may
+    As in Darknet, the last folder ``images``, or else ``JPEGImages``, is replaced by ``labels``. Labels may
     also be beside the images.
     """
     parts = folder.split("/")
@@ -72,7 +72,7 @@ def label_folders(folder: str) -> list[str]:
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` has a layout of Darknet; empty if it has not."""
+    """Return why ``root`` has a layout of Darknet; empty if not."""
     if root.is_file():
         return f"'{root.name}' describes it" if description_in(root) else ""
     for name in ("data.yaml", "data.yml"):
@@ -235,7 +235,7 @@ def _has_labels(file: Path) -> bool:
 
 
 def _bases(root: Path) -> list[Path]:
-    """Return folders besides its own that a list's paths may be relative to: Darknet's working directory."""
+    """Return the folders, besides a list's own, to which its paths may be relative in Darknet."""
     return [root / "images", root.parent, root.parent.parent]
 
 

@@ -1,6 +1,6 @@
-"""Walk folders, and find files in them by name, listing each folder once.
+"""Walk folders and find files by name, listing each folder once.
 
-Results do not depend on the order in which a file system lists names, or on their Unicode form (NFC, NFD).
+Results depend neither on the order in which a file system lists names nor on their Unicode form (NFC, NFD).
 """
 
 from __future__ import annotations

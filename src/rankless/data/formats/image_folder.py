@@ -1,11 +1,11 @@
-"""Images in folders that name their class.
+"""Read and write class folders: images in a folder named after their class.
 
 Either every split is a folder of class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the
-root holds the class folders themselves (``ROOT/CAT/1.jpg``) and a fifth of each class is set aside for
-validation, none of the split ``all``. Which images these are is a function of the files' names alone.
+root holds the class folders (``ROOT/CAT/1.jpg``). In the latter case, a fifth of each class is set aside for
+validation, chosen only by the file names; the split ``all`` has every image.
 
 Names are compared and sorted in Unicode's composed form (NFC), so that a copy on another file system is the
-same data. Symbolic links are followed; a folder is entered once, however many links lead to it.
+same data. Symbolic links are followed; a folder is entered once, even if several links lead to it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ LAYOUT = "a folder per class, or a folder per split ('train', 'val') that holds 
 _USUAL = ("train", "val")
 _ALL = "all"
 _OF_DETECTION = frozenset({"images", "labels", "annotations", "jpegimages", "imagesets"})
-_ENOUGH = 1000  # folders in which an image is looked for
+_ENOUGH = 1000  # maximum number of folders searched for an image
 
 
 def recognize(root: Path) -> str:
-    """Why ``root`` holds class folders; empty if not.
+    """Return why ``root`` holds class folders; empty if not.
 
-    Images beside files of boxes, in folders named as detection's formats name them, are no classes.
+    Folders named as in detection formats, such as ``images`` and ``labels``, are not class folders.
     """
     if not root.is_dir():
         return ""
@@ -59,7 +59,7 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """The folders of class folders; ``train`` and ``val`` where the root holds the class folders."""
+    """Return the folders of class folders; ``train`` and ``val`` if the root holds the class folders."""
     if not any(_holds_folders(root / name) for name in WORDS):
         return list(_USUAL)
     return usual_order(_split_folders(root))
@@ -77,8 +77,8 @@ def read(root: Path, split: str) -> Raw:
 
     Args:
         root: a folder that holds ``split``, or the class folders.
-        split: a folder in ``root``, or another word for it; ``train``, ``val`` or ``all`` where the root
-            holds the class folders.
+        split: a folder in ``root``, or a synonym of its name; ``train``, ``val`` or ``all`` if ``root`` holds
+            the class folders.
     """
     if not root.is_dir():
         raise UserError(f"{root}: a file; expected {LAYOUT}")
@@ -135,7 +135,7 @@ def _can_be_a_folder(name: str) -> bool:
 
 
 def _is_divided(root: Path, split: str) -> bool:
-    """Whether the root holds the class folders, so that splits are made here."""
+    """Return whether the root holds the class folders, so that the reader makes the splits."""
     return not any(_holds_folders(root / name) for name in (*WORDS, split))
 
 
@@ -149,12 +149,12 @@ def _split_folders(root: Path) -> list[str]:
 
 @dataclass
 class _Contents:
-    """The contents of a folder of class folders.
+    """Contents of a folder of class folders.
 
     Attributes:
-        classes: class to (name inside the class folder to path), both sorted.
-        odd: why something was left out, as in "empty file", to paths.
-        listed: the folders and files whose change would change all this.
+        classes: maps each class to its images (name inside the class folder to path), both sorted.
+        odd: maps a reason such as "empty file" to the paths that were left out.
+        listed: the folders and files on which these contents depend.
     """
 
     classes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class _Contents:
 
 
 def _class_folders(top: Path) -> _Contents:
-    """Every class folder in ``top`` with its images."""
+    """Return every class folder in ``top`` with its images."""
     contents = _Contents(listed=[os.fspath(top)])
     for entry in sorted(top.iterdir()):
         if reading.is_folder(entry) and not entry.name.startswith("."):
@@ -200,7 +200,7 @@ def _class_folders(top: Path) -> _Contents:
 
 
 def _unusable(entry: os.DirEntry[str]) -> str:
-    """Why a file with an image's ending cannot be an image; its content is not read."""
+    """Return why a file with an image's ending cannot be an image, without reading its content."""
     try:
         status = entry.stat()
     except OSError:
@@ -211,7 +211,7 @@ def _unusable(entry: os.DirEntry[str]) -> str:
 
 
 def _class_names(contents: _Contents, top: Path) -> list[str]:
-    """The class names; folders without an image are left out."""
+    """Return the class names; folders without an image are left out."""
     names = [name for name, files in contents.classes.items() if files]
     if not names:
         endings = ", ".join(sorted(image_file.EXTENSIONS))
@@ -228,13 +228,13 @@ def _class_names(contents: _Contents, top: Path) -> list[str]:
 
 
 def _part_of(files: dict[str, str], split: str) -> dict[str, str]:
-    """The images of one class that are ``split``: its first fifth by a hash of their names, or the rest."""
+    """Return the images of one class in ``split``: the first fifth by a hash of their names, or the rest."""
     aside = set_aside(files, "image folder")
     return {name: path for name, path in files.items() if (name in aside) == (split == "val")}
 
 
 def _left_out(contents: _Contents) -> list[str]:
-    """Sentences with the counts of ignored files."""
+    """Return sentences with the number of ignored files."""
     sentences = []
     if empty := [name for name, files in contents.classes.items() if not files]:
         holds = counted(len(empty), "folder holds no images and is", "folders hold no images and are")

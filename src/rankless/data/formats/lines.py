@@ -1,7 +1,7 @@
-"""Annotation lines: ``path x1,y1,x2,y2,class x1,y1,x2,y2,class …``, an image a line, corners in pixels.
+"""Read and write annotation lines, one per image: ``path x1,y1,x2,y2,class x1,y1,x2,y2,class …``.
 
-The image's corner is (0, 0) on the continuous plane; classes count from 0. It is the format of many Keras
-trainers, https://github.com/qqwweee/keras-yolo3#training.
+Corners are in pixels on the continuous plane, where the image's corner is (0, 0); classes count from 0. Many
+Keras trainers use this format, see https://github.com/qqwweee/keras-yolo3#training.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from rankless.files import reading
 TITLE = "annotation lines"
 LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or one such .txt file"
 _DIVIDED = ("train", "val")
-"""The splits of a list that stands alone."""
+"""Splits into which a single list is divided."""
 _SNIFFED = 1000
-"""So many lines decide what a file is."""
+"""Number of lines that determine the kind of a file."""
 _MOST = 200
-"""In a folder of more .txt files than these each is of a single image."""
+"""A folder with more .txt files has one per image."""
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
-# The path ends at the last ending of an image that a space or the line's end follows.
+# The path ends at the last image file ending that is followed by a space or the end of the line.
 _LINE = re.compile(rf"(?P<path>.*(?:{_ENDINGS}))(?:\s+(?P<boxes>.*))?", re.IGNORECASE)
 _COMMA = re.compile(r"\s*,\s*")
 _BOX = re.compile(r"[-+.\deE]+(?:,[-+.\deE]+){4}")
@@ -54,25 +54,25 @@ _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|labels?|lines)$", re.IGNORE
 
 
 def recognize(root: Path) -> str:
-    """Why ``root`` holds annotation lines: a ``.txt`` file in which a box follows a path."""
+    """Return why ``root`` holds annotation lines: it has a ``.txt`` file in which a box follows a path."""
     files = [(root, list_kind(root))] if root.is_file() else list(_files(root).values())
     first = next((file for file, kind in files if kind == "boxes"), None)
     return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
 
 
 def splits(root: Path) -> list[str]:
-    """The ``.txt`` files that list images; ``train`` and ``val`` where a lone list is divided."""
+    """Return the names of the ``.txt`` lists; ``train`` and ``val`` if a single list is divided."""
     files = _splits(root)
     return list(_DIVIDED) if _lone(files) else usual_order(files)
 
 
 def undivided(root: Path, split: str) -> str:
-    """The split that has every image where ``split`` is one of the parts that are made here; else itself."""
+    """Return the list from which the reader makes ``split``; ``split`` itself if it is not made so."""
     return (split in _DIVIDED and _lone(_splits(root))) or split
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """One split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
     files = _splits(root)
     divided = _lone(files) if split in _DIVIDED else ""
     name = divided or chosen(root, split, files, LAYOUT)
@@ -101,7 +101,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``SPLIT.txt`` for every split, ``classes.txt`` and the images in ``images/SPLIT``.
 
-    What is difficult or a crowd is left out, and so not trained on here either.
+    Difficult objects and crowds are left out, since they would be trained on as plain labels.
     """
     lost: list[str] = []
     for split, data in splits.items():
@@ -125,12 +125,12 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 @dataclass
 class _Reader(ListedImages):
-    """One file on its way to the flat form."""
+    """Reads one annotation file."""
 
     classes: int = field(kw_only=True)
 
     def read(self) -> None:
-        """Add every line; an image that several lines name has the boxes of all of them."""
+        """Add every line; an image on several lines gets the boxes of all of them."""
         for line, text in lines_of(self.file):
             name, boxes = _parsed(text)
             if path := self.locate(name, f":{line}"):
@@ -155,16 +155,16 @@ class _Reader(ListedImages):
 
 
 def _parsed(line: str) -> tuple[str, list[str]]:
-    """A line's path and its boxes, each as ``x1,y1,x2,y2,class``."""
+    """Return a line's path and its boxes, each as ``x1,y1,x2,y2,class``."""
     if match := _LINE.fullmatch(line):
         return match["path"], _COMMA.sub(",", match["boxes"] or "").split()
-    parts = line.split()  # without an ending the path reaches to the last part without a comma
+    parts = line.split()  # without an image ending, the path ends at the last part without a comma
     boxes = len(list(takewhile(lambda part: "," in part, parts[:0:-1])))
     return line.rsplit(None, boxes)[0], parts[len(parts) - boxes :]
 
 
 def lines_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Numbers and texts of the lines that are not empty."""
+    """Yield the numbers and texts of the lines that are not empty."""
     try:
         with reading.opened_text(file, errors="surrogateescape") as opened:
             for count, line in enumerate(opened, 1):
@@ -201,13 +201,13 @@ def _files(folder: Path) -> dict[str, tuple[Path, str]]:
 
 
 def _lone(files: Mapping[str, Path]) -> str:
-    """The name of a list that stands alone, and is for training but not called ``train``; else empty."""
+    """Return the name of the only list, if it is for training but not called ``train``; else empty."""
     (name, *more) = files or [""]
     return name if name != "train" and not more and is_for_training(name) else ""
 
 
 def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
-    """Leave the images of one of the two splits of a lone list, and say so."""
+    """Keep only the images of ``split`` from the only list, and add a note about it."""
     count = len(raw.paths)
     names = [os.path.relpath(path, top) for path in raw.paths]
     aside = set_aside(names, "annotation lines")

@@ -1,4 +1,4 @@
-"""The base of readers of files that list images by name: COCO, CSV and annotation lines."""
+"""Base class for readers of files that list images by name: COCO, CSV and annotation lines."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rankless.errors import UserError, printable
 
 @dataclass
 class ListedImages:
-    """An annotation file while it is read.
+    """Base class for readers of one annotation file.
 
     Attributes:
         file: the annotation file.
         search: finds the images.
-        made: images and boxes so far.
-        numbers: an image's path to its number.
-        missing: the first image that is not there.
+        made: images and boxes read so far.
+        numbers: maps an image's path to its number.
+        missing: name of the first missing image.
     """
 
     file: Path
@@ -32,11 +32,11 @@ class ListedImages:
     missing: str = ""
 
     def report(self, kind: str, where: str, problem: str = "") -> None:
-        """Add a finding; ``where`` is behind the file's name, as in ``:3`` or ``: annotation 7``."""
+        """Add a finding; ``where`` follows the file's name, as in ``:3`` or ``: annotation 7``."""
         self.made.findings.add(kind, f"{self.file}{where}", problem)
 
     def locate(self, name: str, where: str) -> str:
-        """Return the path of the image listed as ``name``; nothing, and a finding, if it is missing."""
+        """Return the path of the image listed as ``name``; report it and return "" if it is missing."""
         path = self.search.find(name)
         if not path:
             self.missing = self.missing or name
@@ -44,7 +44,7 @@ class ListedImages:
         return path
 
     def image(self, path: str, stated: tuple[int, int] = (0, 0)) -> int:
-        """Return the number of the image at ``path``, which is added if it is new."""
+        """Return the number of the image at ``path``; add the image if it is new."""
         if path not in self.numbers:
             self.numbers[path] = self.made.add_image(path, str(self.file), stated)
         return self.numbers[path]
@@ -52,13 +52,13 @@ class ListedImages:
     def raw(
         self, names: Sequence[str], depends: Iterable[str], about: Iterable[str], nothing: str, **rest: Any
     ) -> Raw:
-        """Return the split, with the images' sizes from their headers.
+        """Return the split, with image sizes read from the image headers.
 
         Args:
             names: class names.
-            depends: files and folders that were read, but for those of the search.
-            about: how they were read, as sentences.
-            nothing: what to say where the file lists no image at all.
+            depends: files and folders that were read, without those of the search.
+            about: sentences about how the split was read.
+            nothing: the error if the file lists no image.
             rest: see :meth:`RawBuilder.raw`.
         """
         if not self.made.paths:

@@ -1,4 +1,4 @@
-"""The box around an outline: points of a polygon, or a mask as COCO writes it."""
+"""Compute the box around an outline: points of a polygon, or a COCO mask."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Box = tuple[float, float, float, float]
 
 
 def around(xs: Sequence[float], ys: Sequence[float]) -> Box:
-    """Return the bounds xyxy of points; not finite where a point is not."""
+    """Return the xyxy bounds of points; NaN if a point is not finite."""
     if not all(map(math.isfinite, chain(xs, ys))):
         return (math.nan,) * 4
     return min(xs), min(ys), max(xs), max(ys)
 
 
 def of_segmentation(segmentation: Any) -> Box | None:
-    """Return the bounds xyxy, in pixels, of a segmentation of COCO's; None if it is invalid or has no extent.
+    """Return the xyxy bounds, in pixels, of a COCO segmentation; None if it is invalid or has no extent.
 
-    cocoapi's code is not used: a mask of size 0 or a text cut short crashes some of its versions.
+    cocoapi is not used, since some of its versions crash on a mask of size 0 or on truncated text.
 
     Args:
         segmentation: a list of polygons ``[x, y, x, y, …]``, or ``{"size": [h, w], "counts": …}`` with run
-            lengths as a list of numbers or as cocoapi's text. A pixel of a mask reaches from its number to
-            the next, as in cocoapi's ``toBbox``.
+            lengths as a list of numbers or as cocoapi's text. Pixel n of a mask covers n to n + 1, as in
+            cocoapi's ``toBbox``.
     """
     try:
         if isinstance(segmentation, list):
@@ -44,8 +44,12 @@ def of_segmentation(segmentation: Any) -> Box | None:
 
 
 def _runs(text: str) -> list[int]:
-    """Run lengths from cocoapi's text: 5 bits a character from '0' on, the lowest first; 32 says that more
-    follow, the last one's 16 is the sign. From the fourth on it is the difference to the last but one."""
+    """Decode run lengths from cocoapi's text.
+
+    Each character, less '0', holds 5 bits of a number, lowest first. Bit 32 means that more characters
+    follow; bit 16 of the last one is the sign. The fourth and later numbers are differences to the number
+    two places before.
+    """
     runs: list[int] = []
     at = 0
     while at < len(text):
@@ -64,7 +68,7 @@ def _runs(text: str) -> list[int]:
 
 
 def _mask_box(runs: Sequence[int], height: int, width: int) -> Box | None:
-    """Bounds of runs of 0 and 1 in turn, down one column after another."""
+    """Return the bounds of alternating runs of 0 and 1, column by column."""
     if height <= 0 or width <= 0 or min(runs, default=0) < 0 or sum(runs) > height * width:
         return None
     columns, rows, at = [], [], 0
@@ -72,7 +76,7 @@ def _mask_box(runs: Sequence[int], height: int, width: int) -> Box | None:
         if number % 2 and run:
             first, last = at, at + run - 1
             columns += [first // height, last // height]
-            whole = first // height != last // height  # it goes on at the top of the next column
+            whole = first // height != last // height  # it continues at the top of the next column
             rows += [0, height - 1] if whole else [first % height, last % height]
         at += run
     if not columns:

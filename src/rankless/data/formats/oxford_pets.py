@@ -1,7 +1,7 @@
-"""The Oxford-IIIT pets as torchvision has them: images of 37 breeds, and two lists of them.
+"""Read Oxford-IIIT Pet as torchvision stores it: images of 37 breeds, and two lists.
 
-Parkhi et al., "Cats and Dogs", 2012. A line is ``Abyssinian_100 1 1 1``: the image's name without its
-ending, the number of its breed from 1, cat or dog, and the number within these.
+See Parkhi et al., "Cats and Dogs", 2012. A line such as ``Abyssinian_100 1 1 1`` gives the image's name
+without its ending, the breed's number from 1, the species, and the breed's number within its species.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ TITLE = "Oxford-IIIT pets"
 LAYOUT = "'oxford-iiit-pet' with 'images' and 'annotations/trainval.txt', as torchvision has it"
 _FOLDER = "oxford-iiit-pet"
 _MEANT = {"train": "trainval", "val": "test"}
-"""There is no list for validation, so the two are taken as train and val."""
+"""There is no validation list, so the two lists are used as train and val."""
 
 
 def recognize(root: Path) -> str:
-    """Why ``root`` has, or is, the folder of the pets."""
+    """Return why ``root`` contains, or is, the folder of Oxford-IIIT Pet; empty if not."""
     top = _top(root)
     return f"it has '{top.name}/annotations/trainval.txt'" if top else ""
 
 
 def splits(root: Path) -> list[str]:
-    """The two lists."""
+    """Return the names of the two lists."""
     return ["trainval", "test"]
 
 
@@ -69,7 +69,7 @@ def _top(root: Path) -> Path | None:
 
 
 def _breeds(lists: Mapping[str, Path]) -> list[str]:
-    """The names of the breeds in both lists, by their numbers."""
+    """Return the breeds in both lists, ordered by number."""
     numbers: dict[str, int] = {}
     for file in lists.values():
         for line, image, breed, number in _rows(file) if file.is_file() else ():
@@ -82,7 +82,7 @@ def _breeds(lists: Mapping[str, Path]) -> list[str]:
 
 
 def _rows(file: Path) -> list[tuple[int, str, str, int]]:
-    """Line, image, breed and the breed's number of every line that is no comment."""
+    """Return line number, image, breed and breed number of every line that is not a comment."""
     found = []
     for line, text in enumerate(read_text(file, "lines such as 'Abyssinian_100 1 1 1'").splitlines(), 1):
         words = text.split()

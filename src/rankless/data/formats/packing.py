@@ -1,7 +1,7 @@
-"""Packing a data set into tar shards: few large files, read from end to end or at random.
+"""Pack a data set into tar shards: few large files that can be read sequentially or at random.
 
-The images' bytes stay as they are and so does their order: image i of a split is image i of its shards,
-and a training on them gives the same weights.
+Neither the images' bytes nor their order change: image i of a split is image i of its shards, so training on
+the shards gives the same weights.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rankless.files.work_folder import new_folder
 from rankless.printing import ProgressBar
 
 SHARD_BYTES = 512 * 1024**2
-"""A shard is no larger than this, unless one image is."""
-_JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # as webdataset's decoders know them
+"""Maximum size of a shard, unless a single image is larger."""
+_JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # the endings that webdataset's decoders know
 
 
 def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_BYTES) -> list[str]:
     """Write ``out/SPLIT-000000.tar`` and so on, and the class names beside them.
 
-    The same data gives the same bytes. All is written under another name beside ``out`` first, so a packing
-    that was cut short is never taken for a whole one.
+    The same data gives the same bytes. Files are written under a temporary name beside ``out`` first, so an
+    interrupted packing cannot be mistaken for a complete one.
 
     Args:
-        splits: by name; all of them with boxes, or none.
+        splits: annotations by split, either all with boxes or all without.
         out: a folder that does not exist, or is empty.
-        shard_bytes: a shard's largest size.
+        shard_bytes: maximum size of a shard.
 
     Returns:
         The names of the shards.
@@ -92,7 +92,7 @@ def _write_split(
 
 
 def _finish(file: io.BufferedWriter) -> None:
-    """The end of an archive; on the disk before its folder gets its name."""
+    """Write the end of an archive and flush it to the disk, before its folder is renamed."""
     file.write(bytes(2 * tarfile.BLOCKSIZE))
     file.flush()
     os.fsync(file.fileno())
@@ -100,14 +100,14 @@ def _finish(file: io.BufferedWriter) -> None:
 
 
 def _blocks(name: str, body: bytes) -> bytes:
-    """A member with its header, of no owner and no time."""
+    """Return a member with its header, without owner and time."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(body), 0o644
     return info.tobuf(tarfile.PAX_FORMAT) + body + bytes(-len(body) % tarfile.BLOCKSIZE)
 
 
 def _keys(annotations: Annotations) -> Iterator[str]:
-    """A name without a dot for each image, different from all others of the split."""
+    """Yield a name without dots for each image, unique in the split."""
     taken: set[str] = set()
     for name in file_names(annotations):
         stem = PurePosixPath(name).stem.replace(".", "_").strip("_") or "image"
@@ -120,7 +120,7 @@ def _keys(annotations: Annotations) -> Iterator[str]:
 
 
 def _sample(annotations: Annotations, index: int, numbers: Sequence[int]) -> list[tuple[str, bytes]]:
-    """(ending, content) of the members of one image."""
+    """Return the members of one image as (ending, content)."""
     ending = PurePosixPath(annotations.path(index)).suffix.lower().removeprefix(".")
     image = (_JPEG.get(ending, ending), content(annotations, index))
     if not annotations.has_boxes:
@@ -131,7 +131,7 @@ def _sample(annotations: Annotations, index: int, numbers: Sequence[int]) -> lis
     label = {
         "width": width,
         "height": height,
-        "boxes": annotations.boxes[rows].tolist(),  # a float32 as a float64 is read back as it was
+        "boxes": annotations.boxes[rows].tolist(),  # a float32 written as a float64 reads back unchanged
         "labels": [numbers[label] for label in annotations.labels[rows].tolist()],
     }
     if annotations.flags[rows].any():

@@ -1,4 +1,4 @@
-"""The formats by name. A new one is a page in this room and a line here."""
+"""Registry of data formats; a new format is a module in this package and a line in ``_PAGES``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankless.files import range_cache, reading
 from rankless.files.remote import Location, RemotePath, forget_states, is_remote, refuse_secrets
 
 _PAGES = {
-    # In this order they are asked whether a folder is theirs: the one that asks for most comes first.
+    # Formats are tried in this order: the one with the strictest requirements comes first.
     "webdataset": "webdataset",
     "coco": "coco",
     "voc": "voc",
@@ -35,66 +35,66 @@ _PAGES = {
 }
 NAMES = tuple(_PAGES)
 NUMBERED = ("darknet", "lines", "webdataset")
-"""Formats in which a class may be a number without a name; their pages read with ``class_names``."""
+"""Formats in which a class may be a number without a name; their ``read`` accepts ``class_names``."""
 _OUTER = ("coco", "voc", "darknet")
-"""Formats of boxes that lie in several folders."""
+"""Formats with boxes that use several folders."""
 REMOTE = "webdataset"
-"""The format of data on other machines."""
+"""The only format that can be read from other machines."""
 _WITH_BOXES = (*_OUTER, "csv", "lines")
 _PARTS = (
     *("images", "labels", "jpegimages", "annotations", "imagesets"),
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
 )
-"""What folders inside a data set are called."""
+"""Usual names of folders inside a data set."""
 _LOOKED_AT = 10_000
-"""Of a folder that is of no format, so many files are counted."""
+"""Maximum number of files counted in a folder of no known format."""
 
 
 class Format(Protocol):
     """The interface of a format's module."""
 
     TITLE: str
-    """As in "read as Pascal VOC"."""
+    """Name of the format, as in "read as Pascal VOC"."""
     LAYOUT: str
-    """What is expected on the disk, as the end of "expected …"."""
+    """Expected files, as the end of "expected …"."""
 
     def recognize(self, root: Location) -> str:
         """Return why ``root`` is of this format, as in "it has 'data.yaml'"; empty if it is not."""
         ...
 
     def splits(self, root: Location) -> list[str]:
-        """The splits there are, in the usual order."""
+        """Return the splits in the usual order."""
         ...
 
     def read(self, root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
         """Read one split.
 
         Args:
-            root: the data's folder or file; an address only where it is of shards.
-            split: its name.
-            class_names: of the classes 0, 1, … where the data does not name them; only the pages of
-                :data:`NUMBERED` take it.
+            root: the data's folder or file; for shards, it may also be an address.
+            split: the split's name.
+            class_names: names of the classes 0, 1, …, used if the data does not name them; only
+                accepted by the formats in :data:`NUMBERED`.
         """
         ...
 
     def undivided(self, root: Path, split: str) -> str:
-        """The split that has every image where ``split`` is a part that the page makes; else ``split``.
+        """Return the split that has every image if the reader makes ``split`` by dividing it; else ``split``.
 
-        A format whose splits are always those on the disk lacks this.
+        Formats whose splits always exist on the disk lack this method.
         """
         ...
 
     def write(self, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-        """Write a data set into the empty folder ``out``; a format that is only read lacks this.
+        """Write a data set into the empty folder ``out``; read-only formats lack this method.
 
         Returns:
-            What the format cannot hold, as sentences with counts.
+            Sentences with counts about information that the format cannot hold.
         """
         ...
 
 
 def format_named(name: str) -> Format:
-    """The page of a format; ``name`` is of :data:`NAMES`."""
+    """Return the module of the format ``name``, one of :data:`NAMES`."""
     return cast(Format, importlib.import_module(f"rankless.data.formats.{_PAGES[name]}"))
 
 
@@ -132,7 +132,7 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
 
 
 def _recognized_remote(root: str, format: str) -> str:
-    """Why there are shards at an address."""
+    """Return the reason why an address holds shards."""
     refuse_secrets(root)
     if format not in ("auto", REMOTE):
         raise UserError(
@@ -155,7 +155,7 @@ def _recognized_remote(root: str, format: str) -> str:
 
 
 def also(root: str, taken: str) -> Iterator[str]:
-    """Sentences that name other formats the folder could be read as, and how to choose them."""
+    """Yield sentences that name other formats in which the data can be read, and how to choose them."""
     path = Path(root).expanduser()
     for name in _WITH_BOXES if taken in _WITH_BOXES and path.is_dir() else ():
         page = format_named(name)
@@ -166,17 +166,15 @@ def also(root: str, taken: str) -> Iterator[str]:
 
 
 def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:
-    """The first of these formats that ``path`` is of, and why; empty where it is of none."""
+    """Return the first of these formats that matches ``path``, and the reason; empty strings if none does."""
     return next(((name, why) for name in names if (why := format_named(name).recognize(path))), ("", ""))
 
 
 def _data_set_around(path: Path, name: str) -> Path | None:
-    """The data set that has this folder for its images, labels or one split; None if it can stand alone.
+    """Return the data set that contains this folder of images, labels or one split, if there is one.
 
-    Args:
-        path: as given.
-        name: the format that it is of by itself, if any. Folders of images look like class folders, and a
-            split of Darknet's like a data set without class names.
+    ``name`` is the format recognized for the folder alone, if any: a folder of images looks like class
+    folders, and a Darknet split looks like a data set without class names.
     """
     full = path.resolve()
     stands = name not in ("", "image-folder", "darknet") or (
@@ -193,7 +191,7 @@ def _data_set_around(path: Path, name: str) -> Path | None:
 
 
 def _what_is_there(path: Path) -> str:
-    """A file or folder that is of no format, as the end of a sentence."""
+    """Describe a file or folder of no known format, as the end of a sentence."""
     if path.is_file():
         kind = "an image" if path.suffix.lower() in EXTENSIONS else f"a '{path.suffix}' file"
         return f"it is {kind}" if path.suffix else "it is a file without an ending"

@@ -1,8 +1,8 @@
-"""Tar shards: which a folder has, and the samples in each with the bytes of their members.
+"""List tar shards, and their samples with the byte ranges of their members.
 
-A sample is a run of members of one base name, which goes up to the first dot of the name's last part:
-``a/0001.jpg`` and ``a/0001.json`` are the sample ``a/0001`` with the endings ``jpg`` and ``json``, as in the
-package webdataset.
+A sample consists of consecutive members with the same base name, which ends at the first dot of the file
+name. As in the package webdataset, ``a/0001.jpg`` and ``a/0001.json`` are the sample ``a/0001`` with the
+endings ``jpg`` and ``json``.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from rankless.files import reading
 from rankless.files.remote import Location, RemotePath, content_of, is_remote, state_of
 
 NAMES_FILES = ("classes.txt", "classnames.txt", "info.json", "_info.json")
-"""Files of class names, beside the shards or at the head of the first; no samples."""
+"""Files of class names, beside the shards or at the start of the first; they are not samples."""
 KINDS = ("cls", "json", "txt")
-"""Endings of labels. Where a sample has several, the first counts."""
+"""Endings of labels, in order of precedence."""
 _BLOCK = 512
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
 
 
 _ONE = "train"
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_AT_ONCE = 16  # objects that a server is asked about
-_LOOK = 20  # samples at the head of an archive, that distinguish it from any other archive
+_AT_ONCE = 16  # concurrent requests to a server
+_LOOK = 20  # number of first samples that tell whether an archive is a shard
 _NUMBERED = re.compile(r"(?:^|.*[-_.])\d{5,}$")
 
 
 class Member(NamedTuple):
-    """A file in a shard: its name, and its bytes."""
+    """Name and byte range of a file in a shard."""
 
     name: str
     offset: int
@@ -51,11 +51,11 @@ class Member(NamedTuple):
 
 @dataclass
 class Sample:
-    """Members of one base name.
+    """Members with the same base name.
 
     Attributes:
         key: the base name.
-        members: by ending, in lower case, in their order.
+        members: the members in order, by lowercase ending.
     """
 
     key: str
@@ -63,14 +63,14 @@ class Sample:
 
     @property
     def image(self) -> Member | None:
-        """The first that is one by its ending; ``jpg`` goes before ``mask.png``."""
+        """The first image by its ending; ``jpg`` takes precedence over ``mask.png``."""
         images = [each for each in self.members if image_file.is_image(f"x.{each}")]
         plain = [each for each in images if "." not in each]
         return self.members[(plain or images)[0]] if images else None
 
 
 def samples(shard: str, findings: Findings) -> Iterator[Sample]:
-    """Return a shard's samples in order as far as they can be read; errors are added to the findings."""
+    """Yield a shard's samples in order, as far as they can be read; errors are added to the findings."""
     try:
         with opened(shard) as ranges, io.BufferedReader(Window(ranges, 0, ranges.size)) as file:
             head = file.read(6)
@@ -82,13 +82,13 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 yield from _grouped(_members(archive, file, ranges, shard, findings), shard, findings)
-    except Exception as error:  # of damaged headers tarfile raises anything, from ValueError to MemoryError
+    except Exception as error:  # tarfile raises many types for damaged headers, even MemoryError
         is_there = not (isinstance(error, OSError) and is_remote(shard))
         findings.add("unreadable file", shard, f"{'no tar archive: ' * is_there}{printable(_reason(error))}")
 
 
 def first_member(shard: str) -> tuple[str, bytes]:
-    """Name and content of a shard's first member, if it is a file of class names; else nothing."""
+    """Return name and content of a shard's first member if it lists class names; else empty."""
     try:
         with (
             opened(shard) as ranges,
@@ -98,11 +98,11 @@ def first_member(shard: str) -> tuple[str, bytes]:
             info = archive.next()
             if info is None or not info.isreg() or _plain(info.name) not in NAMES_FILES:
                 return "", b""
-            if info.issparse() or info.size > reading.NAMES:  # a few bytes may stand for terabytes of zeros
+            if info.issparse() or info.size > reading.NAMES:  # sparse files may expand to terabytes
                 return "", b""
             content = archive.extractfile(info)
             return _plain(info.name), content.read() if content else b""
-    except Exception:  # see above; whoever reads the samples reports it
+    except Exception:  # as above; `samples` reports it
         return "", b""
 
 
@@ -119,12 +119,12 @@ def _plain(name: str) -> str:
 def _members(
     archive: tarfile.TarFile, file: BinaryIO, ranges: Ranged, shard: str, findings: Findings
 ) -> Iterator[tuple[str, str, Member]]:
-    """(key, ending, member) of every file that is part of a sample."""
+    """Yield (key, ending, member) of every file that is part of a sample."""
     size, last = ranges.size, ""
     while (info := archive.next()) is not None:
-        archive.members.clear()  # type: ignore[attr-defined]  # it would keep a kilobyte for each
+        archive.members.clear()  # type: ignore[attr-defined]  # it would keep a kilobyte per member
         name, last = _plain(info.name), info.name
-        here = info.isreg() and not info.issparse()  # the size of a sparse one is that of what it stands for
+        here = info.isreg() and not info.issparse()  # a sparse file's size is its expanded size
         if info.offset_data + (info.size if here else 0) > size:
             problem = f"cut short: its {size} bytes end inside the member '{printable(name)}': copy it again"
             findings.add("unreadable file", shard, problem)
@@ -139,7 +139,7 @@ def _members(
             findings.add("left out", path_in(shard, name), "its name has no base or no ending")
         else:
             yield f"{folder}{slash}{key}", ending.lower(), Member(name, info.offset_data, info.size)
-    # tarfile takes a damaged header for the end.
+    # tarfile mistakes a damaged header for the end of the archive.
     file.seek(archive.offset)
     block = file.read(_BLOCK)
     if block != bytes(_BLOCK):
@@ -167,7 +167,7 @@ def _grouped(members: Iterator[tuple[str, str, Member]], shard: str, findings: F
 
 
 def _is_new(sample: Sample, seen: dict[str, bool], shard: str, findings: Findings) -> bool:
-    """Whether a finished sample is new, and neither a part nor a repetition of an earlier one."""
+    """Return whether a finished sample is new; report a repeated or split one."""
     if not sample.members:
         return False
     has = sample.image is not None
@@ -184,9 +184,9 @@ def _is_new(sample: Sample, seen: dict[str, bool], shard: str, findings: Finding
 
 
 def shards_of(root: Location) -> dict[str, list[Location]]:
-    """Split to shards, sorted by name; compressed ones are among them.
+    """Map splits to their shards, including compressed ones, sorted by name.
 
-    A folder of shards is a split. Of shards in ``root`` itself the split is the name before the number.
+    A folder of shards is a split. For shards in ``root`` itself, the name before the number is the split.
     """
     shards: dict[str, list[Location]] = {}
     if not root.is_dir():
@@ -205,21 +205,21 @@ def shards_of(root: Location) -> dict[str, list[Location]]:
 
 
 def known_as(split: str, names: list[str]) -> str:
-    """The split that is meant: ``val`` may be ``valid`` or ``imagenet-val``, if there is but one such."""
+    """Return the split that is meant: ``val`` may mean ``valid`` or ``imagenet-val``, if only one matches."""
     word = splits.known_as(split, [_last(name) for name in names])
     meant = [name for name in names if _last(name) == word]
     return meant[0] if split not in names and len(meant) == 1 else split
 
 
 def is_compressed(shard: Location) -> bool:
-    """Whether the name is that of a compressed archive."""
+    """Return whether the file name is that of a compressed archive."""
     return shard.name.lower().endswith(_COMPRESSED)
 
 
 def looks_like_shards(root: Location) -> Location | None:
-    """The first archive that is a shard, by its number or by the samples at its head.
+    """Return the first archive that is a shard, by its number or by its first samples; None if there is none.
 
-    Data sets lie beside the archives they were unpacked from: an archive alone says nothing.
+    Other archives do not count, since data sets often lie beside the archives they were unpacked from.
     """
     for shards in shards_of(root).values():
         first = shards[0]
@@ -232,7 +232,7 @@ def looks_like_shards(root: Location) -> Location | None:
 
 
 def class_names(root: Location, shards: list[Location]) -> tuple[list[str] | None, str]:
-    """The class names beside the shards or at the head of the first, and the file they come from."""
+    """Return the class names beside the shards or in the first shard, and the file beside them, if any."""
     for folder in dict.fromkeys((shards[0].parent, root)):
         for name in NAMES_FILES:
             if (folder / name).is_file():
@@ -262,7 +262,7 @@ def _sorted(folder: Location) -> list[Location]:
 
 
 def fingerprint(root: RemotePath) -> str:
-    """Changes when a shard, or a file of class names, does."""
+    """Return a value that changes if a shard or a file of class names changes."""
     entries = list(root.iterdir())
     folders = [entry for entry in entries if entry.is_dir()]
     entries += [inside for folder in folders for inside in folder.iterdir()]
@@ -278,7 +278,7 @@ def _stem(name: str) -> str:
 
 
 def _split_of(stem: str) -> str:
-    """``train`` of ``train-000012``; numbers alone are of one split."""
+    """Return the split of a shard: ``train`` for ``train-000012``, also for a mere number."""
     return re.sub(r"(?:^|[-_.])\d+(?:-of-\d+)?$", "", stem) or _ONE
 
 

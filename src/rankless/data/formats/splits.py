@@ -1,4 +1,4 @@
-"""Names of splits: the order they are listed in, and which one is meant."""
+"""Order, match and create names of splits."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from rankless.recipe.schema import IN_RECIPE
 _ALIKE = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
 _YEAR = re.compile(r"(?<=[a-z])[_-]?(19|20)\d\d$|^(19|20)\d\d[_-]?(?=[a-z])", re.IGNORECASE)
 VAL_FRACTION = 0.2
-"""For validation, where a data set does not say which images are."""
+"""Fraction of images used for validation, if a data set has no validation split."""
 
 
 WORDS = tuple(word for group in _ALIKE for word in group)
-"""What splits are called."""
+"""Usual names of splits."""
 
 
 def usual_order(names: Iterable[str]) -> list[str]:
-    """Training, validation and test first, the others by name."""
+    """Return training, validation and test splits first, then the others by name."""
     first = {name: rank for rank, name in enumerate(WORDS)}
     return sorted(names, key=lambda name: (first.get(name.casefold(), len(first)), name))
 
 
 def without_year(names: Iterable[str]) -> dict[str, str]:
-    """Short name to name: ``train2017`` and ``2007_train`` are ``train`` where only one comes to that."""
+    """Map names without their year to names: ``train2017`` or ``2007_train`` becomes ``train``.
+
+    A name keeps its year if another name would become the same.
+    """
     names = list(names)
     short = [_YEAR.sub("", name) for name in names]
     return {
@@ -39,9 +42,9 @@ def without_year(names: Iterable[str]) -> dict[str, str]:
 
 
 def known_as(wanted: str, existing: Collection[str]) -> str:
-    """The one name in ``existing`` that ``wanted`` means; ``wanted`` itself if none or several do.
+    """Return the name in ``existing`` that ``wanted`` means; ``wanted`` itself if none or several match.
 
-    Where no other split is for validation, one for tests beside others is.
+    If there is no validation split but several splits, a test split counts as one.
     """
     group = next((group for group in _ALIKE if wanted.casefold() in group), ())
     short = {name: _YEAR.sub("", name) for name in existing}
@@ -52,38 +55,38 @@ def known_as(wanted: str, existing: Collection[str]) -> str:
 
 
 def is_for_tests(name: str) -> bool:
-    """Whether a split of this name is a test split."""
+    """Return whether ``name`` is a usual name of a test split."""
     return _YEAR.sub("", name).casefold() in _ALIKE[2]
 
 
 def is_for_training(name: str) -> bool:
-    """Whether a split of this name may be trained on: it is not for validation or tests alone."""
+    """Return whether a split may be trained on: its name is not a validation or test split's."""
     return not any(_YEAR.sub("", name).casefold() in group for group in _ALIKE[1:])
 
 
 def is_for_validation(name: str) -> bool:
-    """Whether ``name`` is a usual name of the validation split."""
+    """Return whether ``name`` is a usual name of the validation split."""
     return name.casefold() in _ALIKE[1]
 
 
 def is_usual(name: str) -> bool:
-    """Whether ``name`` is a usual split name, perhaps with a year: ``train``, ``2007_val``, ``trainval``."""
+    """Return whether ``name`` is a usual split name such as ``train``, ``trainval`` or ``2007_val``."""
     return _YEAR.sub("", name).casefold() in ("trainval", *WORDS)
 
 
 def set_aside(names: Collection[str], what: str) -> set[str]:
-    """The fifth of the names that comes first by a hash; at least one, unless there is only one.
+    """Return the first fifth of the names, ordered by a hash; at least one of two or more.
 
     Args:
-        names: of images; neither their order nor a seed plays a part.
-        what: the images are of, keys the hash.
+        names: names of images; the result depends neither on their order nor on a seed.
+        what: the kind of data, a key of the hash.
     """
     by_hash = sorted(names, key=lambda name: (key(0, what, os.fsencode(name).hex()), name))
     return set(by_hash[: max(round(VAL_FRACTION * len(names)), 1) if len(names) > 1 else 0])
 
 
 def how_to_divide(root: Path, wanted: str) -> str:
-    """The command that makes a missing split, as the end of a sentence; nothing for one to train on."""
+    """Return the end of a sentence with the command that makes a missing split; empty for training splits."""
     if is_for_training(wanted):
         return ""
     folder = root if root.is_dir() else root.absolute().parent
@@ -93,15 +96,15 @@ def how_to_divide(root: Path, wanted: str) -> str:
 
 
 def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) -> str:
-    """The name in ``existing`` that ``wanted`` means: itself, or another word for it (``val``, ``valid``).
+    """Return the name in ``existing`` that ``wanted`` means: itself or a synonym (``valid``, ``val``).
 
-    A file that is the only one is what ``train`` and its own name mean, whatever it is called.
+    If ``root`` is the only file, ``train`` and the file's own name mean that file.
 
     Args:
         root: the data's folder or file.
-        wanted: the split's name.
-        existing: the splits there are.
-        expected: where one was looked for, as the end of "expected …".
+        wanted: the requested split.
+        existing: the existing splits.
+        expected: the expected location of a split, as the end of "expected …".
     """
     meant = known_as(wanted, existing)
     if meant in existing:
@@ -118,5 +121,5 @@ def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) ->
 
 
 def as_file_name(split: str) -> str:
-    """A split's name fit for a file or a folder: ``VOC2012/train`` is ``VOC2012_train``."""
+    """Return a split's name as the name of a file or folder: ``VOC2012/train`` becomes ``VOC2012_train``."""
     return split.replace("/", "_")

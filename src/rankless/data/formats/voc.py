@@ -1,12 +1,12 @@
-"""Pascal VOC: one XML file per image, in which each object has a class name and a box.
+"""Read and write Pascal VOC: one XML file per image, with a class name and a box for each object.
 
-``xmin`` … ``xmax`` are numbers of pixels, counted from 1, the last included (Everingham et al., "The PASCAL
-VOC 2012 Development Kit"): the box ``(1, 1, width, height)`` covers the whole image. On the continuous
-plane, where pixel 1 reaches from 0 to 1, that is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
+``xmin`` … ``xmax`` are pixel numbers that count from 1, both included (Everingham et al., "The PASCAL VOC
+2012 Development Kit"): the box ``(1, 1, width, height)`` covers the full image. On the continuous plane,
+where pixel 1 reaches from 0 to 1, it is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
 
 Four layouts are read: a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012; a
-folder of one or several such years, with or without a ``VOCdevkit`` between; the same without lists; and
-annotations beside their images, in one folder or in one per split.
+folder of one or several such years, with or without ``VOCdevkit``; the same without lists; and annotations
+beside their images, in one folder or in one per split.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ from rankless.files import reading
 
 LAYOUT = "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files beside the images"
 _ANNOTATIONS, _IMAGES = ("Annotations", "annotations"), ("JPEGImages", "images", "Images")
-_FLAGS = {"-1", "0", "1"}  # the lists of one class say beside each image whether it shows the class
+_FLAGS = {
+    "-1",
+    "0",
+    "1",
+}  # in lists of one class: whether each image shows the class
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,9 @@ class Part:
     """One year, or one folder with images and their annotations.
 
     Attributes:
-        name: of its folder.
-        annotations, images: its folders.
-        lists: split to the list of its images; None where it has all of them.
+        name: the folder's name.
+        annotations, images: the folders of annotations and images.
+        lists: maps a split to its list of images; None if the split has all images.
     """
 
     name: str
@@ -64,7 +68,7 @@ class VocSplit(SplitFiles):
     """The files of one split, in the order of its lists.
 
     Attributes:
-        items: image file and its XML file, the latter empty where there is none.
+        items: image file and its XML file; the latter is empty if there is none.
         others: the XML files of all other splits.
     """
 
@@ -73,7 +77,7 @@ class VocSplit(SplitFiles):
 
 
 def recognize(root: Path) -> str:
-    """Why ``root`` is laid out as Pascal VOC; a folder with a ``data.yaml`` or ``labels`` is not."""
+    """Return why ``root`` is laid out as Pascal VOC; a folder with ``data.yaml`` or ``labels`` is not."""
     others = ("data.yaml", "data.yml", "labels")
     if not root.is_dir() or any((root / name).exists() for name in others):
         return ""
@@ -85,12 +89,12 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """The splits, without the lists of single classes and without what two others make up."""
+    """Return the splits, without lists of single classes, and without ``trainval`` beside its halves."""
     return usual_order(_plain_splits(_parts(root)))
 
 
 def find_split(root: Path, split: str) -> VocSplit:
-    """The files of ``split``: of every year that has it, or of one as ``VOC2012/train``."""
+    """Return the files of ``split`` in every year that has it; ``VOC2012/train`` selects one year."""
     parts = _parts(root)
     by_split: dict[str, list[Part]] = {}
     for part in parts:
@@ -119,7 +123,7 @@ def find_split(root: Path, split: str) -> VocSplit:
 
 
 def _listed(root: Path, parts: list[Part]) -> list[str]:
-    """The folders in which a new year, list or split would be found."""
+    """Return the folders in which a new year, list or split would appear."""
     sets = [part.annotations.parent / "ImageSets" for part in parts]
     folders = [root, root / "VOCdevkit", *sets, *(folder / "Main" for folder in sets)]
     return [os.fspath(folder) for folder in dict.fromkeys(folders) if folder.is_dir()]
@@ -130,7 +134,7 @@ def _parts(root: Path) -> list[Part]:
 
 
 def _years(root: Path) -> list[Part]:
-    """``root`` itself if it is laid out as VOC, or those in it or in its ``VOCdevkit``, by name."""
+    """Return ``root`` if it is laid out as VOC; else such folders in ``VOCdevkit`` or ``root``, by name."""
     for folders in ([root], subfolders(root / "VOCdevkit"), subfolders(root)):
         if years := [year for folder in folders if (year := _year(folder)) is not None]:
             return years
@@ -153,7 +157,7 @@ def _year(folder: Path) -> Part | None:
 
 
 def _beside(root: Path) -> list[Part]:
-    """Folders in which annotations lie beside images: those in ``root``, each a split, or else itself."""
+    """Return the folders in ``root`` with annotations beside images, each a split; else ``root`` itself."""
     parts = [
         Part(folder.name, folder, folder, {folder.name: None})
         for folder in subfolders(root)
@@ -178,7 +182,7 @@ def _has_both(folder: Path) -> bool:
 
 
 def _plain_splits(parts: list[Part]) -> list[str]:
-    """Without VOC2012's sixty lists of single classes, and ``trainval`` where its halves are there."""
+    """Return the splits, without lists of single classes, and without ``trainval`` beside its halves."""
     names = dict.fromkeys(name for part in parts for name in part.lists)
     joint = {"trainval"} if {"train", "val"} <= names.keys() else set()
     return [
@@ -187,7 +191,7 @@ def _plain_splits(parts: list[Part]) -> list[str]:
 
 
 def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
-    """Add one part's images of the split ``wanted``, and the images that its other lists name."""
+    """Add one part's images of the split ``wanted``, and the annotations of its other lists."""
     annotated = FolderNames(os.fspath(part.annotations), {".xml"})
     images = FolderNames(os.fspath(part.images), EXTENSIONS)
     result.depends += dict.fromkeys(
@@ -217,7 +221,7 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
 def _add(
     name: str, where: str, used: dict[str, None], files: tuple[FolderNames, FolderNames], result: VocSplit
 ) -> None:
-    """Add one image of a list, once."""
+    """Add one image of a list, unless it was added before."""
     images, annotated = files
     if composed(name) in used:
         result.findings.add("listed twice", where, f"'{printable(name)}'")
@@ -233,7 +237,7 @@ def _add(
 
 
 def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Line numbers and image names of one list; a flag beside a name and an image's ending are no part."""
+    """Yield line numbers and image names of one list, without flags and image endings."""
     for number, line in enumerate(read_text(file, "one image name a line").splitlines(), 1):
         name = line.strip()
         words = name.rsplit(None, 1)
@@ -253,8 +257,8 @@ TITLE = "Pascal VOC"
 def read(root: Path, split: str) -> Raw:
     """Read one split.
 
-    The class names are those of all splits together, sorted: every split numbers them alike. So a file of
-    another split that cannot be read at all is reported, too; its boxes are judged when it is used.
+    The class names are those of all splits, sorted, so that every split numbers them alike. An unreadable
+    file of another split is therefore reported as well; boxes are checked only in this split.
     """
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
@@ -271,7 +275,7 @@ def read(root: Path, split: str) -> Raw:
 
 
 def read_annotations(items: list[tuple[str, ...]]) -> Raw:
-    """Parse some (image, XML file or nothing) and read the images' headers."""
+    """Parse XML files and read image headers, given as (image, XML file or empty)."""
     made, labels = RawBuilder(), dict[str, int]()
     for file, annotation in items:
         parsed = Annotation([], (0, 0), [])
@@ -292,7 +296,7 @@ def read_annotations(items: list[tuple[str, ...]]) -> Raw:
 
 
 def read_class_names(items: list[tuple[str, ...]]) -> Raw:
-    """Parse some (XML file,) for their class names alone; no images and no boxes."""
+    """Return raw annotations with only the class names of XML files, given as (XML file,)."""
     made, labels = RawBuilder(), dict[str, int]()
     for (annotation,) in items:
         labels.update((each.name, 0) for each in _read(annotation, made.findings).objects)
@@ -307,7 +311,7 @@ def _raw(made: RawBuilder, labels: Mapping[str, int], items: Sequence[tuple[str,
 
 
 def _read(file: str, findings: Findings) -> Annotation:
-    """Parse a file; one that is no annotation is added to the findings and has no objects."""
+    """Parse a file; if it is no annotation, add that to the findings and return no objects."""
     try:
         parsed = parse(reading.read_bytes(file, reading.LABELS))
     except OSError as error:
@@ -356,14 +360,13 @@ def _check(names: Sequence[str]) -> None:
 
 
 def _keys(annotations: Annotations) -> Iterator[tuple[object, ...]]:
-    """Return keys that are equal for equal images: file, its bytes, boxes, classes and flags."""
+    """Yield keys that are equal for equal images: file, byte range, boxes, classes and flags."""
     for index, path in enumerate(annotations.paths()):
         objects = tuple((*box, label, flags) for box, label, flags, _ in annotations.objects(index))
         yield path, annotations.byte_ranges[index : index + 1].tobytes(), objects
 
 
 def _written(annotations: Annotations, index: int, name: str, names: Sequence[str]) -> bytes:
-    """Return one annotation as XML."""
     height, width = annotations.sizes[index].tolist()
     objects = (
         VocObject(names[label], (x1, y1, x2, y2), bool(flag & (DIFFICULT | CROWD)))

@@ -1,4 +1,4 @@
-"""Pascal VOC annotation files: parse their objects, report errors in them, and write them."""
+"""Parse and write Pascal VOC annotation files, and report errors in them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rankless.errors import printable
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 NOT_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-"""What XML cannot hold."""
+"""Characters that XML cannot hold."""
 _TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 
 
 class VocObject(NamedTuple):
-    """One object as the file states it.
+    """One object as stated in the file.
 
     Attributes:
-        name: of its class.
-        box: xmin, ymin, xmax, ymax, as written; they may be NaN or infinite.
-        difficult: whether it is too hard to count in a score.
-        number: which of the file's objects it is, from 1.
+        name: the name of its class.
+        box: xmin, ymin, xmax, ymax as written; they may be NaN or infinite.
+        difficult: whether scores ignore it as too hard.
+        number: its position in the file, from 1.
     """
 
     name: str
@@ -38,10 +38,10 @@ class Annotation(NamedTuple):
     """The content of an annotation file.
 
     Attributes:
-        objects: those that can be understood, in the order of the file.
-        size: of the image, as :func:`rankless.data.index.raw.stated_size` has it.
-        problems: kind (of :data:`rankless.data.index.findings.KINDS`) and sentence of whatever is odd.
-        readable: False where the file is not an annotation at all, so that its objects are unknown.
+        objects: valid objects, in the order of the file.
+        size: the image's size, see :func:`rankless.data.index.raw.stated_size`.
+        problems: kind (one of :data:`rankless.data.index.findings.KINDS`) and sentence of each problem.
+        readable: False if the file is no annotation, so that its objects are unknown.
     """
 
     objects: list[VocObject]
@@ -51,17 +51,17 @@ class Annotation(NamedTuple):
 
 
 def parse(content: bytes) -> Annotation:
-    """Read one annotation.
+    """Parse one annotation.
 
-    A document type is refused before anything is parsed: no annotation needs one, and it is where XML can
-    define entities that fill the memory or name other files.
+    A document type is refused before parsing: no annotation needs one, and its entities could fill the memory
+    or name other files.
     """
-    if b"<!DOCTYPE" in content or b"\0" in content:  # zeros: UTF-16, where the guard would be blind
+    if b"<!DOCTYPE" in content or b"\0" in content:  # zeros: UTF-16, which hides a document type
         problem = "a document type (<!DOCTYPE) or UTF-16 text; expected plain XML in UTF-8 without one"
         return unreadable("unreadable file", problem)
     try:
         root = ElementTree.fromstring(content)
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # an encoding may be unknown, too
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: unknown encoding
         return unreadable("unreadable file", f"not XML: {error}; expected a Pascal VOC annotation")
     if root.tag != "annotation":
         problem = f"the outermost element is <{printable(str(root.tag))}>; expected <annotation>"
@@ -73,12 +73,12 @@ def parse(content: bytes) -> Annotation:
 
 
 def written(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> bytes:
-    """Write one annotation.
+    """Return one annotation as XML.
 
     Args:
-        name: of the image's file.
-        size: (height, width) in pixels; zeros leave it out.
-        objects: with xyxy boxes, whose first pixel is 0; in the file it is 1.
+        name: the image's file name.
+        size: (height, width) in pixels; zeros omit it.
+        objects: objects with xyxy boxes that count pixels from 0; the file counts them from 1.
     """
     root = ElementTree.Element("annotation")
     _add(root, "filename", name)
@@ -103,12 +103,12 @@ def _add(parent: ElementTree.Element, tag: str, text: str) -> None:
 
 
 def unreadable(kind: str, problem: str) -> Annotation:
-    """Return the problem of a file that is no annotation."""
+    """Return an annotation that holds only the problem of an unreadable file."""
     return Annotation([], (0, 0), [(kind, problem)], readable=False)
 
 
 def _object(element: ElementTree.Element, number: int, problems: list[tuple[str, str]]) -> VocObject | None:
-    """Return one object; None, and problems, if it cannot be understood."""
+    """Return one object; report problems and return None if it is invalid."""
     name = _text(element, "name")
     which = f"object {number} ('{printable(name)}')" if name else f"object {number}"
     before = len(problems)
@@ -140,7 +140,7 @@ def _object(element: ElementTree.Element, number: int, problems: list[tuple[str,
 
 
 def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list[float]:
-    """The four numbers, in any order in the file."""
+    """Return xmin, ymin, xmax and ymax, in whichever order the file has them."""
     sides = []
     for side in SIDES:
         text = _text(box, side)
@@ -155,7 +155,7 @@ def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list
 
 
 def _bounds(polygon: ElementTree.Element, report: Callable[[str, str], None]) -> Sequence[float]:
-    """The box around a polygon: ``<x1>``, ``<y1>``, ``<x2>`` … or ``<pt>`` with ``<x>`` and ``<y>``."""
+    """Return the box around a polygon: ``<x1>``, ``<y1>``, … or ``<pt>`` with ``<x>`` and ``<y>``."""
     numbers: dict[str, list[float | None]] = {"x": [], "y": []}
     for point in polygon.iter():
         if point.tag[:1] in numbers and (not point.tag[1:] or point.tag[1:].isdecimal()):
@@ -178,7 +178,7 @@ def _text(element: ElementTree.Element | None, name: str) -> str:
 
 
 def _float(text: str) -> float | None:
-    """A number, or None; Python itself would read ``1_0`` as 10."""
+    """Return a number, or None; ``1_0``, which Python would read as 10, is no number."""
     try:
         return None if "_" in text else float(text)
     except ValueError:

@@ -1,9 +1,8 @@
-"""Tar shards in the conventions of the package webdataset.
+"""Read and write tar shards in the conventions of the package webdataset.
 
-``train-000000.tar`` holds images, and beside each its label: ``0001.jpg`` and ``0001.cls`` (the number or
-name of its class), or ``0001.json`` or ``0001.txt`` (its boxes, as JSON or as Darknet's lines). Shards are
-indexed once; then each image is read alone, by its byte range, so the order of training is drawn as for any
-other data.
+``train-000000.tar`` holds each image with its label: ``0001.jpg`` and ``0001.cls`` (the number or name of its
+class), or ``0001.json`` or ``0001.txt`` (its boxes, as JSON or as Darknet's lines). Shards are indexed once.
+Each image is then read by its byte range, so the order of training is drawn as for any other data.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from rankless.files.remote import Location, RemotePath, name_of, size_of
 
 
 class LabelError(ValueError):
-    """A label of the wrong form; the message says what was found and expected."""
+    """Error about an invalid label; the message states the value and what was expected."""
 
 
 class Row(NamedTuple):
     """One box of an image.
 
     Attributes:
-        box: xyxy; in pixels, of Darknet's lines normalized by the image's sides.
+        box: xyxy; in pixels, or normalized by the image's sides for Darknet's lines.
         label: a class number or name, as text.
         flags, area: as in :class:`rankless.data.index.annotations.Annotations`.
     """
@@ -56,7 +55,7 @@ Rows = tuple[list[Row], tuple[int, int]]
 
 
 def class_of(content: bytes) -> str:
-    """Number or name of the class in a member ``.cls``."""
+    """Return the number or name of the class in a member ``.cls``."""
     text = _text(content).strip()
     if not text or "\n" in text:
         raise LabelError(f"'{printable(text)}'; expected the number or the name of a class")
@@ -64,7 +63,7 @@ def class_of(content: bytes) -> str:
 
 
 def rows_of(content: bytes, kind: str) -> Rows:
-    """The boxes in a member ``.json`` or ``.txt``."""
+    """Return the boxes in a member ``.json`` or ``.txt``."""
     try:
         return _of_lines(_text(content)) if kind == "txt" else _of_json(json.loads(_text(content)))
     except LabelError:
@@ -161,12 +160,12 @@ def _side(side: Any) -> int:
 
 
 def _number_or_name(text: str) -> str:
-    """Numbers in one form: ``007`` and ``7`` are one class."""
+    """Return a number in canonical form, so that ``007`` and ``7`` are one class; else the name."""
     return str(int(text)) if is_number(text) else text
 
 
 def is_number(text: str) -> bool:
-    """Whether a class is given by its number instead of its name."""
+    """Return whether a class is given by its number instead of its name."""
     digits = text.removeprefix("-")
     return digits.isascii() and digits.isdigit() and len(digits) < 19
 
@@ -174,27 +173,23 @@ def is_number(text: str) -> bool:
 TITLE = "tar shards (WebDataset)"
 LAYOUT = "'train-000000.tar' and so on, or a folder of tar files per split, with images and '.cls' or '.json'"
 MOST_CLASSES = 1_000_000
-"""A class without a name cannot have a larger number: it would be no class, but something misread."""
-_MUCH = 1024**3  # bytes; reading less at once takes no longer than to start other processes
+"""Limit of the numbers of unnamed classes; a larger number indicates a misread file."""
+_MUCH = 1024**3  # bytes; for less, starting processes takes longer than reading
 
 
 def recognize(root: Location) -> str:
-    """Why ``root`` holds shards; empty if not."""
+    """Return why ``root`` holds shards; empty if not."""
     first = shards.looks_like_shards(root)
     return f"it has tar shards such as '{_below(first, root)}'" if first else ""
 
 
 def splits(root: Location) -> list[str]:
-    """The splits, by the names of shards or of folders of shards."""
+    """Return the splits, by the names of shards or of folders of shards."""
     return list(shards.shards_of(root))
 
 
 def read(root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split: shards by name, in each the members' order.
-
-    Args:
-        root, split, class_names: see :class:`rankless.data.formats.registry.Format`.
-    """
+    """Read one split, in the order of the shards' names and their members; see :class:`.registry.Format`."""
     by_split = shards.shards_of(root)
     split = shards.known_as(split, list(by_split))
     if split not in by_split:
@@ -210,14 +205,14 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
         raise UserError([*map(str, _first(raw.findings)), f"{root}: the split '{split}' has no images"])
     others: list[list[Location]] = []
     if names is None:
-        if kind != "cls":  # a class of an image has a name in every split; boxes need one numbering
+        if kind != "cls":  # boxes need the same class numbers in every split
             others = [each for name, each in by_split.items() if name != split]
             others = [each for each in others if not any(map(shards.is_compressed, each))]
         named = {name for each in others for name in _scanned(each, kind, None).names} | {*raw.names}
         raw.rename(_numbered(sorted(named)))
         if class_names and all(map(is_number, raw.names)) and not all(map(is_number, class_names)):
             raw.names = _given(root, class_names, len(raw.names))
-    if isinstance(root, RemotePath):  # its fingerprint says whether it has changed
+    if isinstance(root, RemotePath):  # its fingerprint shows changes
         return raw
     scanned = [shard for each in (chosen, *others) for shard in each]
     folders = dict.fromkeys(str(folder) for shard in scanned for folder in (root, shard.parent))
@@ -226,7 +221,7 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
 
 
 def _numbered(names: list[str]) -> list[str]:
-    """The names of classes that nothing names: a number is its name."""
+    """Return the names of classes without given names; if all are numbers, every number up to the largest."""
     if all(map(is_number, names)):
         return [str(number) for number in range(max(map(int, names), default=-1) + 1)]
     return names
@@ -237,7 +232,7 @@ def _below(shard: Location, root: Location) -> str:
 
 
 def _given(root: Location, names: Sequence[str], count: int) -> list[str]:
-    """Names for classes that are numbers, of which ``count`` are needed."""
+    """Return the given names for ``count`` numbered classes; raise if there are too few."""
     if len(names) < count:
         raise UserError(
             f"{root}: it has the class {count - 1}, but data.classes names {len(names)} classes; expected "
@@ -247,7 +242,7 @@ def _given(root: Location, names: Sequence[str], count: int) -> list[str]:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """See :func:`rankless.data.formats.packing.pack`; images are always copied."""
+    """Write shards with copied images; see :func:`rankless.data.formats.packing.pack`."""
     packing.pack(splits, out)
     return []
 
@@ -289,7 +284,7 @@ def _first(findings: Findings) -> list[object]:
 def _scanned(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
     much = sum(map(size_of, chosen)) > _MUCH
     items = [(name_of(shard), kind, json.dumps(names)) for shard in chosen]
-    # A chunk may be shorter than was asked for, so little is said not to be worth other processes as well.
+    # `chunk` is only an upper limit, so little data also needs processes=1.
     return scan(index, items, "shards", chunk=1 if much else len(items), processes=None if much else 1)
 
 
@@ -297,8 +292,8 @@ def index(items: list[tuple[str, ...]]) -> Raw:
     """Index the samples of shards: byte range, size and label of every image.
 
     Args:
-        items: (shard, kind of its labels, JSON of the class names or of None). Without names the result's
-            are the classes found, numbers and names as text.
+        items: (shard, kind of its labels, class names or None as JSON). Without names, the result's names are
+            the classes found, with numbers as text.
     """
     names = json.loads(items[0][2])
     part = _Part(kind=items[0][1], names=names, labels={name: at for at, name in enumerate(names or ())})
@@ -309,17 +304,17 @@ def index(items: list[tuple[str, ...]]) -> Raw:
 
 @dataclass
 class _Part:
-    """Some shards on their way to the flat form."""
+    """Builds raw annotations from some of a split's shards."""
 
     kind: str
     names: Sequence[str] | None
-    labels: dict[str, int]  # of classes; grows where there are no names
+    labels: dict[str, int]  # numbers by class; grows if no names are given
     made: RawBuilder = field(default_factory=RawBuilder)
     byte_ranges: list[tuple[int, int]] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
 
     def add_shard(self, shard: str) -> None:
-        """Index one more."""
+        """Index one shard."""
         with ExitStack() as stack:
             try:
                 ranges = stack.enter_context(opened(shard))
@@ -359,7 +354,7 @@ class _Part:
         self.sizes.append(size(io.BufferedReader(window), path, findings))
 
     def _label(self, label: str, path: str) -> int | None:
-        """The number of a class; None, and a finding, if it has none."""
+        """Return a class's number; report it and return None if the class is unknown."""
         findings = self.made.findings
         most = MOST_CLASSES if self.names is None else len(self.names)
         if is_number(label):
@@ -376,7 +371,7 @@ class _Part:
         return self.labels.get(label)
 
     def raw(self) -> Raw:
-        """Return all of it; classes without given names are numbered in the order of their names."""
+        """Return the raw annotations; without given names, classes are sorted by name."""
         raw = self.made.raw(
             boxed=self.kind != "cls",
             counted="box",

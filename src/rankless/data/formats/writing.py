@@ -19,22 +19,22 @@ from rankless.errors import UserError, counted
 from rankless.files.writing import copy
 
 _BREAKS = re.compile("[\0\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-"""All that some reader takes for a line's end, and the character that no file's name can have."""
+"""Characters that some program reads as a line break, and NUL, which file names cannot contain."""
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Brings images into a new data set.
+    """Copies or links images into a new data set.
 
     Attributes:
-        how: ``copy``, or ``link`` (hard where the file system allows it, else symbolic): then a program that
-            writes into an image of one data set changes the other.
+        how: ``copy`` or ``link``. Links are hard if the file system allows it, else symbolic; a program that
+            changes an image in one data set then changes it in the other.
     """
 
     how: Literal["copy", "link"] = "copy"
 
     def put(self, annotations: Annotations, index: int, target: Path) -> None:
-        """Bring image ``index`` to ``target``; its bytes stay as they are."""
+        """Copy or link image ``index`` to ``target``, without changing its bytes."""
         target.parent.mkdir(parents=True, exist_ok=True)
         source = annotations.path(index)
         if len(annotations.byte_ranges):
@@ -51,16 +51,16 @@ class ImageFiles:
 def file_names(
     annotations: Annotations, taken: set[str] | None = None, only: Sequence[int] | None = None
 ) -> Iterator[str]:
-    """A name for every image, with its ending: ``IMG_1.jpg``.
+    """Yield a file name for every image, such as ``IMG_1.jpg``.
 
-    No two have the same name without their endings, by which annotations find their image. Images of one
-    name in different folders get the folder's before their own. A character that a list of files cannot hold,
-    and a dot in front, which would hide the file, become ``_``.
+    Names are unique without their endings, by which annotations refer to images. Images of the same name in
+    different folders get their folder's name as a prefix. Characters that a list of files cannot hold, and a
+    leading dot, which would hide the file, become ``_``.
 
     Args:
-        annotations: of one split.
-        taken: names that are in use, without endings; those given now are added.
-        only: the images to name; None names all.
+        annotations: the annotations of one split.
+        taken: names in use, without endings; new names are added.
+        only: indices of the images to name; None names all.
     """
     taken = set() if taken is None else taken
     for index in range(len(annotations)) if only is None else only:
@@ -86,7 +86,7 @@ def _plain(name: str) -> str:
 
 
 def names_of(splits: Mapping[str, Annotations]) -> tuple[str, ...]:
-    """The class names of a data set."""
+    """Return the class names of a data set; raise if its splits differ."""
     names = {data.class_names: split for split, data in splits.items()}
     if len(names) > 1:
         first, second = list(names.values())[:2]
@@ -98,7 +98,7 @@ def names_of(splits: Mapping[str, Annotations]) -> tuple[str, ...]:
 
 
 def shortest(value: float) -> str:
-    """A number in the fewest digits that read back as the same float64."""
+    """Format a number in the fewest digits that read back as the same float64."""
     return str(int(value)) if value.is_integer() else repr(value)
 
 
@@ -108,7 +108,7 @@ def lost_of(split: str, count: int, one: str, many: str, what: str) -> list[str]
 
 
 def lost_flags(annotations: Annotations, split: str) -> list[str]:
-    """Sentences on the flags and areas of a split that a format without them loses."""
+    """Return sentences about the flags and areas that are lost in a format without them."""
     flags: Any = annotations.flags
     sentences = []
     for flag, what in ((DIFFICULT, "difficult"), (CROWD, "a crowd")):
@@ -118,28 +118,26 @@ def lost_flags(annotations: Annotations, split: str) -> list[str]:
 
 
 def lost_areas(split: str, count: int) -> list[str]:
-    """A sentence on the objects whose area is lost, if there are any."""
+    """Return a sentence about the number of lost areas; none for 0."""
     what = f"the areas of {counted(count, 'object')} are lost: a box's area counts instead"
     return [f"{split}: {what}"] if count else []
 
 
 def rounded(split: str, count: int) -> list[str]:
-    """A sentence on the boxes that do not read back bit for bit, if there are any."""
+    """Return a sentence about the boxes that do not read back bit for bit; none for 0."""
     where = "within a millionth of a pixel of the edge: rounded"
     return lost_of(split, count, "box begins", "boxes begin", where)
 
 
 def on_one_line(names: Iterable[str]) -> Iterator[str]:
-    """The names, without line breaks."""
+    """Return the names, with line breaks replaced by ``_``."""
     return (_BREAKS.sub("_", name) for name in names)
 
 
 def fit_names(names: Iterable[str], *, distinct: bool) -> tuple[list[str], list[str]]:
-    """Class names that can stand on a line each, and a sentence if one had to be changed.
+    """Return class names that each fit on a line, and a sentence if a name was changed.
 
-    Args:
-        names: class names.
-        distinct: whether no two may be the same; the second then gets its number.
+    If ``distinct`` is true, a repeated name gets its class number.
     """
     names, made, seen = list(names), [], set[str]()
     for label, name in enumerate(names):
