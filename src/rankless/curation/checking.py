@@ -37,9 +37,9 @@ class Checked:
         between: the findings between splits.
         unreadable: the indices of each split's images that cannot be decoded or have a broken header.
         leaked: the indices of each split's images that a later split contains as well.
-        quick: whether nothing was decoded or compared.
+        quick: whether images were neither decoded nor compared.
         classes: sentences about disagreements between the splits' classes; each stops a training.
-        missing: sentences about splits that a training with the defaults does not find, or that have no
+        missing: sentences about splits that a training with default settings does not find, or that have no
             boxes; each stops it.
     """
 
@@ -59,7 +59,7 @@ class Checked:
 
     @property
     def wrong(self) -> int:
-        """The number of findings that make the check fail."""
+        """Number of findings that make the check fail."""
         every = (*self.findings.values(), self.between)
         counted = sum(count for found in every for kind, count in found.counts.items() if fails(kind))
         return counted + len(self.classes) + len(self.missing)
@@ -74,7 +74,7 @@ class Checked:
         return list(self.data.splits[split].about[1:])  # the first is "read as …"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the findings for a program."""
+        """Return the findings as JSON-compatible data."""
         splits: dict[str, dict[str, Any]] = {
             name: {
                 "images": len(each),
@@ -102,8 +102,8 @@ class Checked:
 def disagreements(data: DataSet) -> list[str]:
     """Return sentences about class disagreements that stop a training on these splits.
 
-    A model gets its classes from the training split: ``train`` or else the first one. No other split may have
-    further classes. Their order and spelling do not matter.
+    A model gets its classes from ``train``, or else from the first split. No other split may have further
+    classes; their order and spelling do not matter.
     """
     parts = data.parts
     first = "train" if "train" in parts else next(iter(parts))
@@ -113,7 +113,7 @@ def disagreements(data: DataSet) -> list[str]:
         problems.append(f"'{first}' has images of one class only ({listed(names)}); expected two or more")
     for name, part in parts.items():
         if part.has_boxes != parts[first].has_boxes:
-            problems.append(f"one of '{first}' and '{name}' has boxes, the other one class for part image")
+            problems.append(f"one of '{first}' and '{name}' has boxes, the other one class per image")
             continue
         used = part.class_names
         if not part.has_boxes:
@@ -125,7 +125,7 @@ def disagreements(data: DataSet) -> list[str]:
 
 
 def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
-    """Return the errors of a training with the defaults about missing or empty splits."""
+    """Return the errors about missing or empty splits in a training with default settings."""
     problems: list[str] = []
     for split in (Data().train, Data().val):
         try:

@@ -21,9 +21,9 @@ from rankless.errors import UserError, counted, escaped
 from rankless.files.outputs import Outputs
 
 WIDTH, HEIGHT = 1656, 300
-"""The largest width of a sheet's rows, and the approximate height of its images, in pixels."""
+"""Maximum width of a sheet's rows, and approximate height of its images, in pixels."""
 PAGE_WIDTH, PAGE_HEIGHT = 1800, 480
-"""The largest size of an image on a page, which shows it two thirds as high: sharp on dense screens."""
+"""Maximum size of an image on a page, which shows it at two thirds of that, sharp on dense screens."""
 LARGEST_ZOOM = 6
 CROWDED = 24
 COVERED = 0.12
@@ -50,7 +50,7 @@ def write(selection: Selection, out: Path, outputs: Outputs) -> None:
 
 
 def sheet(selection: Selection) -> Image.Image:
-    """Arrange all images in full rows, with a title and captions, and cut none of these."""
+    """Arrange all images in full rows, with a title and captions; nothing is cropped."""
     rows = [row for group in _groups(selection.shown) for row in _rows(group)]
     wide = max(_width_of(row) for row in rows)
     title = _Text(selection.title, 20, wide)
@@ -89,7 +89,7 @@ class _Text:
             joined = f"{self.text} {word}" if self.text else word
             self.text = joined if self._fits(joined, room) else self._below(word, room)
         self.more = self.spacing * self.text.count("\n")
-        """Its height without the first line, in pixels."""
+        """Height of the text without its first line, in pixels."""
 
     def _fits(self, text: str, room: float) -> bool:
         return self.font.getlength(text.rpartition("\n")[2]) <= room
@@ -117,7 +117,7 @@ class _Text:
 
 
 class _Room(NamedTuple):
-    """An image's cell on the sheet. All cells of a row have the same height."""
+    """An image's cell on the sheet; all cells of a row have the same height."""
 
     shown: Shown
     width: int
@@ -138,7 +138,7 @@ def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
     count = max(1, round(sum(aspects) * height / WIDTH))
     ends = _evenly(aspects, min(count, len(shown)))
     width = WIDTH
-    if len(ends) == 1:  # a single row need not be full: the sheet becomes narrower
+    if len(ends) == 1:  # a sheet with a single row may be narrower
         width = min(WIDTH, round(sum(aspects) * height) + _GAP * (len(shown) - 1))
     rows = []
     for start, end in pairwise([0, *ends]):
@@ -260,7 +260,7 @@ def _cell(one: Shown, width: int, height: int) -> Image.Image:
 
 
 def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
-    """Return the labels of an image of this size: the full texts, or short ones if space is lacking."""
+    """Return the labels for an image of this size: the full texts, or short ones if space is lacking."""
     letters = [len(mark.text) + 1 for mark in one.marks]
     side = 0.7 * (size[0] * size[1]) ** 0.25  # of a letter, as it is drawn
     covered = sum(letters) * 0.6 * side * 1.4 * side <= COVERED * size[0] * size[1]

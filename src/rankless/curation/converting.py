@@ -22,10 +22,10 @@ from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.printing import ProgressBar
 
 FIRST = 20
-"""The number of differences that are listed."""
+"""Maximum number of differences listed."""
 _CLASSES = ("image-folder", "webdataset", "csv")  # formats that hold a class for each image
-# Information that their writers report as lost is no difference: flagged boxes are left out, class names lose
-# line breaks and surrounding spaces, and a box that begins this close to the edge is moved to it.
+# Losses that the writers report are not counted as differences: flagged boxes are left out, class names lose
+# line breaks and surrounding spaces, and a box that begins within _EDGE of the edge is moved to it.
 _WITHOUT_FLAGS, _FIT_NAMES, _ROUNDED = ("darknet", "lines"), ("csv", "lines", "voc"), ("darknet", "voc")
 _EDGE = np.float32(1e-5)
 
@@ -46,7 +46,7 @@ class Converted:
     differences: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the conversion for a program."""
+        """Return the conversion as JSON-compatible data."""
         return {
             "out": str(self.out),
             "from": self.data.format,
@@ -63,7 +63,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Noted(ImageFiles):
-    """Records in ``went`` where each image goes below ``out``, which is built as ``folder``."""
+    """Records in ``went`` each image's path below ``out``, which is built as ``folder``."""
 
     out: Path = Path()
     folder: Path = Path()
@@ -128,17 +128,17 @@ def _must_hold(to: str, data: DataSet) -> None:
 def compare(
     splits: Mapping[str, Annotations], out: Path, format: str, went: Mapping[tuple[int, int], str]
 ) -> list[str]:
-    """Return sentences on the differences between the splits and those read back from ``out``.
+    """Return sentences about differences between the splits and those read back from ``out``.
 
-    Classes are compared by name, since formats that store names number them again. The boxes of an image may
-    be in any order. Information that the format's writer reports as lost is no difference.
+    Classes are compared by name, since some formats renumber them. The boxes of an image may be in any order.
+    Information that the format's writer reports as lost is ignored.
 
     Args:
         splits: the splits as written.
         out: the new data set.
         format: its format.
-        went: each image's file, by the split's identity and the image's index. A split with images whose
-            file is unknown is compared in the order as written.
+        went: each image's file, by the split's ``id()`` and the image's index. Without the files of all its
+            images, a split is compared in the order as written.
     """
     differences: list[str] = []
     names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
@@ -166,7 +166,7 @@ def _as_held(whole: Annotations, format: str, names: Mapping[str, str]) -> Annot
     """Return a split without the information that the writer reports as lost, and with the new ``names``."""
     if format in _WITHOUT_FLAGS:
         whole = with_boxes(whole, whole.flags == 0)
-    # A zero may lose its sign, which makes no difference: + 0 turns -0 into 0.
+    # Adding 0 turns -0 into 0, since a zero may lose its sign.
     boxes = whole.boxes + np.float32(0)
     if format in _ROUNDED:
         boxes[boxes < _EDGE] = 0

@@ -28,7 +28,7 @@ UNION = "trainval"
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set's root as the user gave it, the name of its format, and its splits in the format's order."""
+    """A data set's root as the user gave it, its format's name, and its splits in the format's order."""
 
     root: str
     format: str
@@ -36,7 +36,7 @@ class DataSet:
 
     @property
     def title(self) -> str:
-        """The name of the format."""
+        """Title of the format."""
         return format_named(self.format).TITLE
 
     @property
@@ -68,8 +68,7 @@ def open_data_set(
         splits: the splits to open; all if empty.
         classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
         examined: accept data with errors.
-        rescan: read everything again, headers of images included, even if no annotation seems to have
-            changed.
+        rescan: read everything again, including image headers, even if no annotation seems to have changed.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError(
@@ -97,9 +96,9 @@ def open_data_set(
 
 
 def spare(outputs: Outputs, root: str, format: str) -> None:
-    """Raise if a forced output would replace a file of the data set, whichever split it belongs to.
+    """Raise if a forced output would replace a file of the data set in any split.
 
-    Every file in the data set's folder counts, also files that no format here knows, such as masks.
+    Every file in the data set's folder counts, including files that no format reads, such as masks.
     """
     if not outputs.forced or is_remote(root):
         return  # reading all splits can take long

@@ -18,9 +18,9 @@ from rankless.errors import counted
 from rankless.files.outputs import Outputs
 from rankless.tasks.detect import Detect
 
-_AROUND = 1.5  # the margin shown around a doubtful label, in sides of its box
+_AROUND = 1.5  # margin around a doubtful label, in sides of its box
 _KEY = " (solid: predictions; dashed: labels)"
-_LEAST = 96  # the least side of the part that is shown, in pixels
+_LEAST = 96  # minimum side of a close-up, in pixels
 
 
 def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: Outputs) -> None:
@@ -62,7 +62,7 @@ def doubt(errors: ModelErrors, one: Mistake) -> str:
 
 
 def _named(source: str) -> str:
-    """Return a file's name, or a built-in scene's name as ``rankless predict`` takes it."""
+    """Return a file's name, or a built-in scene's name, which ``rankless predict`` accepts."""
     return Path(source).name if Path(source).suffix else source
 
 
@@ -75,7 +75,7 @@ def text(errors: ModelErrors, one: Mistake) -> str:
 
 
 def is_whole(one: Mistake) -> bool:
-    """Return whether an error concerns the whole image, as a classifier's errors do."""
+    """Return whether an error concerns the full image, as a classifier's errors do."""
     return one.kind == "classification" and not any(one.box)
 
 
@@ -115,7 +115,7 @@ def _moved(box: Box, left: float = 0, top: float = 0, reduced: int = 1) -> Box:
 
 
 def _marks(errors: ModelErrors, one: Mistake, reduced: int) -> list[Mark]:
-    """Return an error's box and, dashed, its annotation's box; nothing if it concerns the whole image."""
+    """Return an error's box and its annotation's dashed box; nothing if it concerns the full image."""
     if is_whole(one):
         return []
     label = one.predicted if one.predicted >= 0 else one.label

@@ -17,7 +17,7 @@ from rankless.tasks import open_task
 
 @dataclass(frozen=True)
 class Filled:
-    """The result for one split; the notes say where the cached images are and how large they are."""
+    """Result for one split; the notes give the location and size of the cached images."""
 
     split: str
     images: int
@@ -26,7 +26,7 @@ class Filled:
 
 
 def fill(recipe: Recipe) -> list[Filled]:
-    """Decode the images that a recipe trains and scores on, at the resolution it needs.
+    """Decode the images that a recipe trains and evaluates on, at the resolution it needs.
 
     Cached images are not decoded again, so an interrupted call can be repeated.
     """

@@ -29,7 +29,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class FittedAnchors(Fit):
-    """Anchors by k-means for ``boxes`` boxes on an input of ``image_size`` (H, W), and the model's own."""
+    """Anchors by k-means for ``boxes`` boxes on an input of ``image_size`` (H, W), and the defaults."""
 
     boxes: int
     image_size: tuple[int, int]
@@ -38,12 +38,12 @@ class FittedAnchors(Fit):
 
     @property
     def recipe_line(self) -> str:
-        """Return the recipe line, or command-line word, that sets the anchors."""
+        """The recipe line, or command-line argument, that sets the anchors."""
         pairs = ",".join(f"[{width:g},{height:g}]" for width, height in self.anchors)
         return f"model.anchors=[{pairs}]"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the anchors for a program."""
+        """Return the anchors as JSON-compatible data."""
         return {**asdict(self), "recipe": self.recipe_line}
 
 
@@ -58,9 +58,9 @@ def fitted_anchors(
     size: tuple[int, int] | None = None,
     seed: int = 0,
 ) -> FittedAnchors:
-    """Find the anchors that fit the boxes of a split best.
+    """Compute the anchors that best fit the boxes of a split.
 
-    ``root`` may be ``digits``; ``count`` and ``size``, (H, W) in pixels, are the model's unless given.
+    ``root`` may be ``digits``. ``count`` and ``size``, (H, W) in pixels, default to the model's.
     """
     format = known_format(format)
     zoo.check_name(model)

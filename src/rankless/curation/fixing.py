@@ -1,4 +1,4 @@
-"""Write a copy of a data set without its errors. The data set itself is not changed."""
+"""Write a copy of a data set without its errors, leaving the original unchanged."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def remedy(checked: Checked) -> str:
 def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     """Raise if a copy would silently turn annotated objects into background.
 
-    A finding that stops a training may mean that the data was misread. Without the boxes, an image would
-    count as showing nothing there.
+    A finding that stops a training may mean that the data was misread. Without their boxes, the objects would
+    count as background.
     """
     found = {
         f"{name}: {kind}: {count:,}" + (f"; the first: {first[0]}" if first else ""): kind

@@ -1,11 +1,11 @@
-"""Find a model's errors: the images with the most and most certain ones, and labels that are likely wrong.
+"""Find a model's errors: the images with the costliest errors, and labels that are likely wrong.
 
-The kinds of a detector's errors have TIDE's names (Bolya et al., "TIDE: A General Toolbox for Identifying
-Object Detection Errors", 2020): classification, localization, duplicate, background, missed. An error's cost
-is the score of a wrong detection, or one minus the score of the best correct detection of a missed object.
+A detector's errors have TIDE's kinds (Bolya et al., "TIDE: A General Toolbox for Identifying Object Detection
+Errors", 2020): classification, localization, duplicate, background, missed. An error's cost is the score of a
+wrong detection, or one minus the score of the best correct detection of a missed object.
 
-A label is likely wrong if the model is sure of something else: another class, an object without a label, or
-nothing at all where the label is.
+A label is likely wrong if the model confidently predicts another class, predicts an object without a label,
+or predicts nothing near the label.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rankless.tasks.detect import Detect
 from rankless.tasks.report_details import as_truth
 
 _LOWEST = 0.05
-"""The least score of a detection that may find an object."""
+"""Minimum score of a detection that can match an object."""
 _NEAR = 0.1
-"""The least IoU of a detection and the object it belongs to."""
+"""Minimum IoU of a detection and the object it belongs to."""
 SURE = 0.5
-"""The least score at which the model doubts a label."""
+"""Minimum score at which a label is likely wrong."""
 Kind = Literal["classification", "localization", "duplicate", "background", "missed"]
 Box = tuple[float, float, float, float]
 
@@ -50,8 +50,8 @@ class Mistake(NamedTuple):
         box: xyxy in pixels of the image, of the detection or the missed object; zeros for a classifier.
         predicted: the predicted class id; -1 for a missed object.
         label: the annotated class id; -1 for background.
-        cost: 0..1.
-        doubt: 0..1, how likely the annotation is wrong.
+        cost: cost of the error, 0..1.
+        doubt: estimate that the annotation is wrong, 0..1.
         annotated: xyxy of the annotation that a detection belongs to, if any.
     """
 
@@ -66,7 +66,7 @@ class Mistake(NamedTuple):
 
 @dataclass
 class WrongImage:
-    """The errors in one image, the costliest first, and the image's index and file or name."""
+    """An image's index and source, and its errors, the costliest first."""
 
     index: int
     source: str
@@ -74,7 +74,7 @@ class WrongImage:
 
     @property
     def cost(self) -> float:
-        """Return the sum of the errors' costs."""
+        """Sum of the errors' costs."""
         return sum(one.cost for one in self.mistakes)
 
 
@@ -85,7 +85,7 @@ class ModelErrors:
     Attributes:
         model: the name of the run or file.
         weights: the weights file.
-        looked_at: the number of readable images.
+        looked_at: number of readable images.
         images: the images with errors, the worst first.
         unreadable: the file and the reason of each unreadable image.
         best: the highest score of any detection, 0..1.
@@ -105,7 +105,7 @@ class ModelErrors:
 
     @property
     def is_blind(self) -> bool:
-        """Whether the model detected nothing at all; then missed objects say nothing about labels."""
+        """Whether no detection reaches ``confidence``, so that missed objects say nothing about labels."""
         return self.best < self.confidence
 
     def counts(self) -> dict[str, int]:
@@ -113,7 +113,7 @@ class ModelErrors:
         return dict(Counter(one.kind for image in self.images for one in image.mistakes))
 
     def doubtful(self) -> list[tuple[WrongImage, Mistake]]:
-        """Return the labels that are likely wrong, each with its image, the likeliest first."""
+        """Return the labels that are likely wrong with their images, the likeliest first."""
         every = [(image, one) for image in self.images for one in image.mistakes if one.doubt >= SURE]
         return [] if self.is_blind else sorted(every, key=lambda pair: (-pair[1].doubt, pair[0].index))
 
@@ -122,7 +122,7 @@ class ModelErrors:
         return "nothing" if label < 0 else self.class_names[label]
 
     def as_json(self, count: int) -> dict[str, Any]:
-        """Return the worst ``count`` images and as many likely wrong labels, for a program."""
+        """Return the worst ``count`` images and as many likely wrong labels as JSON-compatible data."""
         return {
             "weights": str(self.weights),
             "data": self.data,
@@ -157,7 +157,7 @@ class ModelErrors:
 
 @dataclass(frozen=True)
 class Opened:
-    """A trained model with its task, which opens the evaluation data."""
+    """A trained model and its task, with open evaluation data."""
 
     name: str
     path: Path
@@ -201,9 +201,9 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
 def find_errors(
     opened: Opened, *, confidence: float = 0.25, done: Callable[[], object] = lambda: None
 ) -> ModelErrors:
-    """Predict on all evaluation images and compare with their annotations.
+    """Predict on all evaluation images and compare the results with their annotations.
 
-    Detections with a score below ``confidence`` are no errors. ``done`` is called after every image.
+    Detections with a score below ``confidence`` do not count as errors. ``done`` is called after every image.
     """
     task, data = opened.task, opened.task.evaluation_data()
     recipe = task.recipe
@@ -249,7 +249,7 @@ def _mistakes(
 
 
 def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
-    """Yield a detector's errors in one image; detections below ``confidence`` may only find objects."""
+    """Yield a detector's errors in one image; detections below ``confidence`` are no errors themselves."""
     finder = _finders(image)
     right, explained = set(finder.values()), set(finder)
     for row in np.flatnonzero(image.scores >= confidence).tolist():
@@ -268,17 +268,17 @@ def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
 
 
 def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tuple[Mistake, int]:
-    """Return the error of a detection that found no object, and the object it belongs to, or -1."""
+    """Return the error of a detection that matches no object, and the object it belongs to, or -1."""
     score, predicted = float(image.scores[row]), int(image.found[row])
     overlaps = image.overlaps[row] * image.counts
     near = int(overlaps.argmax()) if len(overlaps) else -1
     overlap = float(overlaps[near]) if near >= 0 else 0.0
     label = int(image.labels[near]) if near >= 0 else -1
     kind: Kind = "background"
-    doubt = score if overlap < _NEAR else 0.0  # one more label would make it right
+    doubt = score if overlap < _NEAR else 0.0  # an additional label would make it correct
     if label == predicted and overlap >= _NEAR:
         kind, doubt = ("duplicate" if overlap >= IOU else "localization"), 0.0
-    elif overlap >= IOU:  # another class would make it right, unless the model sees this one as well
+    elif overlap >= IOU:  # another class would make it correct, unless the annotated one is also found
         kind, doubt = "classification", score - (float(image.scores[finder[near]]) if near in finder else 0.0)
     if kind == "background":
         label, near = -1, -1
@@ -287,7 +287,7 @@ def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tup
 
 
 def _finders(image: ImageBoxes) -> dict[int, int]:
-    """Return the detection that finds each object, by COCO's rule."""
+    """Return the detection that matches each object, by COCO's rule."""
     finder: dict[int, int] = {}
     for row in range(len(image.scores)):
         free = np.flatnonzero(image.same[row] & image.counts)

@@ -1,8 +1,8 @@
 """Find identical and nearly identical images: copies of a file, and images that were saved again or resized.
 
 Every image becomes a thumbnail of 16 × 16 mean colors. Two images are nearly the same if no mean differs much
-and all of them together hardly differ. The search is exact: block means are a projection of the thumbnail, so
-images that differ little lie close together in a k-d tree of block means.
+and the root mean square difference is small. The search is exact: block means are a projection of the
+thumbnail, so images that differ little lie close together in a k-d tree of block means.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHOWN = Shown((_SIDE, _SIDE), "stretch", 4)
 # with little contrast (a sky, tissue) resemble each other more, so their limit is lower.
 _MOST, _LEAST, _OF_CONTRAST = 3.0, 1.0, 0.1
 _MOST_ANYWHERE = 12.0
-"""The largest difference of one mean; a larger one is an object that only one of the images shows."""
+"""Maximum difference of one mean; a larger one indicates an object that only one image shows."""
 _AT_ONCE = 4096
 
 Thumbnails = NDArray[np.uint8]
@@ -46,8 +46,8 @@ class Alike:
 
     Attributes:
         groups: the indices of the images in each group, two or more, ascending.
-        identical: the number of images with the same bytes as an earlier one.
-        near: the number of further images that are nearly the same as another.
+        identical: number of images with the same bytes as an earlier one.
+        near: number of further images that are nearly the same as another.
     """
 
     groups: list[list[int]]
@@ -55,7 +55,7 @@ class Alike:
     near: int
 
     def notes(self) -> list[str]:
-        """Return a sentence on the duplicates; none if there are none."""
+        """Return a sentence about the duplicates, if there are any."""
         found = [
             f"{counted(count, 'image is', 'images are')} {what} another"
             for count, what in ((self.identical, "a copy of"), (self.near, "nearly the same as"))
@@ -66,7 +66,7 @@ class Alike:
 
 
 class Look(NamedTuple):
-    """The features by which an image is compared; those that cannot be read are empty."""
+    """An image's digest and thumbnail for comparison, or the error if it cannot be read."""
 
     digest: bytes = b""
     thumbnail: Thumbnails | None = None
@@ -74,7 +74,7 @@ class Look(NamedTuple):
 
 
 def look_at(whole: Annotations, index: int, *, near: bool, decode: bool = False) -> Look:
-    """Read image ``index``: hash it, decode it to find errors, and make its thumbnail, as asked."""
+    """Hash an image; with ``near``, make its thumbnail; with ``decode``, decode it fully to find errors."""
     digest, small = b"", None
     try:
         data, path = content(whole, index), whole.path(index)
@@ -88,9 +88,9 @@ def look_at(whole: Annotations, index: int, *, near: bool, decode: bool = False)
 
 
 def find_alike(whole: Annotations, *, near: bool = True) -> Alike:
-    """Compare all images of a split, each with all others; with ``near``, also by their thumbnails.
+    """Compare all images of a split with each other by their bytes; with ``near``, also by their thumbnails.
 
-    An image that cannot be decoded is compared by its bytes alone.
+    An image that cannot be decoded is compared only by its bytes.
     """
     look = partial(look_at, whole, near=near)
     joined = Joined(len(whole))

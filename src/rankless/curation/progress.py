@@ -1,4 +1,4 @@
-"""Work on many images in threads, with a progress bar."""
+"""Process many images in threads, with a progress bar."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rankless.printing import ProgressBar
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-_AHEAD = 4096  # items that are handed out at once: a list of a million futures would take a gigabyte
+_AHEAD = 4096  # items submitted at once, since a million futures would take a gigabyte
 
 
 def each(work: Callable[[Item], Made], items: Sequence[Item], what: str) -> Iterator[Made]:
-    """Yield ``work(item)`` for every item in order, computed on all cores, with a bar on a terminal.
+    """Yield ``work(item)`` for every item in order, computed on all cores; show a progress bar on a terminal.
 
-    Threads suffice: Pillow's decoders, hashing and the disk all work without Python's lock.
+    Threads suffice, since Pillow's decoders, hashing and file access release the GIL.
     """
     with ProgressBar(len(items), what) as bar, ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(items), _AHEAD):

@@ -29,7 +29,7 @@ from rankless.recipe.schema import Recipe
 from rankless.structures import ClassificationItem, DetectionItem
 from rankless.tasks import open_task
 
-_SCENES = 4096  # built-in scenes that the samples are drawn from
+_SCENES = 4096  # number of built-in scenes to draw from
 RecipeFor = Callable[[str], Recipe]
 
 
@@ -56,8 +56,8 @@ class Selection:
     """The images to show.
 
     Attributes:
-        files: all images that they were drawn from; empty for the built-in data.
-        root, format: the data set; no root for the built-in data.
+        files: all images of the split; empty for the built-in data.
+        root, format: the data set; root is None for the built-in data.
     """
 
     title: str
@@ -79,7 +79,7 @@ def select(
     classes: Classes = "auto",
     augmented: RecipeFor | None = None,
 ) -> Selection:
-    """Draw ``count`` images of a split, the first unless given; only images with ``class_name``, if given.
+    """Draw ``count`` images of a split, by default the first; with ``class_name``, only images of that class.
 
     With ``augmented``, images look as in the first epoch of a training by the recipe that it returns for the
     data's task, ``detect`` or ``classify``.
@@ -117,7 +117,7 @@ def select(
 def _digits(
     split: str, count: int, seed: int, class_name: str | None, augmented: RecipeFor | None
 ) -> Selection:
-    """Draw scenes of the built-in data. Their classes are known only after rendering."""
+    """Draw scenes of the built-in data, whose classes are known only after rendering."""
     scenes = DigitScenes(split, _SCENES)
     wanted = _label(class_name, scenes.class_names)
     look, total = partial(_scene, scenes), len(scenes)
@@ -159,7 +159,7 @@ def _scene(scenes: DigitScenes, index: int) -> Shown:
 
 
 def _as_stored(whole: Annotations, index: int) -> Shown:
-    """Return an image with all its boxes, also those that are not trained on."""
+    """Return an image with all its boxes, including those that are not trained on."""
     image, rows = FileImages(whole).read(index).image, whole.rows(index)
     labels, caption = whole.labels[rows].tolist(), Path(whole.path(index)).name
     names = [whole.class_names[label] for label in labels]

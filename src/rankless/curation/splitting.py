@@ -1,9 +1,9 @@
 """Divide images into splits, reproducibly.
 
-An image's split follows from the seed and its name alone, so images that are added later do not move others.
+An image's split depends only on the seed and its name, so images that are added later do not move others.
 With ``stratify``, every split gets the same fraction of each class, and an image's split depends on all
-images. Images of one group stay together, and so do identical or nearly identical images: in two splits they
-would make the scores too good.
+images. Images of one group stay together, and so do identical or nearly identical images, which would inflate
+the scores if they were in two splits.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from rankless.randomness import key
 
 Counts = NDArray[np.int64]
 _CLOSE = 0.01
-"""The largest deviation from the requested fractions that is not reported."""
+"""Maximum deviation from the requested fractions that is not reported."""
 
 
 @dataclass(frozen=True)
 class Divided:
-    """The result: the new folder and splits, the requested fraction of each, and notes as sentences."""
+    """The new folder and splits, the requested fraction of each, and notes as sentences."""
 
     data: DataSet
     out: Path
@@ -58,7 +58,7 @@ class Divided:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return the division for a program."""
+        """Return the division as JSON-compatible data."""
         splits = {
             name: {
                 "images": len(each),
@@ -153,7 +153,7 @@ def _divided(
 def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
     """Return a split for each number in [0, 1): the lowest go to the second split, the next to the third.
 
-    Therefore a test split that is added later takes images from ``train`` alone, and a larger ``val`` keeps
+    Therefore a test split that is added later takes images only from ``train``, and a larger ``val`` keeps
     its images.
     """
     bounds = np.cumsum(np.array(fractions[1:], np.float64))
@@ -161,16 +161,16 @@ def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
 
 
 def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Counts:
-    """Iterative stratification: Sechidis, Tsoumakas and Vlahavas, 2011, algorithm 1.
+    """Divide examples by iterative stratification: Sechidis, Tsoumakas and Vlahavas, 2011, algorithm 1.
 
-    The rarest remaining label is dealt out first, each example to the split that still needs the most of that
-    label, or among several to the one that needs the most examples. An example may be a group of images, and
-    counts once for each of them.
+    Examples with the rarest remaining label are assigned first, each to the split that still needs the most
+    of that label. Ties go to the split that needs the most examples. An example may be a group of images;
+    each of them counts.
 
     Args:
-        counts: the number of each example's images with each label, (N, C); the order breaks ties.
-        sizes: the number of images of each example, (N,).
-        fractions: of each split, (S,); they add up to 1.
+        counts: number of each example's images with each label, (N, C); the order breaks ties.
+        sizes: number of images of each example, (N,).
+        fractions: fraction of each split, (S,); they add up to 1.
 
     Returns:
         The split of each example, (N,).
@@ -182,7 +182,7 @@ def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Cou
     left = (counts > 0).sum(0)  # examples of each label, (C,)
 
     def deal(example: int, demand: NDArray[np.float64]) -> None:
-        """Give an example to the split with the highest demand, (S,)."""
+        """Assign an example to the split with the highest demand, (S,)."""
         best = np.flatnonzero(demand >= demand.max() - 1e-9)
         chosen = int(best[np.argmax(wanted[best])])
         where[example] = chosen
@@ -218,7 +218,7 @@ def _fractions(val: float, test: float) -> dict[str, float]:
 
 
 def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
-    """Return the units to divide: the images of each group, or each image by its name."""
+    """Return the units to divide, the images of each group or each single image, and notes."""
     units: defaultdict[str, list[int]] = defaultdict(list)
     alone, text = 0, ""
     for number, name in enumerate(names):
@@ -248,9 +248,9 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
 def _merged(
     units: Mapping[str, list[int]], groups: Iterable[Sequence[int]], count: int
 ) -> dict[str, list[int]]:
-    """Join the units that share a group; the first name becomes the name of the whole.
+    """Join the units that share a group, under the first of their names.
 
-    An image without duplicates keeps a split that follows from its name alone.
+    The split of an image without duplicates thus depends only on its name.
     """
     joined = Joined(count)
     for members in (*units.values(), *groups):
@@ -264,7 +264,7 @@ def _merged(
 def _shares(
     made: Mapping[str, Annotations], wanted: Mapping[str, float], largest: int, *, stratify: bool
 ) -> list[str]:
-    """Return a sentence that explains why splits missed their fraction; none if they did not."""
+    """Return a sentence about the splits that missed their fraction, and why; none if all are close."""
     total = sum(map(len, made.values()))
     missed = [
         f"'{name}' has {len(each) / total:.1%} of the images, not {wanted[name]:.1%}"
@@ -294,6 +294,6 @@ def _label_counts(whole: Annotations, members: Sequence[Sequence[int]]) -> Count
 
 
 def fractions_of(counts: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
-    """Return the fraction of each class that each split has."""
+    """Return each split's fraction of each class."""
     totals = np.sum([list(each) for each in counts.values()], 0).clip(1)
     return {name: (np.asarray(each) / totals).tolist() for name, each in counts.items()}

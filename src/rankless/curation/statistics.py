@@ -17,12 +17,12 @@ from rankless.errors import counted, listed
 SMALL, MEDIUM = 32**2, 96**2
 """COCO's bounds of an object's area in pixels: small below the first, medium below the second."""
 UNEVEN = 10
-"""The ratio of the largest to the smallest class that is worth a remark."""
+"""Minimum ratio of the largest to the smallest class that is remarked on."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The distribution of numbers: quantiles 0, 0.05, 0.5, 0.95 and 1, and the mean; None without numbers."""
+    """Quantiles 0, 0.05, 0.5, 0.95 and 1 and the mean of some numbers; None without numbers."""
 
     least: float | None = None
     low: float | None = None
@@ -34,15 +34,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """The statistics of one split; those of boxes are None or 0 for classification.
+    """Statistics of one split; those of boxes are None or 0 for classification.
 
     Attributes:
-        unreadable: the number of images with an unreadable header; no size counts them.
-        empty: the number of images without boxes.
-        classes: the number of boxes of each class, or of images for classification.
-        width, height, aspect: of images, in pixels; the aspect is width over height.
-        common_sizes: the number of images of the most common sizes, "width × height".
-        small, medium, large: the number of boxes by COCO's bounds (32² and 96² pixels of area).
+        unreadable: number of images with an unreadable header, which the size statistics leave out.
+        empty: number of images without boxes.
+        classes: number of boxes of each class, or of images for classification.
+        width, height, aspect: image sizes in pixels; the aspect is width over height.
+        common_sizes: number of images with each of the most common sizes, "width × height".
+        small, medium, large: number of boxes by COCO's bounds (32² and 96² pixels of area).
         box_side: square root of a box's fraction of its image's area.
         box_aspect: width over height of boxes.
     """
@@ -68,7 +68,7 @@ class SplitStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of each split, and remarks for a training as sentences."""
+    """Statistics of each split, and remarks as sentences."""
 
     root: str
     format: str
@@ -76,7 +76,7 @@ class Statistics:
     remarks: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the statistics for a program."""
+        """Return the statistics as JSON-compatible data."""
         return asdict(self)
 
 
@@ -139,7 +139,7 @@ def box_aspects(whole: Annotations) -> NDArray[np.float64]:
 
 
 def object_areas(whole: Annotations) -> NDArray[np.float64]:
-    """Return the area of every object in pixels, (T,): the annotated one, or else its box's."""
+    """Return the area of every object in pixels, (T,): the annotated area, or else its box's."""
     boxes = np.asarray(whole.boxes, np.float64)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     stated = np.asarray(whole.areas, np.float64)[: len(areas)]

@@ -22,8 +22,8 @@ from rankless.errors import counted
 from rankless.files.outputs import Outputs
 
 MOST_CLASSES = 40
-"""The number of the most frequent classes that get a bar."""
-_FEW_CLASSES = 12  # the number of classes that fit into a panel of normal height
+"""Maximum number of classes shown as bars, the most frequent first."""
+_FEW_CLASSES = 12  # maximum number of classes in a panel of normal height
 _PANEL = (4.6, 3.7)  # inches
 _COLORS = ("#3b6ea5", "#e08e45", "#5a9e6f", "#b05a7a", "#7d6bb0", "#8a8a8a")
 _HEAT = "viridis"
@@ -63,7 +63,7 @@ def figure(data: DataSet) -> Figure:
     drawn.suptitle(_plain(title), fontsize=14, fontweight="bold", x=0.01, ha="left")
     for name, axes in drawn.subplot_mosaic(layout).items():
         panels[int(name)](axes)
-    if len(splits) > 1:  # one legend for all panels, beside the title, where it hides nothing
+    if len(splits) > 1:  # one legend for all panels, beside the title
         handles = [
             Patch(color=color, label=_plain(name))
             for name, color in zip(splits, _colors(splits), strict=True)
@@ -101,7 +101,7 @@ def _panels(data: DataSet, splits: Splits) -> Iterator[Callable[[Any], None]]:
 
 
 def _layout(panels: int, classes: int) -> list[list[str]]:
-    """Return each panel's place: many classes take the whole left column, and no place stays empty."""
+    """Return the panels' places: many classes take the full left column, and no place stays empty."""
     names = [str(number) for number in range(panels)]
     if classes > _FEW_CLASSES:
         rest = names[1:]
@@ -115,7 +115,7 @@ def _layout(panels: int, classes: int) -> list[list[str]]:
 
 
 def _plain(name: str) -> str:
-    """Escape a name for matplotlib, which takes text between two $ for a formula."""
+    """Escape a name for matplotlib, which reads text between two $ as a formula."""
     return name.replace("$", r"\$")
 
 
@@ -171,7 +171,7 @@ def _sides(axes: Any, splits: Sequence[Annotations]) -> None:
 def _boxes_per_image(axes: Any, splits: Splits) -> None:
     counts = [np.diff(each.offsets) for each in splits.values()]
     most = max((int(each.max(initial=0)) for each in counts), default=0)
-    width = max(1, -(-(most + 1) // 40))  # one bar for each number, at most some forty
+    width = max(1, -(-(most + 1) // 40))  # one bar per number, but at most about 40 bars
     bins = np.arange(0, most + width + 1, width) - 0.5
     _histogram(axes, splits, counts, bins, "Boxes in an image", "boxes")
 
@@ -193,7 +193,7 @@ def _object_sizes(axes: Any, splits: Splits) -> None:
 
 
 def _image_sizes(axes: Any, splits: Splits) -> None:
-    """Draw a dot for each size, with an area by the number of images; write a single size as text."""
+    """Draw a dot for each size, scaled by its number of images; write a single size as text."""
     every = np.concatenate([readable_sizes(each) for each in splits.values()])
     if len(sizes := np.unique(every, axis=0)) == 1:
         height, width = sizes[0].astype(int).tolist()
