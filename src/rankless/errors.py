@@ -97,8 +97,7 @@ def of_a_path(error: BaseException) -> UserError | None:
 def of_the_system(error: BaseException) -> UserError | None:
     """Return the error for a failure of the operating system; None for any other exception.
 
-    Args:
-        error: the exception. An ``OSError`` counts if it names a file or reports a full disk.
+    An ``OSError`` counts if it names a file or reports a full disk.
     """
     if known := of_a_path(error):
         return known
@@ -126,13 +125,7 @@ def remedy(error: BaseException) -> str:
 
 
 def similar(word: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """Return known words that are similar to a word, the most similar first.
-
-    Args:
-        word: the given word; case and leading dashes are ignored.
-        known: the known words.
-        count: maximum number of words to return.
-    """
+    """Return up to ``count`` known words similar to ``word``, best first; ignore case and leading dashes."""
     plain: dict[str, str] = {}
     for one in known:
         plain.setdefault(one.lstrip("-").lower(), one)
@@ -141,12 +134,7 @@ def similar(word: str, known: Iterable[str], count: int = 1) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str], *, count: int = 1, shown: str = "'{}'") -> str:
-    """Return ``; did you mean 'x'?`` with the words from :func:`similar`, or an empty string.
-
-    Args:
-        word, known, count: see :func:`similar`.
-        shown: format of a word.
-    """
+    """Return ``; did you mean 'x'?`` with the words from :func:`similar`, or an empty string."""
     near = similar(word, known, count)
     return f"; did you mean {' or '.join(map(shown.format, near))}?" if near else ""
 
@@ -192,10 +180,7 @@ def printable(text: str, longest: int = 100) -> str:
 def counted(count: int, one: str, many: str = "") -> str:
     """Return a number with its noun: ``1 box``, ``1,024 boxes``.
 
-    Args:
-        count: the number.
-        one: the noun in the singular, or a phrase such as ``box has``.
-        many: the same in the plural; by default ``one`` with an ``s``.
+    The noun may be a phrase such as ``box has``; the plural is by default the singular with an ``s``.
     """
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 

@@ -9,15 +9,9 @@ from rankless.errors import UserError
 
 
 def needed(module: str, extra: str, where: str) -> Any:
-    """Import and return a module of an optional library.
+    """Import and return a module of an optional library, which ``extra`` of this package installs.
 
-    Args:
-        module: the module's name.
-        extra: the extra of this package that installs the library.
-        where: the option or file that needs the library, for the start of the message.
-
-    Raises:
-        UserError: the library is not installed or cannot be imported.
+    The error about a missing or broken library begins with ``where``, the option or file that needs it.
     """
     try:
         return importlib.import_module(module)

@@ -24,12 +24,7 @@ _SHOW_EVERY = 0.05  # seconds; items may be done a hundred thousand times a seco
 
 
 def say(text: str = "", *, file: TextIO | None = None) -> None:
-    """Print a line, with characters escaped that would harm a terminal.
-
-    Args:
-        text: the line; line breaks at its start and end are kept.
-        file: by default the standard output.
-    """
+    """Print a line, with characters escaped that would harm a terminal; line breaks at its ends are kept."""
     body = text.strip("\n")
     before, _, after = text.partition(body) if body else (text, "", "")
     print(f"{before}{escaped(body)}{after}", file=file, flush=file is not None)
@@ -71,9 +66,7 @@ def as_json(value: Any, indent: int) -> str:
 def filled(parts: Sequence[str], width: int) -> str:
     """Return parts as lines of text, two spaces apart, without breaking a part.
 
-    Args:
-        parts: the parts; one wider than the terminal gets its own line.
-        width: columns of the terminal; lines are narrower.
+    Lines are narrower than ``width``; a wider part gets its own line.
     """
     lines = [""]
     for part in parts:
@@ -253,14 +246,9 @@ class ProgressBar:
         self.update(done, f"{self.title}: {done:,} of {total:,} batches", left)
 
     def update(self, done: int, title: str, left: float, details: str = "", *, at_once: bool = False) -> None:
-        """Show the progress.
+        """Show the progress, with ``title`` before the bar and ``details`` below it; ``left`` is in seconds.
 
-        Args:
-            done: number of items done.
-            title: text before the bar.
-            left: remaining seconds.
-            details: text below the bar.
-            at_once: without a terminal, print a line even if the last one is recent.
+        With ``at_once`` and without a terminal, print a line even if the last one is recent.
         """
         self.done = done
         if self.is_live:

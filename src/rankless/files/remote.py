@@ -43,7 +43,7 @@ def is_remote(path: str) -> bool:
 class RemotePath:
     """An address with the methods of :class:`pathlib.Path` that data sets of shards need.
 
-    ``is_folder`` says whether it is a folder; None asks the server when needed.
+    If ``is_folder`` is None, the server is asked when needed.
     """
 
     url: str
@@ -69,7 +69,7 @@ class RemotePath:
         return RemotePath(self.url.rpartition("/")[0], True)
 
     def is_dir(self) -> bool:
-        """Return whether there are objects below it."""
+        """Return whether there are objects below the address."""
         if self.is_folder is None:
             try:
                 self.is_folder = any(True for _ in self.iterdir())
@@ -78,7 +78,7 @@ class RemotePath:
         return self.is_folder
 
     def is_file(self) -> bool:
-        """Return whether it is an object."""
+        """Return whether the address is an object's."""
         if self.is_folder is not None:
             return not self.is_folder
         try:
@@ -88,7 +88,7 @@ class RemotePath:
         return True
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """Yield the entries one level below it."""
+        """Yield the entries one level below the address."""
         for url, is_folder in listed(self.url):
             yield RemotePath(url, is_folder)
 
@@ -117,7 +117,7 @@ def size_of(file: Location) -> int:
 
 
 def name_of(file: Location) -> str:
-    """Return the name to open it by: its path, or its address with the tag of its current content."""
+    """Return the name to open a file by: its path, or its address with the tag of its current content."""
     return str(file) if isinstance(file, Path) else f"{file}#{state_of(str(file)).tag}"
 
 

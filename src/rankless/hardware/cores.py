@@ -10,8 +10,7 @@ from pathlib import Path
 def usable_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may use, at least one.
 
-    Args:
-        root: the folder that contains ``proc`` and ``sys``.
+    ``root`` is the folder that contains ``proc`` and ``sys``.
     """
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min([own, *(int(quota) for quota in _quotas(root))]), 1)

@@ -54,12 +54,9 @@ def of_onednn(
 ) -> str | None:
     """Return the best instruction set that the processor has and the environment allows oneDNN to use.
 
-    Args:
-        features: the processor's features; None for this processor's.
-        environment: ``ONEDNN_MAX_CPU_ISA`` or ``DNNL_MAX_CPU_ISA`` may set a limit.
-
-    Returns:
-        oneDNN's name of the instruction set, such as ``AVX512_CORE_BF16``; None if the processor is not x86.
+    The result is oneDNN's name, such as ``AVX512_CORE_BF16``; None if the processor is not x86. The variables
+    ``ONEDNN_MAX_CPU_ISA`` and ``DNNL_MAX_CPU_ISA`` may set a limit. ``features`` are by default this
+    processor's.
     """
     features = flags() if features is None else features
     limit = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", "")).upper()
@@ -89,11 +86,7 @@ def variables(cpu_isa: str) -> dict[str, str]:
 
 
 def refuse_unable(cpu_isa: str) -> None:
-    """Raise an error if this processor lacks the instruction set.
-
-    Raises:
-        UserError: names the missing features.
-    """
+    """Raise an error that names the missing features if this processor lacks the instruction set."""
     missing = [flag for flag in _NEEDS if flag not in flags()]
     if cpu_isa != "native" and missing:
         raise UserError(
@@ -106,7 +99,6 @@ def fix(cpu_isa: str) -> None:
     """Limit this process and its children to ``cpu_isa``; call it before PyTorch is imported.
 
     Raises:
-        UserError: the processor lacks the instruction set.
         RuntimeError: a library has already chosen its kernels.
     """
     if cpu_isa == "native":

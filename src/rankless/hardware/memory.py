@@ -28,13 +28,10 @@ def peak(pid: int | None = None) -> int:
 
 
 def ensure(needed: int, what: str, remedy: str, free: int | None = None) -> None:
-    """Raise a :class:`UserError` if there is not enough memory.
+    """Raise a :class:`UserError` if fewer than ``needed`` bytes are free.
 
-    Args:
-        needed: lower bound of the memory needed, in bytes.
-        what: the object that needs the memory; the message begins with it.
-        remedy: advice; the message ends with it.
-        free: free memory in bytes; by default the result of :func:`available`.
+    The message begins with ``what``, the object that needs the memory, and ends with ``remedy``. By default,
+    ``free`` is the result of :func:`available`.
     """
     free = available() if free is None else free
     if needed > free:

@@ -138,12 +138,7 @@ def mtu_of(interface: str) -> int | None:
 
 
 def listening_at(address: str, port: int) -> socket.socket:
-    """Return a socket that accepts connections at one address of this machine only.
-
-    Args:
-        address: an address of this machine.
-        port: the port; 0 for any free port.
-    """
+    """Return a socket that accepts connections at one address of this machine; 0 is any free port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

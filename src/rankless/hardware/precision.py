@@ -21,13 +21,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def resolve(precision: Precision, device: torch.device, cpu_isa: str = "native") -> Precision:
     """Resolve ``auto``: bf16 if ``device`` computes it natively, else fp32 (fp16 on older GPUs).
 
-    Args:
-        precision: the recipe's precision.
-        device: the device that computes.
-        cpu_isa: the recipe's instruction set; ignored on a GPU.
-
-    Returns:
-        ``fp32``, ``tf32``, ``bf16`` or ``fp16``; anything but ``auto`` is returned unchanged.
+    Other values are returned unchanged. ``cpu_isa``, the recipe's instruction set, is ignored on a GPU.
 
     Raises:
         UserError: the CPU is limited to an instruction set without that format.

@@ -14,9 +14,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>
 def die_with_parent(parent: int | None = None) -> None:
     """Make the kernel kill this process when its parent dies, however that happens (Linux).
 
-    Args:
-        parent: id of the process that started this one. If that process has already died, this one exits at
-            once. If not given, this is not checked.
+    If ``parent``, the id of the process that started this one, is given and has already died, exit at once.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -166,13 +166,9 @@ class Made:
 
 
 def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
-    """Write the files of an export, and compare them with PyTorch.
+    """Write the files of an export into ``folder``, and compare them with PyTorch.
 
-    Args:
-        plan: the model to export, and its options.
-        format: one of :data:`PROGRAMS`.
-        folder: folder for the files.
-        name: the file's name, for messages.
+    ``format`` is one of :data:`PROGRAMS`; messages call the file ``name``.
 
     Raises:
         DisagreementError: the export computes other results than PyTorch.

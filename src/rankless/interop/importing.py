@@ -73,11 +73,7 @@ def build_any(recipe: Recipe, classes: int) -> nn.Module:
 
 
 def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
-    """Return a model's layers and its number of parameters; see :func:`rankless.models.work.layers`.
-
-    Raises:
-        UserError: no such model, or it cannot be built with these options.
-    """
+    """Return a model's layers and its number of parameters; see :func:`rankless.models.work.layers`."""
     recipe = recipe_for(model, overrides)
     if recipe.task == "classify":
         known, size = variant(recipe.model), recipe.model.image_size
@@ -125,9 +121,7 @@ def recipe_for(model: str | None, overrides: Sequence[str]) -> Recipe:
 def read_class_names(path: Path | None, classes: int | None) -> tuple[str, ...] | None:
     """Read class names from a file with a JSON list or one name per line; return None if ``path`` is None.
 
-    Args:
-        path: the file.
-        classes: expected number of names; None for any.
+    ``classes`` is the expected number of names; None accepts any.
     """
     if path is None:
         return None
@@ -266,17 +260,9 @@ def _fitted(
     by_order: bool,
     partial: bool,
 ) -> tuple[Fit, tuple[str, ...], list[str]]:
-    """Fit the checkpoint to the recipe's model.
+    """Fit the checkpoint to the recipe's model; return the tensors, the class names and messages.
 
-    Args:
-        checkpoint: the tensors.
-        recipe: the recipe that names the model.
-        classes: class names, or the number of classes; None for that of the checkpoint's head.
-        source: the checkpoint's file, for messages.
-        by_order, partial: see :func:`import_weights`.
-
-    Returns:
-        The fitted tensors, the class names and messages about the conversion.
+    ``classes`` are the class names or their number; None takes the number from the checkpoint's head.
     """
     notes, head = list(checkpoint.facts), _head(recipe)
     if by_order:

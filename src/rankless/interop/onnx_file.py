@@ -83,12 +83,7 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def model(plan: Plan, *, half: bool | None = None) -> Any:
-    """Return the ``onnx.ModelProto`` of an export.
-
-    Args:
-        plan: the model to export, and its options.
-        half: whether the network computes in float16; by default as planned.
-    """
+    """Return the ``onnx.ModelProto`` of an export; ``half`` overrides the planned precision."""
     onnx = needed("onnx", "onnx", "--format onnx")
     needed("onnxscript", "onnx", "--format onnx")
     outputs = ["probabilities"] if plan.facts.recipe.task == "classify" else ["boxes", "scores"]

@@ -172,18 +172,14 @@ class Plan:
         return replace(self, facts=facts, half=True)
 
     def portable(self, *, half: bool | None = None) -> nn.Module:
-        """Return a copy of the model in the form for other programs, without NMS.
-
-        Args:
-            half: whether the network computes in float16; by default as planned.
-        """
+        """Return a copy of the model for other programs, without NMS; ``half`` defaults to the plan's."""
         half, network = self.half if half is None else half, copy.deepcopy(self.model).requires_grad_(False)
         if self.facts.recipe.task == "classify":
             return PortableClassifier(network, self.task.mean, self.task.std, half=half).eval()
         return PortableDetector(network, half=half).eval()
 
     def with_nms(self) -> nn.Module:
-        """Return a copy of the model in the form for other programs, with NMS if requested."""
+        """Return a copy of the model for other programs, with NMS if requested."""
         made = self.portable()
         if self.facts.nms is None or not isinstance(made, PortableDetector):
             return made
@@ -216,13 +212,7 @@ class Plan:
 
 
 def planned(target: Path, asked: ExportOptions, overrides: Sequence[str]) -> Plan:
-    """Load the model to export, and check the options.
-
-    Args:
-        target: a run directory or a weights file.
-        asked: options of the export.
-        overrides: changes to the recipe, ``key=value``.
-    """
+    """Load the model of a run directory or a weights file, with overrides, and check the options."""
     path = trained_weights_of(target)
     loaded = weights.load(path)
     recipe = _changed(loaded.recipe, overrides, path)

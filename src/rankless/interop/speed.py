@@ -25,13 +25,7 @@ def inputs(plan: Plan, count: int) -> Tensor:
 
 
 def of_pytorch(model: nn.Module, seen: Tensor, seconds: float) -> float:
-    """Return the images per second of a PyTorch module in float32, on a GPU if there is one.
-
-    Args:
-        model: takes images (B, 3, H, W).
-        seen: the images, one batch.
-        seconds: time to measure.
-    """
+    """Return the images per second of a PyTorch module in float32, on a GPU if there is one."""
     device = compute_device()
     model, seen = model.to(device), seen.to(device)
 
@@ -45,7 +39,7 @@ def of_pytorch(model: nn.Module, seen: Tensor, seconds: float) -> float:
 
 
 def of_session(session: Session, seen: Tensor, seconds: float) -> float:
-    """Return the images per second of an exported file; see :func:`of_pytorch` for the arguments."""
+    """Return the images per second of an exported file; ``seen`` is one batch of images."""
     array = seen.numpy()
     return _rate(lambda: session(array), len(seen), seconds)
 

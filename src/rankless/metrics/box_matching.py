@@ -1,6 +1,6 @@
 """Matching of detections and objects at an IoU of 0.5: by COCO's rule, Pascal VOC's, and across classes.
 
-COCO (cocoapi's ``cocoeval``): by falling score, a detection takes the free object of its class with the
+COCO (cocoapi's ``cocoeval``): by descending score, a detection takes the free object of its class with the
 largest IoU. Pascal VOC (the devkit's ``VOCevaldet``): it takes the object of its class with the largest IoU,
 and is wrong if a better detection has already taken it.
 """
@@ -169,7 +169,7 @@ def _candidates(image: ImageBoxes) -> Iterator[tuple[int, list[tuple[float, int]
 def confusion(images: Sequence[ImageBoxes], threshold: float, classes: int) -> Integers:
     """Compute the confusion matrix of the classes and the background.
 
-    Pairs with an IoU above 0.5 are matched one to one: those of the same class first, then by falling IoU.
+    Pairs with an IoU above 0.5 are matched one to one: those of the same class first, then by descending IoU.
 
     Returns:
         (C + 1, C + 1): row = truth, column = detection; the last row holds detections without an

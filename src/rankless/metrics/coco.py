@@ -98,7 +98,7 @@ def _accumulate(
 ) -> None:
     """Fill in the precision and recall of one class.
 
-    ``outcomes`` (K, 10, 4) and ``place`` (K,) belong to its detections by falling score; ``objects`` (4,)
+    ``outcomes`` (K, 10, 4) and ``place`` (K,) belong to its detections by descending score; ``objects`` (4,)
     counts its objects.
     """
     right, counted = outcomes == RIGHT, outcomes != IGNORED

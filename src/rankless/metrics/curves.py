@@ -33,12 +33,9 @@ class ThresholdCurve:
 
 
 def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> ThresholdCurve:
-    """Compute precision, recall and F1 against the threshold.
+    """Compute precision, recall and F1 of answers with scores in 0..1 (D,) against the threshold.
 
-    Args:
-        scores: in 0..1, (D,).
-        right: whether each answer is correct, (D,).
-        truths: number of truths to be found, at least 1.
+    ``truths`` is the number of truths to be found, at least 1.
     """
     order = np.argsort(-scores, kind="stable")
     falling, hits = scores[order], np.cumsum(right[order])
@@ -57,12 +54,9 @@ def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> Th
 
 
 def precision_recall(scores: Floats, right: NDArray[np.bool_], truths: int) -> tuple[Floats, Floats]:
-    """Compute precision (D,) and recall (D,) after each answer by falling score; ties keep their order.
+    """Compute precision (D,) and recall (D,) after each answer by descending score; ties keep their order.
 
-    Args:
-        scores: (D,).
-        right: whether each answer is correct, (D,).
-        truths: number of truths to be found, at least 1.
+    ``truths`` is the number of truths to be found, at least 1.
     """
     hits = np.cumsum(right[np.argsort(-scores, kind="stable")])
     return hits / np.arange(1, len(hits) + 1), hits / truths
@@ -78,8 +72,7 @@ def interpolated(precision: Floats, recall: Floats) -> Floats:
 def voc_average_precision(precision: Floats, recall: Floats) -> tuple[float, float]:
     """Compute Pascal VOC's AP: at 11 recalls (VOC 2007), and at all points (VOC 2010 and later).
 
-    Args:
-        precision, recall: after each answer, (D,).
+    Precision and recall are those after each answer, (D,).
     """
     if not len(recall):
         return 0.0, 0.0

@@ -29,10 +29,6 @@ Integers = NDArray[np.int64]
 def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[str, Any], Matches]:
     """Compute the report's details from the detections in a data set.
 
-    Args:
-        images: prepared by :func:`rankless.metrics.box_matching.image_boxes`.
-        classes: number of classes.
-
     Returns:
         The JSON-ready details and the matches they come from. Without any object, the details are ``images``,
         ``iou`` and ``truths``; otherwise also ``thresholds``, ``pr``, ``at_best``, ``pascal``, ``sizes`` and

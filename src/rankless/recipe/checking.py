@@ -104,9 +104,6 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
         given: a recipe, a tree of keys and values, or the arguments of the class.
         validate: pydantic's validation.
         source: the origin of the values; by default a call of ``Recipe`` in Python.
-
-    Raises:
-        UserError: lists all problems by line; problems of the command line come last.
     """
     if isinstance(given, recipe):
         return validate(given)

@@ -130,9 +130,7 @@ PUBLISHED = (
 def line_of_file(name: str, values: Mapping[str, str]) -> str:
     """Return the command that trains with a cfg or a weights file, as the end of a message.
 
-    Args:
-        name: the file.
-        values: the other overrides by key; the command takes the data from them.
+    The command takes the data from ``values``, the other overrides by key.
     """
     ours, note = imported(name)
     data = values.get("data.root") or values.get("data") or "FOLDER"

@@ -170,9 +170,7 @@ Milestones = Annotated[tuple[Period, ...], AfterValidator(_rising)]
 def clash(sentence: str, *keys: str) -> PydanticCustomError:
     """Return the error about values that are valid alone but contradict each other.
 
-    Args:
-        sentence: the message.
-        keys: dotted paths from the recipe's root, the wrong one first.
+    ``keys`` are dotted paths from the recipe's root, the wrong one first.
     """
     return PydanticCustomError("clash", "{sentence}", {"sentence": sentence, "keys": keys})
 

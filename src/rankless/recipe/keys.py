@@ -102,10 +102,8 @@ class Key:
 def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
     """Map the path of every key with a value to its :class:`Key`, in the recipe's order.
 
-    Args:
-        recipe: the class ``Recipe``.
-        kinds: return only the keys of recipes of these kinds; by default the keys of all kinds, each as
-            declared by the first kind that has it.
+    With ``kinds``, return only the keys of recipes of these kinds; by default the keys of all kinds, each as
+    declared by the first kind that has it.
     """
     found: dict[KeyPath, Key] = {}
     for path, one in _walk(recipe, (), kinds, ()):

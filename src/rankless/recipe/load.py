@@ -61,20 +61,12 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
 
 
 def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
-    """Return the default recipe with overrides, as in :func:`load`.
-
-    Raises:
-        UserError: lists all problems of the overrides.
-    """
+    """Return the default recipe with overrides, as in :func:`load`."""
     return _built({}, Source(COMMAND_LINE, check_name=check_name), overrides)
 
 
 def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
-    """Return a copy of a recipe with overrides, as in :func:`load`.
-
-    Raises:
-        UserError: lists all problems of the overrides.
-    """
+    """Return a copy of a recipe with overrides, as in :func:`load`."""
     # Values that equal the default count as not given, so that another model may have other keys.
     tree = _given(recipe)
     if recipe.loss.name != losses_of(recipe.model)[0]:
@@ -83,11 +75,7 @@ def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
 
 
 def is_cut(path: Path) -> bool:
-    """Check whether a file written by :func:`dump` is cut off, judged by its last character and last key.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Check whether a file written by :func:`dump` is cut off, judged by its last character and last key."""
     text, name = _text(path)
     _, lines = yaml12.read(text, name)
     _, wanted = yaml12.read(dump(Recipe()), "recipe")
@@ -115,15 +103,7 @@ def to_json(recipe: Recipe) -> str:
 
 
 def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
-    """Read a recipe written by :func:`to_json`.
-
-    Args:
-        text: the JSON.
-        name: the source for messages, such as the name of a weights file.
-
-    Raises:
-        UserError: the text is not JSON, or the recipe is invalid (such as one with keys of a newer version).
-    """
+    """Read a recipe written by :func:`to_json`; messages name its source, such as a weights file."""
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -160,11 +140,7 @@ def shipped() -> dict[str, str]:
 
 
 def shipped_text(name: str) -> str:
-    """Return the text of a shipped recipe, including the header.
-
-    Raises:
-        UserError: no shipped recipe has this name.
-    """
+    """Return the text of a shipped recipe, including the header."""
     if name not in shipped():
         raise UserError(
             f"no shipped recipe '{name}': expected {', '.join(shipped())}{nearest(name, shipped())}"
@@ -273,12 +249,9 @@ def _overridden(overrides: Overrides) -> tuple[dict[str, Any], dict[KeyPath, Loc
 
 
 def _over(old: Any, new: Any, path: KeyPath = (), *, presets_win: bool = False) -> Any:
-    """Merge two trees of keys and values; the values of ``new`` replace those of ``old``.
+    """Merge two trees of keys and values, both at ``path``; the values of ``new`` replace those of ``old``.
 
-    Args:
-        old, new: trees of keys and values.
-        path: path of both trees in the recipe.
-        presets_win: drop all old values of a section for which ``new`` names a preset.
+    With ``presets_win``, a preset in ``new`` drops all old values of its section.
     """
     old, new = in_full(old, path), in_full(new, path)
     if not isinstance(new, Mapping) or old is None:
@@ -316,11 +289,7 @@ def _without(tree: Any, path: KeyPath) -> Any:
 
 
 def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str, str]:
-    """Return the text of a recipe, and its name for messages.
-
-    Args:
-        source, check_name: see :func:`load`.
-    """
+    """Return the text of a recipe, and its name for messages; see :func:`load` for the arguments."""
     path, name = Path(source), str(source)
     if isinstance(source, str) and name in shipped():
         return shipped_text(name), f"{name}.yaml"

@@ -26,14 +26,7 @@ _FAR = 10_000
 
 
 def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
-    """Return the message about a key that does not exist, or does not exist in recipes of these kinds.
-
-    Args:
-        recipe: the class ``Recipe``.
-        path: path of the key or section.
-        kinds: the kinds of the recipe.
-        model: the model's name.
-    """
+    """Return the message about a key that does not exist, or does not exist in recipes of these kinds."""
     dotted = ".".join(path)
     if path not in leaves(recipe) and path not in sections(recipe):
         return f"key '{dotted}': no such key{_instead_of(recipe, path)}"

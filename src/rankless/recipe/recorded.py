@@ -47,9 +47,6 @@ def with_network(tree: Mapping[str, Any]) -> dict[str, Any]:
     The task, the keys of ``model``, and the placement of images on the input are taken from the weights'
     recipe; given values win. A file without a readable recipe adds nothing; the training reports the error.
     Weights of a custom task add nothing, because a file must not decide which code runs.
-
-    Args:
-        tree: tree of keys and values.
     """
     model, data = tree.get("model"), tree.get("data", {})
     file = model.get("pretrained") if isinstance(model, Mapping) else None

@@ -20,15 +20,7 @@ def keys_of_prediction(task: str) -> list[str]:
 
 
 def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
-    """Refuse changes to a recipe that affect no score.
-
-    Args:
-        overrides: ``key=value``, as for :func:`rankless.recipe.load.load`.
-        task: the recipe's task; a custom task may read any key.
-
-    Raises:
-        UserError: lists all keys without effect.
-    """
+    """Refuse overrides that affect no score; a custom task may read any key."""
     keys = _keys(overrides)
     if "task" in keys or task not in BUILT_IN_TASKS:
         return
@@ -40,11 +32,7 @@ def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
 
 
 def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
-    """Refuse changes to a recipe that affect no prediction; see :func:`refuse_unused_in_scoring`.
-
-    Raises:
-        UserError: lists all keys without effect.
-    """
+    """Refuse overrides that affect no prediction; see :func:`refuse_unused_in_scoring`."""
     used = keys_of_prediction(task)
     unused = [key for key in _keys(overrides) if key not in used]
     if unused:

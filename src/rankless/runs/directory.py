@@ -114,12 +114,10 @@ class RunDirectory:
 
 
 def beside(folder: Path, kind: str) -> Path:
-    """Return the temporary name of ``folder``, which :func:`recover` recognizes.
+    """Return the temporary name of a checkpoint's directory, which :func:`recover` recognizes.
 
-    Args:
-        folder: the directory of a checkpoint.
-        kind: ``tmp`` while it is written, ``aside`` while another checkpoint replaces it, ``gone`` while it
-            is removed.
+    ``kind`` is ``tmp`` while the checkpoint is written, ``aside`` while another one replaces it, and ``gone``
+    while it is removed.
     """
     return folder.with_name(f".{folder.name}.{os.getpid()}.{kind}")
 

@@ -81,12 +81,7 @@ def _within(folder: Path, depth: int) -> Iterator[RunDirectory]:
 
 
 def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
-    """Return the overview of one run.
-
-    Args:
-        run: the run directory.
-        recipe: the run's recipe as plain values; empty if it cannot be read.
-    """
+    """Return the overview of one run; ``recipe`` has plain values, or none if it cannot be read."""
     entries: Sequence[dict[str, Any]] = []
     with suppress(OSError):
         entries = journal.tail(run.journal)

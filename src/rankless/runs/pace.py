@@ -29,12 +29,7 @@ class Pace:
         self.steps, self.seconds, self.waiting = 0, 0.0, 0.0
 
     def add(self, seconds: float, waited: float) -> None:
-        """Add a step.
-
-        Args:
-            seconds: duration of the step.
-            waited: the fraction of its duration spent waiting for images, as in the journal.
-        """
+        """Add a step of some seconds, with the fraction of them spent waiting for images."""
         begins, self.begins = self.begins, False
         if begins or not 0 <= seconds < _LONGEST or not 0 <= waited <= 1:
             return

@@ -59,12 +59,7 @@ def open_custom(recipe: Recipe) -> Task:
 
 
 def refuse_unasked(task: str, source: Path) -> None:
-    """Refuse to run a custom task's code if a file names it rather than the user.
-
-    Args:
-        task: the task of the recipe in ``source``.
-        source: a weights file of unknown origin.
-    """
+    """Refuse to run a custom task's code if a weights file of unknown origin names it, not the user."""
     if task not in BUILT_IN:
         raise UserError(
             f"{source}: its recipe names the task '{printable(task)}', whose code would be run; if you trust "
@@ -79,11 +74,9 @@ def absolute(task: str) -> str:
 
 
 def name_of(task: type | str, kind: str = "task") -> str:
-    """Return the name by which other processes can import a class.
+    """Return the name by which other processes can import a class; a name is returned unchanged.
 
-    Args:
-        task: the class, or its name, which is returned unchanged.
-        kind: ``task`` or ``sink``, for messages.
+    ``kind``, for messages, is ``task`` or ``sink``.
     """
     if isinstance(task, str):
         return task
@@ -131,12 +124,7 @@ def _no_training() -> Iterator[None]:
 
 
 def load_class(task: str, kind: str) -> Any:
-    """Import the class that ``package.module:Class`` or ``file.py:Class`` names.
-
-    Args:
-        task: the name.
-        kind: ``task`` or ``sink``, for messages.
-    """
+    """Import the class that ``package.module:Class`` or ``file.py:Class`` names, a task or a sink."""
     origin, _, name = task.rpartition(":")
     if not origin:
         known = f"{' or '.join(map(repr, BUILT_IN))}, or for a task of your own " if kind == "task" else ""

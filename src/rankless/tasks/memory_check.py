@@ -15,10 +15,8 @@ from rankless.recipe.schema import Recipe
 def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[int] = ()) -> None:
     """Refuse a recipe if even a lower bound of one micro-batch's memory does not fit.
 
-    Args:
-        recipe: the run's recipe.
-        size: (height, width) of the input in pixels.
-        outputs: number of output values of each layer for one image that the gradient needs, if known.
+    ``size`` is the input's (height, width) in pixels; ``outputs`` is the number of output values of each
+    layer for one image that the gradient needs, if known.
     """
     micro, (height, width) = recipe.batch.micro, size
     number = 4 if recipe.precision == "fp32" else 2  # bytes
@@ -39,10 +37,8 @@ def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[i
 def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int] = ()) -> None:
     """Refuse a model if even a lower bound of the memory for predicting one image does not fit.
 
-    Args:
-        size: (height, width) of the input in pixels.
-        source: the weights file with the recipe.
-        outputs: number of output values of each layer for one image, if known.
+    ``size`` is the input's (height, width) in pixels; ``outputs`` is the number of output values of each
+    layer for one image, if known. The error names ``source``, the weights file.
     """
     height, width = size
     memory.ensure(

@@ -22,12 +22,9 @@ def load(path: Path) -> Weights:
 
 
 def model(task: Any, loaded: Weights, source: str) -> nn.Module:
-    """Return the task's model with the loaded weights, on the CPU.
+    """Return the task's model with the loaded weights, on the CPU; messages name ``source``.
 
-    Args:
-        task: the task of the recipe of ``loaded``, opened with ``exported`` if the file is exported.
-        loaded: the result of :func:`load`.
-        source: the file's name, for messages.
+    If the weights are from an exported file, the task must have been opened with ``exported``.
     """
     if not isinstance(loaded, Exported):
         made: nn.Module = task.model()

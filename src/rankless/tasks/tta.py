@@ -61,13 +61,7 @@ def transformed(images: Tensor, transform: Transform, placing: Placing = USUAL) 
 
 
 def restored(boxes: Tensor, transform: Transform, size: Sequence[int]) -> Tensor:
-    """Convert boxes of a transformed input to pixels of the input.
-
-    Args:
-        boxes: xyxy in pixels of the transformed input, (..., 4).
-        transform: the transform of the input.
-        size: (H, W) of the input in pixels.
-    """
+    """Convert boxes xyxy (..., 4) from pixels of a transformed input to pixels of the input, (H, W)."""
     if transform.scale != 1:
         rows, columns = _smaller(size, transform)
         factors = boxes.new_tensor([size[1] / columns, size[0] / rows])
