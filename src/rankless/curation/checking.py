@@ -1,4 +1,4 @@
-"""Check a data set: its format's findings, images that cannot be decoded, leaks between splits, classes.
+"""Check of a data set: annotations, images that cannot be decoded, leaks between splits, and classes.
 
 A leak is an image that two splits share, byte for byte: a model that was trained on its test images scores
 too well. An image that was saved again or resized is a leak as well, but frames of a still camera look the

@@ -1,4 +1,4 @@
-"""Draw many images on one sheet: an image file, or a self-contained HTML page."""
+"""Contact sheets of many images, as an image file or a self-contained HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert a data set to another format, read it back, and compare it bit by bit."""
+"""Conversion of a data set to another format, with a bitwise comparison of the result."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Noted(ImageFiles):
-    """Records in ``went`` each image's path below ``out``, which is built as ``folder``."""
+    """An image writer that records in ``went`` each path below ``out``, which is built as ``folder``."""
 
     out: Path = Path()
     folder: Path = Path()

@@ -1,4 +1,4 @@
-"""Open a data set with all its splits, and join, name and protect its files."""
+"""A data set with all its splits: opening it, and joining, naming and protecting its files."""
 
 from __future__ import annotations
 

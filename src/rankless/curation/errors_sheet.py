@@ -1,4 +1,4 @@
-"""Draw a model's worst images and the likely wrong labels on a contact sheet."""
+"""Contact sheet of a model's worst images and of labels that are likely wrong."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _named(source: str) -> str:
 
 
 def text(errors: ModelErrors, one: Mistake) -> str:
-    """Return the text on an error's box."""
+    """Return the label drawn at an error's box."""
     if one.kind == "missed":
         return f"missed: {errors.name(one.label)}"
     labeled = f", labeled {errors.name(one.label)}" if one.kind == "classification" else ""

@@ -1,4 +1,4 @@
-"""Decode images before a training, into the cache that ``data.cache: disk`` reads."""
+"""Decoding of images before a training, into the cache that ``data.cache: disk`` reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute anchors for a data set, and compare them with the model's defaults."""
+"""Anchors computed for a data set, and their comparison with the model's defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Anchors = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """Anchors, (width, height) in pixels by area, and the mean IoU of each box with its best anchor."""
+    """Anchors (width, height) in pixels, sorted by area, and the mean IoU of boxes with their best anchors."""
 
     anchors: Anchors
     average_iou: float

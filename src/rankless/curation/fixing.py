@@ -1,4 +1,4 @@
-"""Write a copy of a data set without its errors, leaving the original unchanged."""
+"""Copies of data sets without their errors; the originals stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find a model's errors: the images with the costliest errors, and labels that are likely wrong.
+"""A model's errors: the images with the costliest errors, and labels that are likely wrong.
 
 A detector's errors have TIDE's kinds (Bolya et al., "TIDE: A General Toolbox for Identifying Object Detection
 Errors", 2020): classification, localization, duplicate, background, missed. An error's cost is the score of a

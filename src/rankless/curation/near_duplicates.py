@@ -1,4 +1,4 @@
-"""Find identical and nearly identical images: copies of a file, and images that were saved again or resized.
+"""Search for identical and nearly identical images: copies, and images saved again or resized.
 
 Every image becomes a thumbnail of 16 × 16 mean colors. Two images are nearly the same if no mean differs much
 and the root mean square difference is small. The search is exact: block means are a projection of the

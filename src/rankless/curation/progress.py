@@ -1,4 +1,4 @@
-"""Process many images in threads, with a progress bar."""
+"""Processing of many images in threads, with a progress bar."""
 
 from __future__ import annotations
 

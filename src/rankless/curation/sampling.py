@@ -1,4 +1,4 @@
-"""Sample images of a data set with their annotations, as stored or as a training sees them."""
+"""Samples of a data set with their annotations, as stored or as in a training."""
 
 from __future__ import annotations
 

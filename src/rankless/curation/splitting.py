@@ -1,4 +1,4 @@
-"""Divide images into splits, reproducibly.
+"""Reproducible division of images into splits.
 
 An image's split depends only on the seed and its name, so images that are added later do not move others.
 With ``stratify``, every split gets the same fraction of each class, and an image's split depends on all
@@ -164,8 +164,8 @@ def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Cou
     """Divide examples by iterative stratification: Sechidis, Tsoumakas and Vlahavas, 2011, algorithm 1.
 
     Examples with the rarest remaining label are assigned first, each to the split that still needs the most
-    of that label. Ties go to the split that needs the most examples. An example may be a group of images;
-    each of them counts.
+    of that label. Ties go to the split that needs the most examples. An example may be a group of images,
+    all of which count.
 
     Args:
         counts: number of each example's images with each label, (N, C); the order breaks ties.

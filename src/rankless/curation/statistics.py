@@ -1,4 +1,4 @@
-"""Compute the statistics of a data set: images, classes, boxes and their sizes."""
+"""Statistics of a data set: images, classes, boxes and their sizes."""
 
 from __future__ import annotations
 

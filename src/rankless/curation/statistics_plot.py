@@ -1,4 +1,4 @@
-"""Plot the statistics of a data set: classes, positions, sizes and numbers of boxes."""
+"""Plot of a data set's statistics: classes, positions, sizes and numbers of boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read and write ``SHA256SUMS``, the checksums of a checkpoint's files, in the format of ``sha256sum``."""
+"""The file ``SHA256SUMS``: checksums of a checkpoint's files, in the format of ``sha256sum``."""
 
 from __future__ import annotations
 

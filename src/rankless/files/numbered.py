@@ -1,4 +1,4 @@
-"""Create new folders if the user names none: NAME, NAME-2, NAME-3 …, a separate one for each call."""
+"""New folders NAME, NAME-2, NAME-3 … for calls in which the user names none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read untrusted files: only regular files, and never more than a limit.
+"""Reading of untrusted files: only regular files, and never more than a limit.
 
 Reading a pipe may wait forever, and a device such as ``/dev/zero`` never ends. Every function raises
 ``OSError`` with a sentence as its ``strerror``, so callers treat all of these alike.

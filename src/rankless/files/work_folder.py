@@ -1,4 +1,4 @@
-"""Create a folder atomically: build it under a hidden name, then rename it."""
+"""Folders created atomically: built under a hidden name, then renamed."""
 
 from __future__ import annotations
 

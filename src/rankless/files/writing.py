@@ -1,4 +1,4 @@
-"""Write files atomically."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read and write YAML as recipes use it: scalars of YAML 1.2, the line of every key, no tags.
+"""Reader and writer of YAML as recipes use it: scalars of YAML 1.2, the line of every key, no tags.
 
 PyYAML follows YAML 1.1, where ``off`` is false, ``1e-2`` is text and ``012`` is ten. This module follows the
 core schema of YAML 1.2 (chapter 10.3). Tags are never obeyed, a duplicate key is an error, and every error
@@ -36,13 +36,13 @@ _UNREADABLE: Any = object()
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes with the tags of YAML 1.2; :class:`_Reading` turns them into values."""
+    """A loader that composes nodes with the tags of YAML 1.2; :class:`_Reading` reads their values."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (as in PyYAML)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that a reader of YAML 1.1 or 1.2 would take for another type."""
+    """A dumper that quotes text that a reader of YAML 1.1 or 1.2 would take for another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -128,7 +128,7 @@ def write(tree: dict[str, Any]) -> str:
 
 
 class _Reading:
-    """Converts nodes to values, and collects lines and problems."""
+    """A conversion of nodes to values, with the lines and problems found."""
 
     def __init__(self, with_lines: bool) -> None:
         self.with_lines = with_lines

@@ -1,4 +1,4 @@
-"""Read CIFAR-10 and CIFAR-100 in their Python version, as torchvision stores them.
+"""Reader of CIFAR-10 and CIFAR-100 in their Python version, as torchvision stores them.
 
 See Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. The files are pickles of Python
 2: a dict with lists of numbers and texts, and one NumPy array of pixels whose bytes are contiguous in the

@@ -1,4 +1,4 @@
-"""Read and write COCO's instance annotations: one JSON file per split, boxes ``[x, y, width, height]``.
+"""Reader and writer of COCO's annotations: one JSON file per split, boxes ``[x, y, width, height]``.
 
 See Lin et al., "Microsoft COCO: Common Objects in Context", 2014, and https://cocodataset.org/#format-data.
 The image's corner is (0, 0) on the continuous plane, so ``xyxy = (x, y, x + width, y + height)``.
@@ -102,7 +102,7 @@ def read(root: Path, split: str) -> Raw:
 
 @dataclass
 class _Reader(ListedImages):
-    """Reads one annotation file."""
+    """Reader of one annotation file."""
 
     classes: Classes = field(kw_only=True)
     ids: dict[Any, int] = field(default_factory=dict)  # an image's id to its number

@@ -1,4 +1,6 @@
-"""Decode and encode COCO's JSON entry by entry, so a file of 600 MB never becomes a tree of Python objects.
+"""Decoder and encoder of COCO's JSON, entry by entry.
+
+Thus a file of 600 MB never becomes a tree of Python objects.
 
 msgspec splits the lists into entries without decoding them. The slower standard library decodes content that
 msgspec refuses, such as NaN, which JSON lacks but many programs write.
@@ -73,7 +75,7 @@ Lists = TypeVar("Lists", Parts, Categories)
 
 
 def load(file: Path, kind: type[Lists]) -> Lists:
-    """Load the lists of a file that are fields of ``kind``."""
+    """Load those lists of a file that are fields of the class ``kind``."""
     try:
         content = reading.read_bytes(file).removeprefix(codecs.BOM_UTF8)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Read and write CSV annotations: one row per box, or one row per image with its class.
+"""Reader and writer of CSV annotations: one row per box, or one row per image with its class.
 
 Columns are identified by the names in the first row, ignoring case and punctuation (``image_id``, ``ImageID``
 and ``Image Id`` are the same), or by RetinaNet's fixed order. Corners lie on the continuous plane, where the
@@ -349,7 +349,7 @@ def _is_normalized(columns: Columns, raw: Raw) -> bool:
 
 @dataclass
 class _Reader(ListedImages):
-    """Reads one annotation file."""
+    """Reader of one annotation file."""
 
     columns: Columns = field(kw_only=True)
     labels: dict[str, int] = field(kw_only=True)

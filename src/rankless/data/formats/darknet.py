@@ -1,4 +1,4 @@
-"""Read and write Darknet's text labels (YOLO): one ``.txt`` file of ``class x y w h`` lines per image.
+"""Reader and writer of Darknet's text labels (YOLO): one ``.txt`` file of ``class x y w h`` lines per image.
 
 Classes count from 0. A box is its center and size, normalized by the upright image's sides. A line with more
 numbers is a polygon, as segmentation trainers write it; its bounds are the box.

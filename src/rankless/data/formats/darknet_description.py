@@ -1,4 +1,4 @@
-"""Read the files that describe a Darknet/YOLO data set: the common ``data.yaml``, and Darknet's ``.data``.
+"""Reader of the files that describe a Darknet/YOLO data set: ``data.yaml`` and Darknet's ``.data``.
 
 Both name the classes and, for every split, its folders or lists of images.
 """

@@ -1,4 +1,4 @@
-"""Find the images of a Darknet/YOLO data set's splits, by its description, its lists or its folders."""
+"""Search for the images of a Darknet/YOLO split by the data's description, its lists or its folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walk folders and find files by name, listing each folder once.
+"""Search for files by name in folders, each of which is listed once.
 
 Results depend neither on the order in which a file system lists names nor on their Unicode form (NFC, NFD).
 """
@@ -150,7 +150,7 @@ class FolderNames:
 
 
 class ImageSearch:
-    """Finds the image files that annotations name.
+    """A search for the image files that annotations name.
 
     Attributes:
         bases: the folders that a name may be relative to, the likeliest first.

@@ -1,4 +1,4 @@
-"""Read and write class folders: images in a folder named after their class.
+"""Reader and writer of class folders: images in a folder named after their class.
 
 Either every split is a folder of class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the
 root holds the class folders (``ROOT/CAT/1.jpg``). In the latter case, a fifth of each class is set aside for

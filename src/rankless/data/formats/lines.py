@@ -1,4 +1,4 @@
-"""Read and write annotation lines, one per image: ``path x1,y1,x2,y2,class x1,y1,x2,y2,class …``.
+"""Reader and writer of annotation lines, one per image: ``path x1,y1,x2,y2,class x1,y1,x2,y2,class …``.
 
 Corners are in pixels on the continuous plane, where the image's corner is (0, 0); classes count from 0. Many
 Keras trainers use this format, see https://github.com/qqwweee/keras-yolo3#training.
@@ -125,7 +125,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 @dataclass
 class _Reader(ListedImages):
-    """Reads one annotation file."""
+    """Reader of one annotation file."""
 
     classes: int = field(kw_only=True)
 

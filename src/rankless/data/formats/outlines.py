@@ -1,4 +1,4 @@
-"""Compute the box around an outline: points of a polygon, or a COCO mask."""
+"""Bounding boxes of outlines: points of a polygon, or a COCO mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read Oxford-IIIT Pet as torchvision stores it: images of 37 breeds, and two lists.
+"""Reader of Oxford-IIIT Pet as torchvision stores it: images of 37 breeds, and two lists.
 
 See Parkhi et al., "Cats and Dogs", 2012. A line such as ``Abyssinian_100 1 1 1`` gives the image's name
 without its ending, the breed's number from 1, the species, and the breed's number within its species.

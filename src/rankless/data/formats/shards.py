@@ -1,4 +1,4 @@
-"""List tar shards, and their samples with the byte ranges of their members.
+"""Tar shards: their names, and their samples with the byte ranges of the members.
 
 A sample consists of consecutive members with the same base name, which ends at the first dot of the file
 name. As in the package webdataset, ``a/0001.jpg`` and ``a/0001.json`` are the sample ``a/0001`` with the

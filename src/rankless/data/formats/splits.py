@@ -1,4 +1,4 @@
-"""Order, match and create names of splits."""
+"""Names of splits: their order and synonyms, and the division of data without splits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read and write Pascal VOC: one XML file per image, with a class name and a box for each object.
+"""Reader and writer of Pascal VOC: one XML file per image, with a class name and a box for each object.
 
 ``xmin`` … ``xmax`` are pixel numbers that count from 1, both included (Everingham et al., "The PASCAL VOC
 2012 Development Kit"): the box ``(1, 1, width, height)`` covers the full image. On the continuous plane,

@@ -1,4 +1,4 @@
-"""Parse and write Pascal VOC annotation files, and report errors in them."""
+"""Parser and writer of Pascal VOC annotation files."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _object(element: ElementTree.Element, number: int, problems: list[tuple[str,
 
 
 def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list[float]:
-    """Return xmin, ymin, xmax and ymax, in whichever order the file has them."""
+    """Return xmin, ymin, xmax and ymax, which the file may have in any order."""
     sides = []
     for side in SIDES:
         text = _text(box, side)

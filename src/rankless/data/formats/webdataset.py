@@ -1,4 +1,4 @@
-"""Read and write tar shards in the conventions of the package webdataset.
+"""Reader and writer of tar shards in the conventions of the package webdataset.
 
 ``train-000000.tar`` holds each image with its label: ``0001.jpg`` and ``0001.cls`` (the number or name of its
 class), or ``0001.json`` or ``0001.txt`` (its boxes, as JSON or as Darknet's lines). Shards are indexed once.
@@ -304,7 +304,7 @@ def index(items: list[tuple[str, ...]]) -> Raw:
 
 @dataclass
 class _Part:
-    """Builds raw annotations from some of a split's shards."""
+    """A builder of raw annotations from some of a split's shards."""
 
     kind: str
     names: Sequence[str] | None

@@ -24,7 +24,7 @@ _BREAKS = re.compile("[\0\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Copies or links images into a new data set.
+    """A writer of images into a new data set, as copies or links.
 
     Attributes:
         how: ``copy`` or ``link``. Links are hard if the file system allows it, else symbolic; a program that
