@@ -74,7 +74,8 @@ def test_remarks(data):
 def test_uneven_classes_are_remarked(tmp_path):
     root = classes(tmp_path / "c", {"train": {"cat": 20, "dog": 2}})
     found = statistics(open_data_set(str(root)))
-    assert found.remarks == ["train: 10 times as much of 'cat' as of 'dog'"]
+    (remark,) = found.remarks
+    assert all(words in remark for words in ("train: ", "'cat'", "10 times", "'dog'"))
     assert found.splits["train"].boxes is None
     assert found.splits["train"].boxes_per_image is None
 

@@ -157,7 +157,7 @@ def compare(
         unseen = sorted(set(old.class_names) - set(new.class_names))
         used = {old.class_names[label] for label in np.unique(old.labels).tolist()}
         if missing := [each for each in unseen if each in used]:
-            differences.append(f"{name}: the classes {', '.join(missing[:FIRST])} are gone")
+            differences.append(f"{name}: the classes {', '.join(missing[:FIRST])} are missing")
         differences += _compared(name, old, new, [went.get((id(whole), index)) for index in range(len(old))])
     return differences
 
@@ -180,7 +180,7 @@ def _compared(name: str, old: Annotations, new: Annotations, files: list[str | N
         numbers = [indices.get(file or "") for file in files]
     differences, count = [], 0
     for index, number in enumerate(numbers):
-        difference = "not there" if number is None else _difference(old, index, new, number)
+        difference = "it is missing" if number is None else _difference(old, index, new, number)
         if difference:
             count += 1
             if count <= FIRST:

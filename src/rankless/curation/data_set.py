@@ -185,7 +185,7 @@ def beside(root: str, ending: str) -> Path:
     if not folder.name:
         if problems := missing_data(root):
             raise UserError(problems)
-        raise UserError(f"{root}: this is the whole file system; give the data set's folder")
+        raise UserError(f"{root}: this is the root of the file system; give the data set's folder")
     return folder.with_name(f"{folder.name}-{ending}")
 
 

@@ -236,7 +236,7 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
         raise UserError(
             f"--group '{group}': the pattern puts all {len(names)} images into one group, "
             f"'{printable(text)}', which cannot be divided; give a pattern whose first (…) differs between "
-            f"images that may part; a name is, for example, '{printable(names[0])}'"
+            f"images that may be separated; a name is, for example, '{printable(names[0])}'"
         )
     notes = [f"{counted(len(units) - alone, 'group')} of {counted(len(names) - alone, 'image')}"]
     if alone:

@@ -169,7 +169,7 @@ def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
         if counts := {each: count for each, count in split.classes.items() if count}:
             most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
             if (times := counts[most] / counts[least]) >= UNEVEN:
-                remarks.append(f"{name}: {times:.0f} times as much of '{most}' as of '{least}'")
+                remarks.append(f"{name}: '{most}' is {times:.0f} times as frequent as '{least}'")
         if split.unreadable:
             remarks.append(f"{name}: {counted(split.unreadable, 'image')} cannot be read")
     if count := sum(sum(each.findings.counts.values()) for each in data.splits.values()):

@@ -196,7 +196,7 @@ def test_a_file_without_what_is_needed(tmp_path):
     put(tmp_path, HEADER)
     assert "no class name in it or the files beside it" in fault(tmp_path)
     put(tmp_path, HEADER, "gone.jpg,40,20,cat,1,2,3,4")
-    assert "not one of its images exists; the first: 'gone.jpg'" in fault(tmp_path)
+    assert "the first: 'gone.jpg'" in fault(tmp_path)
     put(tmp_path, HEADER, "a.jpg,40,20,cat,1,2,3,4")
     assert "no split 'val'; expected 'train'; give" in fault(tmp_path, "val")
 

@@ -129,10 +129,10 @@ def test_what_is_left_out_is_reported(tmp_path):
     for words in (
         "1 folder holds no images and is no class: 'hollow'",
         "left out: 1 (empty file); the first: ",
-        "left out: 1 (no image's ending)",
+        "left out: 1 (not an image)",
         "left out: 1 (hidden)",
         "left out: 1 (hidden folder)",
-        "left out: 1 (link to nothing)",
+        "left out: 1 (broken link)",
         "left out: 1 (outside the class folders)",
         "left out: 1 (not a regular file)",
     ):

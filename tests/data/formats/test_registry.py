@@ -56,8 +56,8 @@ def test_the_whole_is_named_where_a_part_is_given(tmp_path, layout, given):
     recognize(str(whole))
     with pytest.raises(UserError) as caught:
         recognize(str(whole / given))
-    expected = f"{whole / given}: this is only a part of a data set; expected all of it: give {whole}"
-    assert str(caught.value) == expected
+    assert str(caught.value).startswith(f"{whole / given}: ")
+    assert str(caught.value).endswith(f"give {whole}")
 
 
 def test_what_stands_alone_is_taken(tmp_path):

@@ -71,7 +71,7 @@ def contents(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise UserError(
             f"{file}: not a file of CIFAR's Python version, or damaged; expected a pickled dict of plain "
-            "values; get it again"
+            "values; download it again"
         )
     return found
 
@@ -175,7 +175,7 @@ def read(root: Path, split: str) -> Raw:
     meta = folder / kind.meta[0]
     names = contents(meta).get(kind.meta[1])
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{meta}: no list '{kind.meta[1]}'; expected the class names; get the file again")
+        raise UserError(f"{meta}: no list '{kind.meta[1]}'; expected the class names; download it again")
     made, ranges = RawBuilder(), list[tuple[int, int]]()
     files = [folder / name for name in kind.files[wanted]]
     for file in files:
@@ -219,11 +219,11 @@ def _images(file: Path, key: str, classes: int) -> tuple[list[int], int]:
     fine = isinstance(labels, list) and all(type(one) is int and 0 <= one < classes for one in labels)
     if not isinstance(labels, list) or not fine or not isinstance(pixels, Run):
         raise UserError(
-            f"{file}: no '{key}' from 0 to {classes - 1} and 'data'; expected a file of CIFAR; get it again"
+            f"{file}: no '{key}' from 0 to {classes - 1} and 'data'; expected CIFAR; download it again"
         )
     if pixels.length != len(labels) * CIFAR_BYTES:
         raise UserError(
             f"{file}: {pixels.length:,} bytes of pixels for {len(labels):,} labels; expected "
-            f"{len(labels) * CIFAR_BYTES:,}; get the file again"
+            f"{len(labels) * CIFAR_BYTES:,}; download it again"
         )
     return labels, pixels.offset

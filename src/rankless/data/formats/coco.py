@@ -122,7 +122,7 @@ class _Reader(ListedImages):
             path = self.locate(entry.file_name, where)
             same = self.numbers.get(path, len(self.made.paths)) if path else _MISSING
             if self.ids.setdefault(key, same) != same:
-                self.report("not understood", where, f"{name} has the id of another")
+                self.report("not understood", where, f"{name} has the id of another image")
             elif path in self.numbers:
                 self.report("listed twice", where, name)
             elif path:

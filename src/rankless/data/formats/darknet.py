@@ -48,7 +48,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
         first = Path(files.paths[0])
         expected = Path(label_folders(os.fspath(first.parent))[0], f"{first.stem}.txt")
         raise UserError(
-            f"{root}: not one of the {len(items)} images of the split '{split}' has a label file; expected "
+            f"{root}: none of the {len(items)} images of the split '{split}' has a label file; expected "
             f"{expected} for the first; put labels into a folder 'labels' that mirrors 'images', or beside "
             "the images where no folder is called 'images'"
         )

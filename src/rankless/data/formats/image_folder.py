@@ -175,7 +175,7 @@ class _Contents:
             if entry.name.startswith("."):
                 self.leave_out("hidden", entry.path)
             elif not image_file.is_image(entry.name):
-                self.leave_out("no image's ending", entry.path)
+                self.leave_out("not an image", entry.path)
             elif reason := _unusable(entry):
                 self.leave_out(reason, entry.path)
                 self.listed.append(entry.path)
@@ -204,7 +204,7 @@ def _unusable(entry: os.DirEntry[str]) -> str:
     try:
         status = entry.stat()
     except OSError:
-        return "link to nothing"
+        return "broken link"
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
     return "" if status.st_size else "empty file"

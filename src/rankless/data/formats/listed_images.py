@@ -63,7 +63,7 @@ class ListedImages:
         """
         if not self.made.paths:
             looked = ", ".join(self.search.bases[:4])
-            what = f"not one of its images exists; the first: '{printable(self.missing)}'; looked in {looked}"
+            what = f"none of its images exists; the first: '{printable(self.missing)}'; looked in {looked}"
             raise UserError(f"{self.file}: {what if self.missing else nothing}")
         raw = self.made.raw(names=names, depends=list(dict.fromkeys([*depends, *self.search.listed])), **rest)
         raw.about = [*about, *self.search.notes()]

@@ -56,7 +56,7 @@ def read(root: Path, split: str) -> Raw:
         else:
             made.findings.add("no image", f"{file}:{line}", f"'{printable(image)}' has no file in 'images'")
     if not made.paths:
-        raise UserError(f"{file}: not one of its images is in {top / 'images'}; expected them there")
+        raise UserError(f"{file}: none of its images is in {top / 'images'}; expected them there")
     about = [f"'{split}' is the list '{wanted}'"] if wanted != split else []
     folders = [top, top / "annotations", top / "images"]
     depends = [*map(str, folders), *map(str, lists.values())]

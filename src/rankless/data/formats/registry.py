@@ -120,7 +120,9 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
         return format, "data.format says so"
     name, why = _recognized(path, NAMES)
     if outer := _data_set_around(path, name):
-        raise UserError(f"{root}: this is only a part of a data set; expected all of it: give {outer}")
+        raise UserError(
+            f"{root}: this is only part of a data set; expected the complete data set: give {outer}"
+        )
     if name:
         return name, why
     raise UserError(
@@ -162,7 +164,7 @@ def also(root: str, taken: str) -> Iterator[str]:
         with suppress(UserError):
             why = page.recognize(path) if name != taken else ""
             if why:
-                yield f"it can be read as {page.TITLE}, too ({why}): data.format={name} does that"
+                yield f"it can also be read as {page.TITLE} ({why}), with data.format={name}"
 
 
 def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:

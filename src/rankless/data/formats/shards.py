@@ -159,7 +159,7 @@ def _grouped(members: Iterator[tuple[str, str, Member]], shard: str, findings: F
                 yield sample
             sample = Sample(key)
         if ending in sample.members:
-            findings.add("listed twice", path_in(shard, member.name), "the same member once more")
+            findings.add("listed twice", path_in(shard, member.name), "the same member again")
         else:
             sample.members[ending] = member
     if _is_new(sample, seen, shard, findings):

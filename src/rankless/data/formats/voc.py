@@ -263,7 +263,7 @@ def read(root: Path, split: str) -> Raw:
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
         raise UserError(
-            f"{root}: not one of the {len(files.items)} images of the split '{split}' has an annotation; the "
+            f"{root}: none of the {len(files.items)} images of the split '{split}' has an annotation; the "
             f"first is {files.items[0][0]}; put their XML files into 'Annotations', or name another split"
         )
     raw = scan(read_annotations, files.items, "images")

@@ -126,7 +126,7 @@ def _object(element: ElementTree.Element, number: int, problems: list[tuple[str,
     if box is not None:
         sides = _sides(box, report)
     elif element.find("robndbox") is not None:
-        report("not understood", " has a turned box (<robndbox>); expected <bndbox>")
+        report("not understood", " has a rotated box (<robndbox>); expected <bndbox>")
     elif polygon is not None:
         sides = _bounds(polygon, report)
     else:
