@@ -167,7 +167,7 @@ def _grouped(members: Iterator[tuple[str, str, Member]], shard: str, findings: F
 
 
 def _is_new(sample: Sample, seen: dict[str, bool], shard: str, findings: Findings) -> bool:
-    """Return whether a finished sample is new; report a repeated or split one."""
+    """Return whether a finished sample is new; report repeated and scattered ones."""
     if not sample.members:
         return False
     has = sample.image is not None
