@@ -22,7 +22,7 @@ RUN python -m venv /opt/rankless
 COPY constraints.txt ./
 RUN /opt/rankless/bin/pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
     torch torchvision
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY src ./src
 RUN /opt/rankless/bin/pip install --constraint constraints.txt ".[onnx,tensorboard,tune,video]"
 

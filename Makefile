@@ -37,7 +37,7 @@ WORKERS := 3
 test: WORKERS := 4
 PYTEST = $(if $(CPU),ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2) PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help environment demo test test-fast fuzz check docs bench release clean
+.PHONY: help environment demo test test-fast fuzz check docs bench digests release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name what; do
@@ -79,27 +79,37 @@ docs: $(STAMP)  ## build the documentation into site/, strictly; open site/index
 bench: $(STAMP)  ## measure the training step
 	@$(BIN)/python benchmarks/step.py
 
-# The environment holds only the wheel and its requirements. Then the sdist replaces the wheel and has to train to the
-# same weights.
+# With these instructions all x86 CPUs should give the same bits, so the digests are kept with the source.
+digests: $(STAMP)  ## train small recipes, limited to AVX2, and compare the digests with benchmarks/digests.txt
+	@mkdir -p build
+	$(BIN)/python benchmarks/recipe_digests.py digits digits-classify yolov3-tiny cpu_isa=avx2 > build/digests.txt
+	$(BIN)/python benchmarks/digests.py digits epochs=1 cpu_isa=avx2 >> build/digests.txt
+	diff benchmarks/digests.txt build/digests.txt
+
+# The environment holds only the wheel and its requirements, and lies outside the checkout. Then the sdist replaces
+# the wheel and has to train to the same weights. Nothing is uploaded.
 SMOKE := digits epochs=1 data.train_images=36 data.val_images=4 model.width=0.125
 
 release: $(STAMP)  ## build wheel and sdist into dist/, check them, and train with each in an empty environment
 	@rm -rf dist build
 	$(BIN)/python -m build --outdir dist . > /dev/null
 	$(BIN)/twine check --strict dist/*
-	$(BIN)/python -m venv build/empty
-	echo "installing into build/empty; PyTorch is a large download" >&2
-	cd build/empty
+	empty=$$(mktemp -d)
+	trap 'rm -rf "$$empty"' EXIT
+	echo "installing into $$empty; PyTorch is a large download" >&2
+	$(BIN)/python -m venv "$$empty"
+	cd "$$empty"
 	pip="bin/pip install --disable-pip-version-check --quiet"
-	$$pip --constraint ../../constraints.txt ../../dist/*.whl
+	$$pip --constraint "$(CURDIR)/constraints.txt" "$(CURDIR)"/dist/*.whl
+	bin/rankless --help > /dev/null
 	bin/rankless train $(SMOKE) --run wheel
 	bin/rankless digest wheel | cut -c -64 > wheel/digest
-	$$pip --force-reinstall --no-deps ../../dist/*.tar.gz
+	$$pip --force-reinstall --no-deps "$(CURDIR)"/dist/*.tar.gz
 	bin/rankless train $(SMOKE) --run sdist
 	bin/rankless digest sdist | cut -c -64 > sdist/digest
 	cmp wheel/digest sdist/digest
 	cat sdist/digest
-	ls -l ../../dist
+	ls -l "$(CURDIR)/dist"
 
 clean:  ## remove the environment and the tools' caches, but no runs
 	@rm -rf .venv .venv-newest .venv-lowest build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -59,8 +59,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help="of recipes or variants; all if none is given")
-    chosen = parser.parse_args().names
+    parser.add_argument(
+        "words", nargs="*", help="names of recipes or variants (all if none is given), and KEY=VALUE for each"
+    )
+    words = parser.parse_args().words
+    changes = [word for word in words if "=" in word]
+    chosen = [word for word in words if word not in changes]
     shipped = sorted(path.stem for path in Path(rankless.__file__).parent.rglob("*.yaml"))
     cases = {}
     for name in shipped:
@@ -72,9 +76,11 @@ def main() -> None:
             *(CLASSIFIER if "\ntask: classify" in text else [*DETECTOR, "data.multi_scale=0"]),
         ]
     cases |= VARIANTS
-    for name, words in cases.items():
+    if unknown := set(chosen) - set(cases):
+        parser.error(f"no such recipe or variant: {', '.join(sorted(unknown))}")
+    for name, case in cases.items():
         if not chosen or name in chosen:
-            print(f"{name:<42} {measure(words)}", flush=True)
+            print(f"{name:<42} {measure([*case, *changes])}", flush=True)
 
 
 if __name__ == "__main__":

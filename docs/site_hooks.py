@@ -10,6 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +28,12 @@ EXTERNAL = re.compile(
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod|obj):<code>~?\.?([^<]*)</code>")  # of a docstring
 FIGURE = re.compile(r'<p><img alt="[^"]*" src="(images/[\w-]+\.svg)"\s*/?></p>')
 NAMES = {"README.md": "index.md", "README.zh-CN.md": "index.zh-CN.md"}
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Take the site's address from ``pyproject.toml``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    config.site_url = project["urls"]["Documentation"]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("build")
     copy = folder / "source"
     copy.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         (copy / name).write_bytes((ROOT / name).read_bytes())
     for path in (ROOT / "src").rglob("*"):
         if path.is_file() and path.suffix in (".py", ".yaml", ".typed"):

@@ -12,16 +12,19 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import rankless
-from rankless.recipe.load import load
+from rankless.recipe.load import load, shipped
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
@@ -76,10 +79,107 @@ def test_tools_of_a_release_are_an_extra():
 
 
 def test_a_release_trains_what_can_be_trained():
-    (words,) = re.findall(r"^SMOKE := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    (words,) = re.findall(r"^SMOKE := (.+)$", MAKEFILE, re.MULTILINE)
     name, *changes = words.split()
     recipe = load(name, changes)
     assert recipe.data.train_images >= recipe.batch.images
+
+
+def test_the_readme_of_the_package_leads_to_the_repository():
+    spec = importlib.util.spec_from_file_location("setup_script", ROOT / "setup.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text, here = script.readme(), (ROOT / "README.md").read_text(encoding="utf-8")
+    html = MarkdownIt("commonmark").enable("table").render(text)
+    addresses = re.findall(r'(?:src|href)="([^"]+)"', html)
+    assert len(addresses) == here.count("](") > 20
+    assert all(one.startswith("https://") for one in addresses)
+    home = f"{PROJECT['urls']['Repository']}/"
+    own = [one.removeprefix(home).split("/", 2) for one in addresses if one.startswith(home)]
+    assert len(own) > 15
+    for view, tag, path in own:
+        assert tag == f"v{PROJECT['version']}"
+        assert (ROOT / path.partition("#")[0]).exists(), path
+        assert view == ("raw" if path.startswith("docs/images/") else "blob")
+
+
+def test_addresses_of_the_project_have_one_place():
+    """``pyproject.toml``, from which the site and the package's README take them."""
+    urls = PROJECT["urls"]
+    owner = urls["Repository"].split("/")[3]
+    assert urls["Documentation"].endswith("/")  # pages' names are appended
+    assert all(urls[name].startswith(f"{urls['Repository']}/") for name in ("Issues", "Changelog"))
+    for path in ("mkdocs.yml", "README.md", "README.zh-CN.md", "CITATION.cff", "setup.py"):
+        assert f"{owner}/rankless" not in (ROOT / path).read_text(encoding="utf-8")
+
+
+def jobs(workflow: Path) -> dict[str, Any]:
+    tree = yaml.safe_load(workflow.read_text(encoding="utf-8"))
+    # YAML 1.1, which PyYAML reads, has "on" for true.
+    assert tree[True] and tree["name"]
+    assert tree["permissions"] == {"contents": "read"}
+    jobs: dict[str, Any] = tree["jobs"]
+    return jobs
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_call_what_there_is(workflow: Path):
+    """With no more permissions than they need, no secrets, and actions of one major version each."""
+    assert "secrets" not in workflow.read_text(encoding="utf-8")
+    steps = [step for job in jobs(workflow).values() for step in job.get("steps", [])]
+    for step in steps:
+        if "uses" in step:
+            assert re.fullmatch(r"actions/[\w-]+@v\d+|pypa/gh-action-pypi-publish@release/v1", step["uses"])
+            assert "checkout" not in step["uses"] or step["with"]["persist-credentials"] is False
+    commands = [line for step in steps for line in step.get("run", "").splitlines()]
+    for command in commands:
+        name, *words = command.split()
+        if name == "make":
+            for word in words:
+                target, equals, _ = word.partition("=")
+                assert re.search(rf"^{target} :?=" if equals else rf"^{target}:", MAKEFILE, re.MULTILINE), (
+                    command
+                )
+        else:
+            assert name == "grep" or (ROOT / name).stat().st_mode & 0o111, command
+
+
+def test_workflows_may_write_only_to_pages_and_pypi():
+    allowed = {
+        f"{workflow.stem}.{name}": job["permissions"]
+        for workflow in WORKFLOWS
+        for name, job in jobs(workflow).items()
+        if "permissions" in job
+    }
+    pages = {"pages": "write", "id-token": "write"}
+    assert allowed == {"docs.deploy": pages, "release.publish": {"id-token": "write"}}
+
+
+def test_workflows_use_the_pythons_that_the_package_allows():
+    allowed = re.findall(r"Python :: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
+    assert all(f"{python}.0" in SpecifierSet(PROJECT["requires-python"]) for python in allowed)
+    (ci,) = [workflow for workflow in WORKFLOWS if workflow.stem == "ci"]
+    assert jobs(ci)["check-and-test"]["strategy"]["matrix"]["python"] == allowed
+    fixed = {
+        step["with"]["python-version"]
+        for workflow in WORKFLOWS
+        for job in jobs(workflow).values()
+        for step in job.get("steps", [])
+        if "python-version" in step.get("with", {})
+    }
+    assert fixed - {"${{ matrix.python }}"} <= set(allowed)
+
+
+def test_the_recorded_digests_are_of_recipes_and_of_each_number_of_devices():
+    lines = (ROOT / "benchmarks" / "digests.txt").read_text(encoding="utf-8").splitlines()
+    names = [line.split()[0] for line in lines if not line.startswith("|")]
+    (asked,) = re.findall(r"recipe_digests\.py ([^=]+) \w+=", MAKEFILE)
+    assert names == asked.split()
+    assert set(names) <= set(shipped())
+    rows = [line for line in lines if re.search(r"\| `[0-9a-f]{64}` \|$", line)]
+    assert len(rows) == 4
+    assert len({row.split(" | ", 1)[1] for row in rows}) == 1
 
 
 def test_contributing_names_files_that_exist():
@@ -91,7 +191,7 @@ def test_contributing_names_files_that_exist():
     ]
     assert len(paths) > 30
     places = (ROOT, ROOT / "src" / "rankless")
-    made = {"runs/digits", "timm/NAME"}
+    made = {"runs/digits", "timm/NAME", "build/digests.txt", "dist/", "llms.txt", "llms-full.txt"}
     assert not [path for path in set(paths) - made if not any((place / path).exists() for place in places)]
 
 
@@ -112,7 +212,7 @@ def test_worked_examples_work():
 
 def test_the_documentation_is_built_strictly():
     """With ``--quiet`` MkDocs counts no warnings, so that ``--strict`` means nothing."""
-    (command,) = re.findall(r"mkdocs build.*", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    (command,) = re.findall(r"mkdocs build.*", MAKEFILE)
     assert "--strict" in command
     assert "-q" not in command.replace("--strict", "")
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import tomllib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -51,6 +52,27 @@ const look = async (name, width) => {
 </script></body>"""
 
 
+def check_pages_for_language_models(site: Path) -> None:
+    """Check that every page is listed as Markdown, whose links lead somewhere, and is in the full text."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = (site / "llms.txt").read_text(encoding="utf-8")
+    assert listed.startswith("# Rankless\n\n> ")
+    links = re.findall(r"^- \[[^]]+\]\(([^)]+)\)", listed, re.MULTILINE)
+    pages = [site / link.removeprefix(project["urls"]["Documentation"]) for link in links]
+    in_navigation = re.findall(
+        r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(str(page.relative_to(site)) for page in pages) == sorted(in_navigation)
+    whole = (site / "llms-full.txt").read_text(encoding="utf-8")
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert text in whole
+        for target in re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", text):
+            assert (page.parent / target).exists(), f"{page}: {target}"
+    assert "### rankless.train\n\n```python\ntrain(recipe: Recipe" in whole
+    assert ":::" not in whole
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_every_width_has_a_search_field_whole_pictures_and_tables_that_scroll(tmp_path: Path) -> None:
@@ -58,6 +80,7 @@ def test_every_width_has_a_search_field_whole_pictures_and_tables_that_scroll(tm
     pytest.importorskip("mkdocs")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    check_pages_for_language_models(tmp_path / "site")
     (tmp_path / "site" / "look.html").write_text(LOOK)
     quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(tmp_path / "site"))) as server:

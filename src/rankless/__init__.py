@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rankless.structures import LossSum, Scores
     from rankless.tasks.protocol import Examples, Task
 
-__version__ = "0.2.0"
+__version__ = "0.1.0"
 
 _HOMES = {
     "ClassificationResult": "rankless.inference.results:ClassificationResult",

@@ -68,7 +68,7 @@ def test_a_directory_is_a_runs_by_its_mark_and_by_what_an_earlier_version_record
         with locked(run, resume=False):
             assert (run.path / ".lock").read_text() == "rankless run\n"
             run.recipe.write_text("")
-            run.environment.write_text('{"versions": {"rankless": "0.1.0"}}')
+            run.environment.write_text('{"versions": {"rankless": "0.0.1"}}')
         if again:
             (run.path / ".lock").write_text("")
     run.environment.write_text("{}")
