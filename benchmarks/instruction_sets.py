@@ -158,7 +158,7 @@ def main() -> None:
     if given.cost:
         cost(given.rounds)
         return
-    from rankless.recipe.load import shipped
+    from rankless.recipe.installed import shipped
 
     agreement(given.recipes or list(shipped()), given.emulate)
 

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 import rankless
-from rankless.recipe.load import shipped_text
+from rankless.recipe.installed import shipped_text
 
 # Its optimizer was tuned for one of them; all have AdamW here, at full width.
 _COMMON = ("model.width=1", "optim.name=adamw", "optim.lr=0.003", "optim.momentum=0.9")

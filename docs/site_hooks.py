@@ -27,7 +27,12 @@ EXTERNAL = re.compile(
 )
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod|obj):<code>~?\.?([^<]*)</code>")  # of a docstring
 FIGURE = re.compile(r'<p><img alt="[^"]*" src="(images/[\w-]+\.svg)"\s*/?></p>')
-NAMES = {"README.md": "index.md", "README.zh-CN.md": "index.zh-CN.md"}
+SCHEMA = "recipe.schema.json"
+NAMES = {
+    "README.md": "index.md",
+    "README.zh-CN.md": "index.zh-CN.md",
+    f"src/rankless/recipe/shipped/{SCHEMA}": SCHEMA,
+}
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -93,7 +98,7 @@ def _in_site(path: Path) -> str:
 
 
 def _as_page(path: Path, text: str) -> str:
-    if path.suffix == ".md":
+    if path.suffix == ".md" or path.name == SCHEMA:
         return text
     language = {".py": "python", ".yml": "yaml", ".yaml": "yaml"}.get(path.suffix, "text")
     return f"# {path.relative_to(ROOT).as_posix()}\n\n````{language}\n{text}````\n"

@@ -14,7 +14,8 @@ import pytest
 from rankless import __version__ as rankless_version
 from rankless import cli, launch
 from rankless.hardware.compute_device import compute_device
-from rankless.recipe.load import dump, load, shipped
+from rankless.recipe.installed import EDITOR_LINE, shipped
+from rankless.recipe.load import dump, load
 from rankless.recipe.schema import Recipe
 
 HEAVY = {"torch", "torchvision", "numpy", "sklearn", "PIL", "scipy"}
@@ -122,7 +123,7 @@ def test_light_commands_import_nothing_heavy(words):
 
 
 def test_help_names_every_command_and_a_first_step(capsys):
-    assert cli.main([]) == 0
+    assert cli.main(["--help"]) == 0
     page = capsys.readouterr().out
     for verb in ("train", "evaluate", "predict", "digest", "verify", "doctor", "recipes", "import"):
         assert f"│ {verb} " in page
@@ -134,6 +135,14 @@ def test_help_names_every_command_and_a_first_step(capsys):
     assert page.rstrip().endswith("rankless train digits")
 
 
+def test_without_a_command_six_are_shown_to_begin_with_and_where_all_are(capsys):
+    assert cli.main([]) == 0
+    page = capsys.readouterr().out
+    first = re.findall(r"^  rankless (\w+)", page, re.MULTILINE)
+    assert first == ["doctor", "train", "data", "train", "predict", "report"]
+    assert "rankless --help" in page
+
+
 def test_version(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"{rankless_version}\n"
@@ -143,7 +152,7 @@ def test_version(capsys):
 def test_the_module_runs():
     command = [sys.executable, "-m", "rankless", "recipes", "digits"]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert printed.startswith(f"# {shipped()['digits']}\n")
+    assert printed.startswith(f"{EDITOR_LINE}# {shipped()['digits']}\n")
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------

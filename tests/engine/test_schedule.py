@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rankless.data.order import Line
 from rankless.engine.rates import rate
 from rankless.engine.schedule import StepSchedule
-from rankless.recipe.load import default, load, shipped
+from rankless.recipe.installed import shipped
+from rankless.recipe.load import default, load
 from rankless.recipe.schema import Augment, Batch, Data, Evaluate, Model, Recipe, Schedule
 from rankless.world.tree import own_micro_batches
 

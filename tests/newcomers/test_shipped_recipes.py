@@ -13,7 +13,8 @@ from rankless.engine.schedule import StepSchedule
 from rankless.engine.settings import computes_like
 from rankless.engine.setup import DryRun
 from rankless.models.checkpoints import weights
-from rankless.recipe.load import load, shipped
+from rankless.recipe.installed import shipped
+from rankless.recipe.load import load
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.tasks import open_task, resolve_recipe

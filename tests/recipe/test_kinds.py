@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from rankless.errors import UserError
 from rankless.files import yaml12
 from rankless.recipe import loss_kinds, model_kinds
+from rankless.recipe.installed import shipped
 from rankless.recipe.json_schema import schema
 from rankless.recipe.keys import KINDS, Kinds, leaves
-from rankless.recipe.load import changed, default, dump, from_json, load, shipped, to_json
+from rankless.recipe.load import changed, default, dump, from_json, load, to_json
 from rankless.recipe.schema import Augment, Data, Evaluate, Loss, Model, Recipe
 
 

@@ -15,6 +15,7 @@ from rankless.errors import UserError
 from rankless.files import yaml12
 from rankless.models.names import problem
 from rankless.recipe.familiar import ELSEWHERE, SECTIONS
+from rankless.recipe.installed import EDITOR_LINE, shipped, shipped_text
 from rankless.recipe.json_schema import schema
 from rankless.recipe.keys import Kinds, leaves
 from rankless.recipe.load import (
@@ -23,8 +24,6 @@ from rankless.recipe.load import (
     dump,
     from_json,
     load,
-    shipped,
-    shipped_text,
     to_json,
 )
 from rankless.recipe.schema import (
@@ -344,7 +343,8 @@ def test_an_override_heals_what_the_file_has_wrong(tmp_path):
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_shipped_recipes_load(name):
     assert load(name).model.name
-    first, *_ = shipped_text(name).splitlines()
+    editor, first, *_ = shipped_text(name).splitlines()
+    assert editor == EDITOR_LINE.rstrip()
     assert first == f"# {shipped()[name]}"
     assert f"\n#   rankless train {name}" in shipped_text(name)
 

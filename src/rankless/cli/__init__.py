@@ -17,6 +17,7 @@ from cyclopts import CycloptsError
 from rankless import __version__
 from rankless.cli import (
     benchmark,
+    completion,
     data,
     doctor,
     library,
@@ -39,6 +40,20 @@ from rankless.printing import discard_output
 # Seconds that a rank without a message waits before it exits: torchrun ends rank 0 when another rank exits,
 # and rank 0 has to print the message first.
 _FOR_RANK_0 = 5.0
+
+_FIRST_STEPS = """\
+Rankless trains image detectors and classifiers on one device or on many: the same weights, bit for bit.
+
+Begin with:
+  rankless doctor                            Check whether this machine can train.
+  rankless train digits                      Train a detector on built-in data, in minutes.
+  rankless data check DATA                   Look for mistakes in your own data set.
+  rankless train yolov4-tiny data.root=DATA  Train on it; resnet18 is for a folder per class.
+  rankless predict RUN IMAGES                Draw what the trained model finds.
+  rankless report RUN                        Write a page of scores, curves and images.
+
+All commands: rankless --help
+"""
 
 app = part(
     name="rankless",
@@ -64,6 +79,7 @@ for page in (
     library.app,
     benchmark.app,
     data.app,
+    completion.app,
 ):
     app.update(page)
 
@@ -81,6 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # the terminal may be unable to encode a name
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        print(_FIRST_STEPS, end="")
+        return 0
     try:
         refuse_foreign(words)
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")

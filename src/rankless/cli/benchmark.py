@@ -90,7 +90,7 @@ def bench(
 
 def _is_recipe(word: str) -> bool:
     """Check whether a word names a recipe: a YAML file, a shipped recipe, or a plain name without a file."""
-    from rankless.recipe.load import shipped
+    from rankless.recipe.installed import shipped
 
     path = Path(word)
     if path.suffix in (".yaml", ".yml") or word in shipped():

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from rankless.cli import candidates
 from rankless.cli.options import Json, Target, flag, part, refuse_stray, whole_number
 from rankless.errors import UserError
 from rankless.printing import print_json, print_models, say
@@ -29,28 +30,30 @@ Examples:
 """,
 )
 def recipes(
-    name: Annotated[str | None, Parameter(name="NAME", help="The recipe to print.")] = None,
+    name: Annotated[
+        str | None, Parameter(name="NAME", help="The recipe to print.", completer=candidates.recipes)
+    ] = None,
     /,
     *,
     schema: Annotated[bool, Parameter(help="Print the JSON Schema of recipes, for editors."), flag] = False,
     as_json: Json = False,
 ) -> int:
     """List the shipped recipes, or print one."""
-    from rankless.recipe import json_schema, load
+    from rankless.recipe import installed, load
 
-    text = None if name is None else load.shipped_text(name)
+    text = None if name is None else installed.shipped_text(name)
     if schema:
-        print_json(json_schema.schema())
+        print(installed.schema_text(), end="")
     elif name is not None and as_json:
         print_json(json.loads(load.to_json(load.load(name))))
     elif text is not None:
         print(text, end="")
     elif as_json:
-        print_json(load.shipped())
+        print_json(installed.shipped())
     else:
-        width = max(map(len, load.shipped()))
+        width = max(map(len, installed.shipped()))
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000  # one line per recipe
-        for known, what in load.shipped().items():
+        for known, what in installed.shipped().items():
             indent = " " * (width + 2)
             print(textwrap.fill(f"{known:{width}}  {what}", columns, subsequent_indent=indent))
     return 0
@@ -62,7 +65,10 @@ def recipes(
     help_epilogue="Besides these, any classifier of timm by its name, as in model.name=timm/convnext_tiny.\n",
 )
 def models(
-    name: Annotated[str | None, Parameter(name="NAME", help="The model whose layers to list.")] = None,
+    name: Annotated[
+        str | None,
+        Parameter(name="NAME", help="The model whose layers to list.", completer=candidates.models),
+    ] = None,
     /,
     *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the model, as in a recipe.")],
     layers: Annotated[bool, Parameter(help="List the layers of NAME, with their shapes."), flag] = False,
@@ -114,7 +120,9 @@ def import_(
         str, Parameter(name="KEY=VALUE", help="Changes to the recipe that is stored with the weights.")
     ],
     out: Annotated[Path, Parameter(help="The weights file to write.", metavar="FILE")],
-    model: Annotated[str | None, Parameter(help="Name of the model.", metavar="NAME")] = None,
+    model: Annotated[
+        str | None, Parameter(help="Name of the model.", metavar="NAME", completer=candidates.models)
+    ] = None,
     cfg: Annotated[
         Path | None, Parameter(help="Darknet's cfg file, instead of --model.", metavar="FILE")
     ] = None,

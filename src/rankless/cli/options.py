@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
 
+from rankless.cli import candidates
 from rankless.errors import UserError
 from rankless.files.reading import NAMES, read_text
 
@@ -200,8 +201,10 @@ def chosen_classes(text: str) -> str | tuple[str, ...]:
 
 
 def part(**options: Any) -> App:
-    """Return an application for some commands, with the help groups that all commands share."""
-    return App(group_commands=COMMANDS, group_arguments=ARGUMENTS, group_parameters=OPTIONS, **options)
+    """Return an application for some commands, with the help groups and completions that all share."""
+    completed = Parameter(completer=candidates.by_name)
+    groups: dict[str, Any] = {"group_arguments": ARGUMENTS, "group_parameters": OPTIONS}
+    return App(group_commands=COMMANDS, default_parameter=completed, **groups, **options)
 
 
 def class_pairs(given: str) -> list[list[str]]:
@@ -268,11 +271,10 @@ def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = Tr
     from rankless.models.names import problem
     from rankless.recipe import load
     from rankless.recipe.familiar import imported, key_of_file, line_of_file
+    from rankless.recipe.installed import shipped
 
     # Models are slow to import, and the models of shipped recipes exist.
-    is_named = name not in (None, *load.shipped()) or any(
-        word.partition("=")[0] in _MODEL for word in overrides
-    )
+    is_named = name not in (None, *shipped()) or any(word.partition("=")[0] in _MODEL for word in overrides)
     check = problem if is_named and check_model else None
     keys = [word.partition("=")[0] for word in overrides]
     if name is None and _PRETRAINED in keys and not is_named:

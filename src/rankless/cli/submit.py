@@ -215,9 +215,9 @@ def kubernetes(
 def _text_of(problems: Problems, request: Request) -> str | None:
     """Return the text of a recipe file; None for a shipped recipe or after an error."""
     from rankless.files import reading
-    from rankless.recipe import load
+    from rankless.recipe.installed import shipped
 
-    if request.recipe in load.shipped() or problems.found:
+    if request.recipe in shipped() or problems.found:
         return None
     with problems.noted():
         return reading.read_text(Path(request.recipe), reading.MIB)

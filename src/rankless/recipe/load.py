@@ -10,7 +10,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from rankless.printing import warn
 from rankless.recipe.checking import MOST_KEYS, Location, NameCheck, Problem, Source, counted, in_full
 from rankless.recipe.familiar import key_of_file, line_of_file, other_yolo, without_key
 from rankless.recipe.fields import given
+from rankless.recipe.installed import shipped, shipped_text
 from rankless.recipe.keys import KeyPath, Kinds, at, leaves, sections
 from rankless.recipe.mistakes import shown
 from rankless.recipe.model_kinds import ModelKeys, losses_of
@@ -127,25 +127,6 @@ def deciding(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     """List the changed keys that affect past results, each with old and new value."""
     free = free_keys()
     return [one for one in differences(old, new) if one[0] not in free]
-
-
-def shipped() -> dict[str, str]:
-    """Map the names of the shipped recipes to their descriptions, which are their files' first lines."""
-    folder = resources.files("rankless.recipe") / "shipped"
-    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".yaml"))
-    return {
-        name.removesuffix(".yaml"): (folder / name).read_text("utf-8").split("\n", 1)[0].lstrip("# ")
-        for name in names
-    }
-
-
-def shipped_text(name: str) -> str:
-    """Return the text of a shipped recipe, including the header."""
-    if name not in shipped():
-        raise UserError(
-            f"no shipped recipe '{name}': expected {', '.join(shipped())}{nearest(name, shipped())}"
-        )
-    return (resources.files("rankless.recipe") / "shipped" / f"{name}.yaml").read_text("utf-8")
 
 
 def _parse(

@@ -1,0 +1,99 @@
+"""Words that complete a command line: recipes, their keys and choices, models, runs.
+
+Keys, choices and models come from the JSON Schema: reading a file takes less time than importing what it was
+made from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cyclopts.completion._engine import CompletionContext
+
+Candidates = Iterator[tuple[str, str]]
+
+
+def by_name(context: CompletionContext) -> Candidates:
+    """Yield words and their descriptions for an argument, by its name in ``--help``."""
+    name, word = " ".join(context.argument.names), context.incomplete
+    if re.search(r"\bRECIPE\b", name) and all("=" in one.value for one in context.argument.tokens):
+        yield from recipes(context)
+        yield from ((str(file), "") for file in _files() if file.suffix in (".yaml", ".yml"))
+    if "KEY=VALUE" in name:
+        yield from keys(word)
+    is_run = re.search(r"\bRUN\b|\bTARGET\b|^--run$", name)
+    if is_run and "/" not in word:  # a path that has begun is completed by the shell
+        yield from ((str(path), "") for path in _files() if (path / "recipe.yaml").is_file())
+
+
+def recipes(_: CompletionContext) -> Candidates:
+    """Yield the shipped recipes."""
+    from rankless.recipe.installed import shipped
+
+    yield from shipped().items()
+
+
+def models(_: CompletionContext) -> Candidates:
+    """Yield the names of the models."""
+    yield from ((word.partition("=")[2], text) for word, text in keys("model.name="))
+
+
+def _files() -> Iterator[Path]:
+    """Yield the files and folders here and in ``runs``."""
+    for folder in (Path(), Path("runs")):
+        if folder.is_dir():
+            yield from sorted(folder.iterdir())
+
+
+def keys(word: str) -> Iterator[tuple[str, str]]:
+    """Yield the recipe keys that continue a word, or the choices after ``key=``."""
+    from rankless.recipe.installed import schema_text
+
+    whole = json.loads(schema_text())
+    key, equals, _ = word.partition("=")
+    *outer, last = key.split(".")
+    nodes = list(_resolved(whole, whole))
+    for name in [*outer, last] if equals else outer:
+        nodes = [
+            one
+            for node in nodes
+            if name in node.get("properties", {})
+            for one in _resolved(node["properties"][name], whole)
+        ]
+    if equals:
+        choices = dict.fromkeys(choice for node in nodes for choice in _choices(node))
+        yield from ((f"{key}={choice}", "") for choice in choices)
+        return
+    before = "".join(f"{name}." for name in outer)
+    for node in nodes:
+        for name, about in node.get("properties", {}).items():
+            inner = list(_resolved(about, whole))
+            text = about.get("description") or next((one.get("description", "") for one in inner), "")
+            text = text.replace("``", "")
+            if any("properties" in one for one in inner):
+                yield f"{before}{name}.", text
+            if any("properties" not in one for one in inner):
+                yield f"{before}{name}=", text
+
+
+def _resolved(node: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the alternatives that a node of the schema stands for."""
+    if "$ref" in node:
+        yield from _resolved(whole["$defs"][node["$ref"].rpartition("/")[2]], whole)
+    elif options := node.get("anyOf") or node.get("oneOf"):
+        for one in options:
+            yield from _resolved(one, whole)
+    else:
+        yield node
+
+
+def _choices(node: Mapping[str, Any]) -> list[str]:
+    values = node.get("enum") or node.get("examples") or ([node["const"]] if "const" in node else [])
+    if node.get("type") == "boolean":
+        values = [True, False]
+    return [json.dumps(one) if not isinstance(one, str) else one for one in values]

@@ -1,0 +1,39 @@
+"""The installed files: the shipped recipes, and beside them the JSON Schema of recipes.
+
+Reading them imports neither PyTorch nor pydantic.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from rankless.errors import UserError, nearest
+
+SCHEMA_FILE = "recipe.schema.json"
+EDITOR_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
+"""First line of shipped recipes: editors read the schema from a file beside the recipe."""
+
+_FOLDER = resources.files("rankless.recipe") / "shipped"
+
+
+def shipped() -> dict[str, str]:
+    """Map the names of the shipped recipes to their descriptions, which are their files' second lines."""
+    names = sorted(file.name for file in _FOLDER.iterdir() if file.name.endswith(".yaml"))
+    return {
+        name.removesuffix(".yaml"): (_FOLDER / name).read_text("utf-8").split("\n", 2)[1].lstrip("# ")
+        for name in names
+    }
+
+
+def shipped_text(name: str) -> str:
+    """Return the text of a shipped recipe, including the header."""
+    if name not in shipped():
+        raise UserError(
+            f"no shipped recipe '{name}': expected {', '.join(shipped())}{nearest(name, shipped())}"
+        )
+    return (_FOLDER / f"{name}.yaml").read_text("utf-8")
+
+
+def schema_text() -> str:
+    """Return the JSON Schema of recipes; unlike :func:`.json_schema.schema`, it lists the models' names."""
+    return (_FOLDER / SCHEMA_FILE).read_text("utf-8")
