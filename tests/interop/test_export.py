@@ -94,9 +94,13 @@ def test_nothing_is_overwritten_and_errors_are_sentences(
     assert main(["export", str(own), "--format", "darknet", "--out", out, "--force"]) == 2
     assert f"error: {own}: is an input of this command" in capsys.readouterr().err
     path = own.rename(path)
-    with pytest.raises(UserError, match=r"expected one of onnx, .*, darknet, pth; did you mean 'onnx'\?$"):
+    with pytest.raises(
+        UserError, match=r"expected one of onnx, .*, darknet, pth, folder; did you mean 'onnx'\?$"
+    ):
         export(path, format="onyx")
-    with pytest.raises(UserError, match=r"expected one of onnx, torchscript, pt2, openvino, darknet, pth$"):
+    with pytest.raises(
+        UserError, match=r"expected one of onnx, torchscript, pt2, openvino, darknet, pth, folder$"
+    ):
         export(path, format="YOLO")
     free = Recipe(model=Model(name="yolov4-tiny-anchor-free", width=0.25))
     other, _ = written(tmp_path, free)

@@ -190,6 +190,7 @@ Examples:
   rankless export runs/mine --format onnx
   rankless export runs/mine --format onnx --nms --confidence 0.4
   rankless export weights.safetensors --format openvino --half --out shared/net
+  rankless export runs/mine --format folder
 """,
 )
 def export(
@@ -204,13 +205,15 @@ def export(
     format: Annotated[
         str,
         Parameter(
-            help="onnx, openvino, torchscript, pt2 (torch.export), pth (a PyTorch state dict) or darknet "
-            "(.cfg, .weights and .names)."
+            help="onnx, openvino, torchscript, pt2 (torch.export), pth (a PyTorch state dict), darknet "
+            "(.cfg, .weights and .names) or folder (weights with a model card, to pass on)."
         ),
     ],
     out: Annotated[
         Path | None,
-        Parameter(help="Path of the new files, without the extension. Default: the name of TARGET."),
+        Parameter(
+            help="Path of the new files, without the extension, or folder. Default: the name of TARGET."
+        ),
     ] = None,
     nms: Annotated[
         bool,

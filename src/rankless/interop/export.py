@@ -15,7 +15,7 @@ import torch
 from rankless.arguments import several
 from rankless.errors import UserError, nearest, one_of
 from rankless.files.outputs import Outputs
-from rankless.interop import onnx_file, openvino_file, torch_files
+from rankless.interop import model_folder, onnx_file, openvino_file, torch_files
 from rankless.interop.agreement import LIMITS, Agreement, compare
 from rankless.interop.plan import ExportOptions, Plan, planned
 from rankless.models.checkpoints import weights
@@ -34,7 +34,8 @@ class Exported:
     Attributes:
         weights: the source file.
         files: the new files.
-        agreement: the comparison with PyTorch; None for ``darknet`` and ``pth``, which store only weights.
+        agreement: the comparison with PyTorch; None for ``darknet``, ``pth`` and ``folder``, which store only
+            weights.
     """
 
     weights: Path
@@ -107,9 +108,10 @@ def export(
         format: ``onnx`` for ONNX Runtime and most other programs; ``openvino`` (``.xml`` and ``.bin``);
             ``torchscript`` for LibTorch; ``pt2``, a program of ``torch.export``; ``darknet`` (``.cfg``,
             ``.weights`` and ``.names``) for Darknet and OpenCV; ``pth``, a PyTorch state dict with the
-            model's parameter names.
-        out: the new files' path, with or without the format's extension; by default ``target``'s name in the
-            current folder.
+            model's parameter names; ``folder``, a folder to pass on, with a model card for the Hugging Face
+            Hub, which Rankless reads like a run.
+        out: the new files' path, with or without the format's extension, or the new folder; by default
+            ``target``'s name in the current folder.
         force: replace existing files.
         overrides: ``key=value``, changes to the recipe, such as ``evaluate.iou=0.5``.
         nms: include NMS in the exported model.
@@ -244,10 +246,11 @@ def _pth(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tupl
     return (file,)
 
 
-_ENDINGS = {"darknet": (".cfg", ".weights", ".names"), "pth": (".pth",)}
+_ENDINGS = {"darknet": (".cfg", ".weights", ".names"), "pth": (".pth",), "folder": ()}
 _WEIGHTS: dict[str, Callable[[weights.Weights, Path, Path, bool], tuple[Path, ...]]] = {
     "darknet": _darknet,
     "pth": _pth,
+    "folder": model_folder.write,
 }
 FORMATS = (*PROGRAMS, *_WEIGHTS)
 

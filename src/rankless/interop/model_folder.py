@@ -1,0 +1,191 @@
+"""A folder with a model to pass on, laid out as a repository of the Hugging Face Hub.
+
+Its weights are named like a checkpoint's, so every command that takes a run also takes the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankless.errors import UserError, counted, printable
+from rankless.files import yaml12
+from rankless.files.outputs import Outputs
+from rankless.models.checkpoints import weights
+from rankless.recipe.load import dump
+from rankless.recipe.schema import BUILT_IN_TASKS
+from rankless.runs import journal, starts
+from rankless.runs.directory import RunDirectory, read_state, weights_of
+from rankless.tasks import open_task, trained
+
+FILES = ("model.safetensors", "recipe.yaml", "classes.json", "README.md")
+_KINDS = {
+    "detect": ("object-detection", "An object detector"),
+    "classify": ("image-classification", "An image classifier"),
+}
+_NAMED = 100  # classes that the card lists
+_CARD = """\
+---
+library_name: rankless
+license: unknown  # FILL IN an identifier of https://huggingface.co/docs/hub/repositories-licenses
+{metadata}---
+
+# {title}
+
+{about}
+
+Lines with **FILL IN** are for you who pass the model on.
+
+## Use
+
+    pip install rankless
+    hf download FILL-IN/{name} --local-dir {name}
+    rankless predict {name} photo.jpg{task}
+    rankless evaluate {name}{data}{task}
+{more}
+## Scores
+
+{scores}
+
+## Training
+
+{training}
+
+{receipts}
+
+## License
+
+{licenses}
+"""
+
+
+class Record(NamedTuple):
+    """The record of a training: its name for the checkpoint (``best``, ``last``, none), scores and facts."""
+
+    name: str = ""
+    scores: Mapping[str, str] = {}
+    facts: Mapping[str, str] = {}
+
+
+def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> tuple[Path, ...]:
+    """Write the files of ``folder``, which must be new or empty, or with ``force`` an earlier export."""
+    files = tuple(folder / name for name in FILES)
+    if folder.is_dir() and any(folder.iterdir()) and not all(file.is_file() for file in files):
+        expected = "expected a new or an empty folder"  # all files in it are passed on
+        raise UserError(f"--out {folder}: holds other files; {expected}; give another --out")
+    outputs = Outputs(files, verb=None, force=force)
+    outputs.refuse_inputs([source])
+    names = json.dumps(loaded.class_names, ensure_ascii=False, indent=1)
+    texts = (dump(loaded.recipe), f"{names}\n", card(folder.name, loaded, source))
+    with outputs.as_one(files) as (copy, *parts):
+        shutil.copyfile(source, copy)
+        for part, text in zip(parts, texts, strict=True):
+            part.write_text(text, encoding="utf-8")
+    return files
+
+
+def recorded(source: Path) -> Record:
+    """Return the record of the run whose checkpoint holds a weights file, as far as it can be read."""
+    source = source.resolve()
+    if source.parent.parent.name != "checkpoints":
+        return Record()
+    run, scores = RunDirectory(source.parents[2]), dict[str, Any]()
+    try:
+        state = read_state(source.parent)
+    except UserError:
+        return Record()
+    with suppress(OSError, UserError):
+        if weights_of(source.parent) == source:  # averaged weights are scored, if there are any
+            for entry in journal.read(run.journal):
+                scores = entry["scores"] if entry.get("evaluation") == state["step"] else scores
+    about = "digest of the data: classes, sizes of images, annotations"
+    facts = {about: [str(state["data"])]} if state.get("data") else {}
+    for start in starts.read(run.environment)[0]:
+        for section in ("hardware", "instruction_set", "versions"):
+            values = start.get(section)
+            for name, value in values.items() if isinstance(values, dict) else ():
+                label = f"instruction set of {name}" if section == "instruction_set" else name
+                facts.setdefault(_plain(label), []).append(_plain(str(value)))
+    return Record(
+        next((name for name in ("best", "last") if run.pointed(name) == state["step"]), ""),
+        {_plain(name): f"{value:.4f}" for name, value in scores.items() if isinstance(value, float)},
+        {name: ", then ".join(dict.fromkeys(values)) for name, values in facts.items()},
+    )
+
+
+def card(name: str, loaded: weights.Weights, source: Path) -> str:
+    """Return the model card of the folder ``name``: metadata for the Hub, and Markdown for people."""
+    recipe, record = loaded.recipe, recorded(source)
+    shown, is_ours = shlex.quote(printable(name)), recipe.task in BUILT_IN_TASKS
+    metadata: dict[str, Any] = {"tags": ["rankless"]}
+    if is_ours:
+        tag, kind = _KINDS[recipe.task]
+        metadata = {"pipeline_tag": tag, "tags": ["rankless", recipe.model.name]}
+        model = trained.model(open_task(recipe, loaded.class_names), loaded, str(source))
+        size = counted(sum(one.numel() for one in model.parameters()), "parameter")
+        about = f"{kind}, {_plain(recipe.model.name)}, with {size}."
+    else:  # its code may be a stranger's, so it is not run to count the parameters
+        size = counted(sum(one.numel() for one in loaded.state.values()), "number")
+        about = f"A model of {size} for {_plain(recipe.task)}, whose code must be passed on with it."
+    if names := loaded.class_names:
+        listed = ", ".join(map(_plain, names[:_NAMED]))
+        about += f" {counted(len(names), 'class', 'classes')}: {listed}{' …' if len(names) > _NAMED else ''}"
+    data = " data.root=DATA" if is_ours and recipe.data.root != "digits" else ""
+    receipts = {"SHA-256 of the weights": weights.digest(loaded.state)}
+    if step := loaded.extra.get("step"):
+        receipts["steps of training"] = _plain(step)
+    return _CARD.format(
+        metadata=yaml12.write(metadata),
+        title=_plain(name),
+        name=shown,
+        about=about,
+        data=data,
+        task="" if is_ours else f" --task {shlex.quote(printable(recipe.task))}",
+        more=f"    rankless train model.pretrained={shown} data.root=DATA\n" if is_ours else "",
+        scores=_table("score", "on the evaluation images", record.scores)
+        if record.scores
+        else "They are not recorded with the weights; `rankless evaluate` computes them.",
+        training=_training(loaded, record, shown, data),
+        receipts=_table("", "", {**receipts, **record.facts}),
+        licenses=_licenses(loaded),
+    )
+
+
+def _training(loaded: weights.Weights, record: Record, name: str, data: str) -> str:
+    """Return the command that repeats the training, or why there is none."""
+    if published := loaded.extra.get("imported_from"):
+        return f"The weights were imported from {_plain(published)}; how they were trained is not recorded."
+    data += " model.pretrained=WEIGHTS" if loaded.recipe.model.pretrained not in ("", "timm") else ""
+    commands = f"    rankless train {name}/recipe.yaml --run again{data}\n"
+    if record.name:
+        commands += f"    rankless digest again/checkpoints/{record.name}\n"
+    return (
+        f"{commands}\nThis repeats the training, on any number of devices. With the same data, versions and "
+        "processors, it gives the same digest."
+    )
+
+
+def _licenses(loaded: weights.Weights) -> str:
+    """Return the table of licenses to fill in."""
+    rows = {"these weights": "**FILL IN**, also as `license` at the top of this file"}
+    if start := loaded.extra.get("imported_from") or loaded.recipe.model.pretrained:
+        rows[f"the weights that they come from: {_plain(Path(start).name)}"] = "**FILL IN**"
+    rows[f"the data: {_plain(Path(loaded.recipe.data.root).name)}; **FILL IN** its source"] = "**FILL IN**"
+    rows["the program, Rankless"] = "Apache-2.0"
+    return _table("", "license", rows)
+
+
+def _table(left: str, right: str, rows: Mapping[str, str]) -> str:
+    lines = (f"| {one} | {two} |" for one, two in rows.items())
+    return "\n".join([f"| {left} | {right} |", "|---|---|", *lines])
+
+
+def _plain(text: str) -> str:
+    """Return a text from elsewhere for Markdown: on one line, without markup."""
+    return re.sub(r"([\\`*_{}\[\]<>()#|!~&])", r"\\\1", printable(text))
