@@ -20,6 +20,7 @@ from PIL import Image
 from rankless import cli
 from rankless.curation.converting import convert
 from rankless.inference.video import Writer
+from rankless.interop.export import export
 from rankless.models.checkpoints import weights
 from rankless.models.zoo import build
 from rankless.recipe.load import load
@@ -72,6 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model(place / name, small, ("cat", "dog"))
     digits = load("digits", ["model.width=0.125"])
     model(place / f"runs/digits/{SAVED}", digits, tuple("0123456789"))
+    export(place / "runs/digits", format="folder", out=place / "digits")
     (place / "folder").mkdir()
     for name in ("photo.jpg", "folder/first.jpg"):
         Image.new("RGB", (80, 60), "gray").save(place / name)
