@@ -197,14 +197,13 @@ def test_the_module_runs():
             ["evaluate"],
             "TARGET is missing: a run directory, weights file or export; see: rankless evaluate --help",
         ),
-        (["evaluate", "run", "other"], "'other': expected key=value"),
-        (["predict", "run"], "no images given"),
+        (["evaluate", "x.onnx", "other"], "'other': expected key=value"),
+        (["predict", "x.onnx"], "no images given"),
         (
-            ["predict", "run", "a.jpg", "--confidence", "25"],
-            "--confidence is 25: expected a number from 0 to 1",
+            ["predict", "x.onnx", "digits:val:0", "--confidence", "25"],
+            "--confidence is '25': expected a number from 0 to 1",
         ),
-        (["predict", "run", "a.jpg", "--confidence", "nan"], "--confidence is nan"),
-        (["predict", "run", "a.jpg", "--confidence", "much"], "--confidence has 'much': expected a number"),
+        (["predict", "x.onnx", "digits:val:0", "--confidence", "nan"], "--confidence is 'nan'"),
         (["digest", "gone"], "gone: no such file"),
         (["verify", "--worlds", "1,x"], "--worlds has 'x'"),
         (["verify", "--steps", "1.5"], "--steps has '1.5'"),
@@ -218,6 +217,7 @@ def test_the_module_runs():
     ],
 )
 def test_a_mistake_is_one_sentence(calls, capsys, words, sentence):
+    Path("x.onnx").write_text("x")
     (line,) = problems(capsys, *words)
     assert sentence in line
     assert not calls.asked
@@ -329,7 +329,7 @@ def test_device_is_cpu_or_cuda(monkeypatch, capsys, tmp_path, command):
     monkeypatch.setenv("RANKLESS_CPU", "")
     words = [*command.split(), *(["digits", "epochs=x"] if command in ("train", "verify") else [])]
     for wrong in ("0", "cuda:1", "gpu"):
-        (said,) = problems(capsys, *words, "--device", wrong)
+        said, *_ = problems(capsys, *words, "--device", wrong)
         assert said.startswith(f"--device has '{wrong}': expected cpu, cuda or auto; GPUs are named by --de")
     assert "--device" not in problems(capsys, *words, "--device", "cuda")[0]
     assert compute_device().type == "cuda"
@@ -356,7 +356,7 @@ def test_weights_of_pytorch_in_place_of_a_model_are_named(calls, capsys):
         "yolov8n.pt: only weights of a network in 'rankless models' fit, after an import: "
     )
     for words in (["model=yolov8n.pt"], ["yolov4-tiny", "model=yolov8n.pt", "data.root=x"]):
-        (said,) = problems(capsys, "train", *words)
+        said, *_ = problems(capsys, "train", *words)
         assert said.count("rankless import yolov8n.pt --model NAME") == 1
     assert "did you mean 'data.root'" in about_data
     (said,) = problems(capsys, "train", "digits", "model=my.cfg")
@@ -458,6 +458,55 @@ def test_a_word_of_another_program_that_is_there_in_ours_is_not_advised_again(
     (said,) = problems(capsys, "predict", "w", "a.jpg", *words.split())
     assert said.startswith(twice) and said.endswith(f"; write: rankless predict w a.jpg {ours}")
     assert cli.main(["predict", "w", "a.jpg", *ours.split()]) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "faults"),
+    [
+        (
+            "predict w --conf 0.1 --source x imgsz=64 --save anotated",
+            ["imgsz=64 model.image_size=64", "--conf --confidence", "--source first", "anotated annotated"],
+        ),
+        (
+            "train --parallel thread --devices two --sink tensorbord --device gpu epochs=0 data.root=q",
+            [
+                "gpu cuda",
+                "--devices two auto",
+                "epochs 0",
+                "data.root q",
+                "thread processes",
+                "tensorbord tensorboard",
+            ],
+        ),
+        (
+            "predict none digits:val:0 gone --confidence 2 --max 0 --iou x --batch 0 --tta a --save b",
+            [
+                "--iou x",
+                "--max 0",
+                "--tta a flip",
+                "--confidence 2",
+                "--batch 0",
+                "--save b json",
+                "gone",
+                "none",
+            ],
+        ),
+        ("digest one two three", ["one", "two", "three"]),
+        ("evaluate none --devices x --device y a", ["--device y", "--devices x", "'a' key=value", "none"]),
+        ("export none --format onnx --batch x a", ["--batch x", "'a' key=value", "none"]),
+        ("verify digits epochs=0 --worlds 1,a --steps b", ["--steps b", "epochs 0", "--worlds a"]),
+        ("tune digits --devices a --trials b", ["--devices a", "--trials b"]),
+        ("fit digits epochs=0 --devices a", ["--devices a", "epochs 0"]),
+    ],
+)
+def test_all_faults_of_a_line_are_named_at_once(calls, capsys, tmp_path, monkeypatch, line, faults):
+    monkeypatch.chdir(tmp_path)
+    said = problems(capsys, *line.split())
+    assert len(said) == len(faults)
+    for one, words in zip(said, faults, strict=True):
+        assert all(word in one for word in words.split()), (one, words)
+        assert "write: rankless" not in one
+    assert not calls.asked
 
 
 def test_files_given_as_elsewhere_lead_to_keys(calls, capsys, tmp_path, monkeypatch):

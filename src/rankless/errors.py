@@ -11,7 +11,8 @@ import difflib
 import errno
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 MOST_PROBLEMS = 25
 """Maximum number of problems that an error lists; it counts the others."""
@@ -74,6 +75,21 @@ class ShortageError(UserError):
 
 class OneValueError(UserError):
     """A micro-batch is too small: a batch norm gets only one value per channel."""
+
+
+def check_all(*checks: Callable[[], Any]) -> list[Any]:
+    """Call all checks and return their results; raise one error with the problems of those that failed."""
+    results, problems = [], list[str]()
+    for check in checks:
+        try:
+            results.append(check())
+        except UserError as error:
+            if not error.problems:  # another rank reports them
+                raise
+            problems += error.problems
+    if problems:
+        raise UserError(dict.fromkeys(problems))
+    return results
 
 
 STOPPED = 85

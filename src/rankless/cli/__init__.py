@@ -10,9 +10,11 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from typing import TextIO
 
-from cyclopts import CycloptsError
+from cyclopts import CycloptsError, MissingArgumentError
 
 from rankless import __version__
 from rankless.cli import (
@@ -34,7 +36,7 @@ from rankless.cli import (
 from rankless.cli.cli_errors import in_our_words
 from rankless.cli.foreign_cli import refuse_foreign
 from rankless.cli.options import OPTIONS, part
-from rankless.errors import OutputError, UserError, of_the_system
+from rankless.errors import OutputError, UserError, check_all, of_the_system
 from rankless.printing import discard_output
 
 # Seconds that a rank without a message waits before it exits: torchrun ends rank 0 when another rank exits,
@@ -101,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_FIRST_STEPS, end="")
         return 0
     try:
-        refuse_foreign(words)
+        refuse_foreign(words, _faults)
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -129,6 +131,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         print("error: this is a bug in Rankless; please report it with the lines above", file=sys.stderr)
         return 1
+
+
+def _faults(words: Sequence[str]) -> Sequence[str]:
+    """List unknown options, and values that ``--save`` does not have."""
+
+    def parse() -> None:
+        try:
+            app.parse_args(words, exit_on_error=False, print_error=False)
+        except CycloptsError as error:
+            if not isinstance(error, MissingArgumentError) or error.keyword:
+                raise in_our_words(error) from None  # other words may stand for a missing argument
+
+    saved = [value for option, value in pairwise(words) if option == "--save"]
+    try:
+        check_all(parse, *(partial(predicting.check_kinds, value) for value in saved))
+    except UserError as error:
+        return error.problems
+    return ()
 
 
 def _can_be_flushed(stream: TextIO) -> bool:

@@ -22,7 +22,7 @@ from rankless.cli.options import (
     refuse_stray,
     whole_number,
 )
-from rankless.errors import UserError
+from rankless.errors import UserError, check_all
 from rankless.printing import print_json, say
 
 app = part()
@@ -128,12 +128,14 @@ def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool,
 def _prediction(
     target: Path, overrides: Sequence[str], formats: str, batch: str, seconds: float, as_json: bool
 ) -> int:
-    images = whole_number("--batch", batch)
-    refuse_stray(overrides, "data.root=mydata")
-    names = [name.strip() for name in formats.split(",") if name.strip()]
     from rankless.cli.path_checks import check_target
 
-    check_target(target)
+    images, *_ = check_all(
+        lambda: whole_number("--batch", batch),
+        lambda: refuse_stray(overrides, "data.root=mydata"),
+        lambda: check_target(target),
+    )
+    names = [name.strip() for name in formats.split(",") if name.strip()]
     from rankless.launch.benchmark import benchmark as measure
 
     measured = measure(

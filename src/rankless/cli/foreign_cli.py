@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
 
@@ -76,8 +76,13 @@ def _line_of_darknet(words: Sequence[str]) -> str:
     return printable(f"import the weights: {first}, then write: rankless {then}", 500)
 
 
-def refuse_foreign(arguments: Sequence[str]) -> None:
-    """Raise for a line with other programs' words, such as ``predict model=my.pt conf=0.3``."""
+def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], Sequence[str]]) -> None:
+    """Raise for a line with other programs' words, such as ``predict model=my.pt conf=0.3``.
+
+    Args:
+        arguments: the command and the words after it.
+        faults: lists what is wrong with the options of a command line.
+    """
     command, *words = arguments or ("",)
     if command not in COMMANDS:
         return
@@ -95,6 +100,11 @@ def refuse_foreign(arguments: Sequence[str]) -> None:
         said.append(f"'{printable(f'{key}={theirs.pop(key)}')}': given twice, as {other}; leave one out")
     if wrong := ", ".join(f"'{printable(f'{key}={value}')}'" for key, value in theirs.items()):
         said.insert(0, f"{wrong}: not understood")
+    if faults([command, "TARGET", *rest]):  # the line would have them, too
+        known = {**WORDS, **COMMANDS[command]}
+        ours = (f"{key} is {known[key].format(value)} here" for key, value in theirs.items() if key in known)
+        others = faults([command, "TARGET", *(word for word in words if word not in given)])
+        raise UserError(["; ".join((*said, *ours)), *others])
     raise UserError(f"{'; '.join(said)}; {_line_of(command, rest, theirs)}")
 
 

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from rankless.cli import candidates
 from rankless.cli.options import Json, Target, flag, part, refuse_stray, whole_number
-from rankless.errors import UserError
+from rankless.errors import UserError, check_all
 from rankless.printing import print_json, print_models, say
 
 app = part()
@@ -236,11 +236,13 @@ def export(
     as_json: Json = False,
 ) -> int:
     """Export trained weights to other formats, and compare the results with PyTorch on real images."""
-    images = None if batch is None else whole_number("--batch", batch)
-    refuse_stray(overrides, "evaluate.iou=0.5")
     from rankless.cli.path_checks import check_target
 
-    check_target(target)
+    images, *_ = check_all(
+        lambda: None if batch is None else whole_number("--batch", batch),
+        lambda: refuse_stray(overrides, "evaluate.iou=0.5"),
+        lambda: check_target(target),
+    )
     from rankless.interop.export import export as write
 
     done = write(

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Device, Force, Json, Target, compute_on, part, refuse_stray
-from rankless.errors import UserError, counted
+from rankless.cli.options import (
+    Device,
+    Force,
+    Json,
+    Target,
+    compute_on,
+    fraction,
+    part,
+    refuse_stray,
+    whole_number,
+)
+from rankless.errors import check_all, counted
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
@@ -37,9 +47,11 @@ def errors(
         str | None, Parameter(help="The split to examine. Default: the recipe's data.val.")
     ] = None,
     count: Annotated[
-        int, Parameter(help="Number of images to list and draw, and of likely wrong labels.", metavar="N")
-    ] = 24,
-    confidence: Annotated[float, Parameter(help="Ignore detections with a lower score, 0 to 1.")] = 0.25,
+        str, Parameter(help="Number of images to list and draw, and of likely wrong labels.", metavar="N")
+    ] = "24",
+    confidence: Annotated[
+        str, Parameter(help="Ignore detections with a lower score, 0 to 1.", metavar="SCORE")
+    ] = "0.25",
     out: Annotated[
         Path, Parameter(help="The contact sheet to write: .html, .png or .jpg.", metavar="FILE")
     ] = Path("errors.html"),
@@ -48,15 +60,15 @@ def errors(
     as_json: Json = False,
 ) -> int:
     """List and draw a model's worst errors, and labels that are likely wrong."""
-    refuse_stray(overrides, "data.root=mydata")
-    compute_on(device)
-    if not 0 <= confidence <= 1:
-        raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
-    if count < 1:
-        raise UserError(f"--count is {count}: expected a whole number of at least 1")
     from rankless.cli.path_checks import check_target
 
-    check_target(target)
+    _, least, most, *_ = check_all(
+        lambda: compute_on(device),
+        lambda: fraction("--confidence", confidence),
+        lambda: whole_number("--count", count),
+        lambda: refuse_stray(overrides, "data.root=mydata"),
+        lambda: check_target(target),
+    )
     from rankless.curation import errors_sheet, model_errors
     from rankless.files.outputs import SHEETS, drawing
     from rankless.printing import ProgressBar
@@ -64,15 +76,15 @@ def errors(
     outputs = drawing(out, "errors", SHEETS, force=force)
     opened = model_errors.open_model(target, overrides, split)
     with ProgressBar(len(opened.task.evaluation_data()), "predicting") as bar:
-        found = model_errors.find_errors(opened, confidence=confidence, done=bar.advance)
+        found = model_errors.find_errors(opened, confidence=least, done=bar.advance)
     if found.images:
-        errors_sheet.write(found, opened, count, out, outputs)
+        errors_sheet.write(found, opened, most, out, outputs)
     if as_json:
-        print_json({**found.as_json(count), "out": str(out) if found.images else None})
+        print_json({**found.as_json(most), "out": str(out) if found.images else None})
         return 0
     for source, reason in found.unreadable[:_UNREADABLE]:
         say(f"{source}: {reason}", file=sys.stderr)
-    _print_errors(found, count)
+    _print_errors(found, most)
     say(f"drawn: {out}" if found.images else "nothing is wrong")
     return 0
 

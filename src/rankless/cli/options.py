@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Group, Parameter
 
 from rankless.cli import candidates
+from rankless.data.path_checks import missing_data
 from rankless.errors import UserError
 from rankless.files.reading import NAMES, read_text
 
@@ -193,6 +194,16 @@ def whole_number(option: str, text: str, more: str = "") -> int:
     return number
 
 
+def fraction(option: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise UserError(f"{option} is '{text}': expected a number from 0 to 1")
+    return number
+
+
 def chosen_classes(text: str) -> str | tuple[str, ...]:
     """Return the value of ``--classes``: ``auto``, a file, or a tuple of names."""
     if text == "auto" or Path(text).expanduser().is_file():
@@ -258,6 +269,25 @@ def recipe_of(words: Sequence[str]) -> tuple[Recipe, str]:
 
 
 def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = True) -> tuple[Recipe, str]:
+    """Return a recipe, and the name of its run; an error also names a data set that does not exist.
+
+    Args:
+        name, overrides, check_model: see :func:`_loaded`.
+    """
+    try:
+        return _loaded(name, overrides, check_model=check_model)
+    except UserError as error:
+        roots = [word.removeprefix("data.root=") for word in overrides if word.startswith("data.root=")]
+        there = [root for root in roots[-1:] if root != "digits" and not root.startswith("torchvision/")]
+        gone = [
+            f"data.root is '{root}': {one.removeprefix(f'{root}: ')}"
+            for root in there
+            for one in missing_data(root)
+        ]
+        raise UserError([*error.problems, *gone]) from None
+
+
+def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
     """Return a recipe, and the name of its run.
 
     Without a name, the recipe is ``fine-tune`` for pretrained weights without a model name, the defaults for

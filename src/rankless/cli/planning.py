@@ -19,7 +19,7 @@ from rankless.cli.options import (
     recipe_of,
     whole_number,
 )
-from rankless.errors import UserError
+from rankless.errors import UserError, check_all
 from rankless.launch.planning import units
 from rankless.printing import print_json, say
 
@@ -119,8 +119,7 @@ def fit(
     as_json: Json = False,
 ) -> int:
     """Find the largest micro-batch that fits into this device's memory, by training."""
-    count = device_count(devices)
-    chosen, name = recipe_of(recipe)
+    count, (chosen, name) = check_all(lambda: device_count(devices), lambda: recipe_of(recipe))
     from rankless.cli.path_checks import check_recipe
 
     check_recipe(chosen, begins=False)

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Json, PredictingTarget, Task, flag, is_override, part
-from rankless.errors import UserError, counted
+from rankless.cli.options import Json, PredictingTarget, Task, flag, fraction, is_override, part, whole_number
+from rankless.errors import UserError, check_all, counted
 from rankless.files.reading import read_text
 from rankless.hardware.heap import hold_freed_memory
 from rankless.printing import print_json, say
@@ -63,27 +63,28 @@ def predict(
         ),
     ] = "annotated,json",
     confidence: Annotated[
-        float | None,
-        Parameter(help="The lowest score to keep, 0 to 1. Default: 0.25 for detections."),
+        str | None,
+        Parameter(help="The lowest score to keep, 0 to 1. Default: 0.25 for detections.", metavar="SCORE"),
     ] = None,
     classes: Annotated[
         str | None,
         Parameter(help="Find only these classes: names or numbers, as in cat,dog.", metavar="NAMES"),
     ] = None,
     iou: Annotated[
-        float | None,
+        str | None,
         Parameter(
-            help="NMS threshold: of two boxes that overlap more than this, drop the one with the lower score."
+            help="NMS threshold: of two boxes that overlap more than this, drop the lower-scoring one.",
+            metavar="IOU",
         ),
     ] = None,
     most: Annotated[
-        int | None, Parameter(name="--max", help="Maximum number of detections per image.", metavar="N")
+        str | None, Parameter(name="--max", help="Maximum number of detections per image.", metavar="N")
     ] = None,
     tta: Annotated[
-        Literal["none", "flip", "full"] | None,
+        str | None,
         Parameter(
-            help="Test-time augmentation: also predict on the flipped image, or at three sizes.",
-            show_choices=True,
+            help="Test-time augmentation: none, flip (also the flipped image) or full (also three sizes).",
+            metavar="KIND",
         ),
     ] = None,
     device: Annotated[
@@ -93,7 +94,7 @@ def predict(
         ),
     ] = None,
     batch: Annotated[
-        int | None, Parameter(help="Batch size. Default: 16 on a GPU, 1 on a CPU.", metavar="N")
+        str | None, Parameter(help="Batch size. Default: 16 on a GPU, 1 on a CPU.", metavar="N")
     ] = None,
     resume: Annotated[bool, Parameter(help="Continue the interrupted prediction in --out."), flag] = False,
     force: Annotated[
@@ -106,21 +107,19 @@ def predict(
     """Predict on images and videos, and draw the results."""
     overrides = [word for word in sources if is_override(word)]
     sources = tuple(word for word in sources if word not in overrides)
-    given: dict[str, float | int | str | None] = {"--iou": iou, "--max": most, "--tta": tta}
-    overrides += _as_overrides(given, overrides)
-    if not sources:
-        raise UserError(
-            "no images given: expected files, folders or patterns, "
-            "as in: rankless predict runs/digits photo.jpg"
-        )
-    if confidence is not None and not 0 <= confidence <= 1:
-        raise UserError(f"--confidence is {confidence:g}: expected a number from 0 to 1")
-    if batch is not None and batch < 1:
-        raise UserError(f"--batch is {batch}: expected a whole number of at least 1")
-    sources = _with_lists(sources)
+    given = {"--iou": iou, "--max": most, "--tta": tta}
     from rankless.cli.path_checks import check_target
 
+    ours, least, images, sources, *_ = check_all(
+        lambda: _as_overrides(given, overrides),
+        lambda: None if confidence is None else fraction("--confidence", confidence),
+        lambda: None if batch is None else whole_number("--batch", batch),
+        lambda: _with_lists(sources),
+        lambda: check_kinds(save),
+        lambda: check_target(target, [one for one in sources if not one.startswith("@")]),
+    )
     check_target(target, sources)
+    overrides += ours
     _fix_instruction_set(target)
     hold_freed_memory()
     from rankless.inference.predict import predict as find
@@ -130,10 +129,10 @@ def predict(
             target,
             sources,
             out=out,
-            confidence=confidence,
+            confidence=least,
             classes=_words(classes or ""),
             device=device,
-            batch=batch,
+            batch=images,
             overrides=overrides,
             save=_words(save),
             force=force,
@@ -145,25 +144,37 @@ def predict(
     if as_json:
         print_json(report.as_json())
     elif report.exit_code < UserError.exit_code:
-        _print(report, 0.25 if confidence is None else confidence)
+        _print(report, 0.25 if least is None else least)
     return report.exit_code
+
+
+def check_kinds(save: str) -> None:
+    """Check the kinds of results of ``--save``."""
+    from rankless.inference.formats import kinds_named
+
+    kinds_named(_words(save))
 
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _as_overrides(options: dict[str, float | int | str | None], overrides: Sequence[str]) -> list[str]:
-    """Return the ``key=value`` overrides for options that stand for recipe keys."""
+def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> list[str]:
+    """Return the ``key=value`` overrides for options that stand for recipe keys; check their values."""
     given = {option: value for option, value in options.items() if value is not None}
     keys = {word.partition("=")[0] for word in overrides}
     if twice := [option for option in given if _KEYS[option] in keys]:
         raise UserError(f"{option} and {_KEYS[option]} are the same; give one of them" for option in twice)
-    return [f"{_KEYS[option]}={value}" for option, value in given.items()]
+    ours = [f"{_KEYS[option]}={value}" for option, value in given.items()]
+    from rankless.recipe import load
+
+    with _named_as_given(options):
+        load.default(ours)
+    return ours
 
 
 @contextmanager
-def _named_as_given(options: dict[str, float | int | str | None]) -> Iterator[None]:
+def _named_as_given(options: dict[str, str | None]) -> Iterator[None]:
     """Replace a recipe key by its option in the errors that leave the block."""
     try:
         yield
@@ -179,6 +190,11 @@ def _named_as_given(options: dict[str, float | int | str | None]) -> Iterator[No
 
 def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the sources, with each ``@FILE`` replaced by the file's lines; ``@-`` is the standard input."""
+    if not sources:
+        raise UserError(
+            "no images given: expected files, folders or patterns, "
+            "as in: rankless predict runs/digits photo.jpg"
+        )
     every: list[str] = []
     problems = []
     for source in sources:

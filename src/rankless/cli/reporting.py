@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rankless.cli.options import flag, part
-from rankless.errors import UserError
+from rankless.errors import UserError, check_all
 from rankless.printing import say
 
 if TYPE_CHECKING:
@@ -98,16 +98,8 @@ def _collected(runs: tuple[Path, ...]) -> list[Collected]:
     """Read all runs; report all unreadable ones together."""
     from rankless.report.collected import Collected
 
-    found: list[Collected] = []
-    problems: list[str] = []
-    for path in dict.fromkeys(runs):
-        try:
-            found.append(Collected(path).refresh())
-        except UserError as error:
-            problems += error.problems
-    if problems:
-        raise UserError(problems)
-    return _named_apart(found)
+    collected = [Collected(path) for path in dict.fromkeys(runs)]
+    return _named_apart(check_all(*(one.refresh for one in collected)))
 
 
 def _named_apart(runs: list[Collected]) -> list[Collected]:

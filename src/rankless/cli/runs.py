@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from rankless.cli.options import (
     part,
     refuse_stray,
 )
+from rankless.errors import check_all
 from rankless.printing import print_json, print_scores, say
 
 app = part()
@@ -62,14 +64,17 @@ def evaluate(
     from rankless.launch import environments
 
     environments.refuse("evaluate", "run it once, without the launcher; --devices sets the number of devices")
-    compute_on(device)
-    count = devices_here(devices)
-    refuse_stray(overrides, "evaluate.iou=0.5")
-    if classes_map is not None:
-        overrides = (*overrides, f"evaluate.classes_map={json.dumps(class_pairs(classes_map))}")
     from rankless.cli.path_checks import check_target
 
-    check_target(target)
+    _, count, pairs, *_ = check_all(
+        lambda: compute_on(device),
+        lambda: devices_here(devices),
+        lambda: None if classes_map is None else class_pairs(classes_map),
+        lambda: refuse_stray(overrides, "evaluate.iou=0.5"),
+        lambda: check_target(target),
+    )
+    if pairs is not None:
+        overrides = (*overrides, f"evaluate.classes_map={json.dumps(pairs)}")
     from rankless.launch import fork_server, local
 
     fork_server.start()
@@ -96,7 +101,7 @@ def digest(
     from rankless.models.checkpoints.weights import digest_file
     from rankless.runs.trained_weights import trained_weights_of
 
-    paths = [trained_weights_of(one) for one in (target, *others)]
+    paths = check_all(*(partial(trained_weights_of, one) for one in (target, *others)))
     found = [{"sha256": digest_file(path), "weights": str(path)} for path in paths]
     if as_json:
         print_json(found if others else found[0])

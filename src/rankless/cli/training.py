@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,13 +35,14 @@ from rankless.cli.options import (
     recipe_of,
     whole_number,
 )
-from rankless.errors import UserError
+from rankless.errors import UserError, check_all
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
     from rankless.launch.environments.environment import Environment
     from rankless.launch.hosts.names import Host
     from rankless.launch.member import Asked
+    from rankless.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ class TrainOptions:
 
 def here(given: TrainOptions) -> int:
     """Train on this machine."""
+    from rankless.engine.sinks.sink import check_sink
     from rankless.files.numbered import given_or_numbered
+    from rankless.launch.job import check_parallel
     from rankless.launch.run_lock import refuse_nothing
     from rankless.runs.directory import RunDirectory
 
@@ -93,13 +97,20 @@ def here(given: TrainOptions) -> int:
     run, resume = given.run, given.resume
     if given.inline or given.parallel == "threads":
         _fix_instruction_set(name, overrides, run if resume else None)
-    compute_on(given.device)  # may import PyTorch, so the instruction set is fixed first
-    devices = devices_here(given.devices)
-    chosen = None
-    if resume and run is not None and name is None:
-        refuse_nothing(RunDirectory(run))
-    else:
-        chosen, name = loaded(name, overrides)
+
+    def read() -> tuple[Recipe | None, str | None]:
+        if resume and run is not None and name is None:
+            refuse_nothing(RunDirectory(run))
+            return None, None
+        return loaded(name, overrides)
+
+    _, devices, (chosen, name), *_ = check_all(
+        lambda: compute_on(given.device),  # may import PyTorch, so the instruction set is fixed first
+        lambda: devices_here(given.devices),
+        read,
+        lambda: check_parallel(given.parallel),
+        *(partial(check_sink, sink) for sink in given.sinks),
+    )
     if chosen is not None:
         if given.download:
             from rankless.data.datasets.torchvision_sets import download
@@ -367,12 +378,14 @@ def verify(
     from rankless.launch import environments
 
     environments.refuse("verify", "run it once, without the launcher")
-    sizes = [whole_number("--worlds", size, ", as in 1,2,3") for size in worlds.split(",")]
-    step_count = whole_number("--steps", steps)
     if hosts is not None and device != "auto":
         raise UserError("--device: applies only to this machine; leave it out with --hosts")
-    compute_on(device)
-    chosen, _ = recipe_of(recipe)
+    _, step_count, (chosen, _), *sizes = check_all(
+        lambda: compute_on(device),
+        lambda: whole_number("--steps", steps),
+        lambda: recipe_of(recipe),
+        *(partial(whole_number, "--worlds", size, ", as in 1,2,3") for size in worlds.split(",")),
+    )
     from rankless.launch import fork_server
     from rankless.launch.verify import verify as compare
 

@@ -16,7 +16,7 @@ from rankless.cli.options import (
     recipe_and_overrides,
     whole_number,
 )
-from rankless.errors import UserError
+from rankless.errors import UserError, check_all
 from rankless.printing import say
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def tune(
     from rankless.launch import environments
 
     environments.refuse("tune", "run it once, without the launcher; --devices sets the number of devices")
-    count, many = devices_here(devices), whole_number("--trials", trials)
+    count, many = check_all(lambda: devices_here(devices), lambda: whole_number("--trials", trials))
     from rankless.launch import fork_server
     from rankless.launch.tuning import page
     from rankless.launch.tuning import tune as tuning

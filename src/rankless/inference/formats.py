@@ -14,6 +14,22 @@ from typing import Any, NamedTuple, TextIO
 
 from rankless.data.formats.voc_xml import NOT_XML, VocObject, written
 from rankless.data.formats.writing import on_one_line
+from rankless.errors import UserError, nearest, one_of, printable
+
+KINDS = ("annotated", "json", "jsonl", "coco", "yolo", "voc", "csv", "counts", "crops", "heatmaps")
+"""Values of ``--save``."""
+
+
+def kinds_named(save: Sequence[str]) -> frozenset[str]:
+    """Return the kinds of files to write; check their names."""
+    if unknown := [name for name in save if name not in KINDS]:
+        raise UserError(
+            f"--save has '{printable(name)}': expected {one_of(KINDS)}{nearest(name, KINDS)}"
+            for name in unknown
+        )
+    if not save:
+        raise UserError(f"--save is empty: expected some of {', '.join(KINDS)}")
+    return frozenset(save)
 
 
 class Entry(NamedTuple):

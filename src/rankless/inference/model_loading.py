@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from rankless.errors import UserError, printable
+from rankless.errors import UserError, check_all, printable
 from rankless.hardware.precision import autocast, resolve
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
@@ -95,22 +95,11 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
         asked: options of the prediction.
         others: further checks; their errors are reported together with those of weights and devices.
     """
-    problems: list[str] = []
-    devices: list[torch.device] = []
-    loaded: list[tuple[Path, weights.Weights]] = []
-    parts: list[Callable[[], object]] = [
+    *_, devices, (path, found) = check_all(
         *others,
-        lambda: devices.extend(devices_named(asked.device)),
-        lambda: loaded.append(_loaded(target, asked.task, asked.overrides)),
-    ]
-    for part in parts:
-        try:
-            part()
-        except UserError as error:
-            problems += error.problems
-    if problems:
-        raise UserError(problems)
-    ((path, found),) = loaded
+        lambda: devices_named(asked.device),
+        lambda: _loaded(target, asked.task, asked.overrides),
+    )
     recipe = found.recipe
     recipe = replace(recipe, precision=resolve(recipe.precision, devices[0], recipe.cpu_isa))
     found = replace(found, recipe=recipe)

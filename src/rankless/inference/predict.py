@@ -21,6 +21,7 @@ from rankless.arguments import Text, classes_of, several
 from rankless.errors import UserError
 from rankless.files.numbered import numbered_folder, removed_on_error
 from rankless.inference import saving, video
+from rankless.inference.formats import kinds_named
 from rankless.inference.model_loading import PredictOptions, open_finders
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.recording import Recording
@@ -61,7 +62,7 @@ def predict(
         device: a torch device, or several as in ``cuda:0,cuda:1``; all GPUs if there are any, else the CPU.
         batch: batch size; by default 16 on a GPU and 1 on a CPU. It may change the last bits of a score.
         overrides: ``key=value``, changes to the recipe of the weights, as in ``evaluate.iou=0.5``.
-        save: kinds of results to write, from :data:`rankless.inference.saving.KINDS`.
+        save: kinds of results to write, from :data:`rankless.inference.formats.KINDS`.
         force: allow an ``out`` that is not empty: results of an earlier call are replaced or removed, other
             files stay unless a result has the same name (see :mod:`rankless.files.outputs`).
         resume: continue the stopped prediction in ``out``; all other arguments must be unchanged.
@@ -79,7 +80,7 @@ def predict(
         >>> [len(image.detections) for image in report.images]
     """
     asked = PredictOptions(confidence, classes_of(classes), device, tuple(several(overrides)), task, batch)
-    kinds, out = saving.kinds_named(several(save)), None if out is None else Path(out)
+    kinds, out = kinds_named(several(save)), None if out is None else Path(out)
     if resume and out is None:
         raise UserError("--resume needs the folder of the stopped prediction; name it with --out")
     if resume and force:

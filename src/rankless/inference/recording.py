@@ -32,7 +32,7 @@ class Recording:
         opened: the loaded model.
         sources: images, videos, cameras and streams.
         out: the folder.
-        kinds: kinds of results to write, from :data:`rankless.inference.saving.KINDS`.
+        kinds: kinds of results to write, from :data:`rankless.inference.formats.KINDS`.
         force, resume: see :func:`rankless.predict`.
     """
 

@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image
 
 from rankless.data.images.image_file import Pixels
-from rankless.errors import UserError, nearest, one_of, printable
+from rankless.errors import UserError
 from rankless.files.outputs import LIST, Outputs
 from rankless.inference import formats
-from rankless.inference.formats import Entry
+from rankless.inference.formats import KINDS, Entry
 from rankless.inference.heatmaps import overlaid
 from rankless.inference.journal import Journal
 from rankless.inference.model_loading import Finder
@@ -37,23 +37,9 @@ _SINGLE = {
     "counts": ("counts.csv",),
 }
 _FOLDERS = ("yolo", "voc", "crops", "heatmaps")
-KINDS = ("annotated", "json", "jsonl", "coco", "yolo", "voc", "csv", "counts", "crops", "heatmaps")
-"""Values of ``--save``."""
 _OF_BOXES = frozenset({"coco", "yolo", "voc", "crops"})
 _OF_ANY_TASK = frozenset({"annotated", "json", "jsonl"})
 _UNUSABLE = re.compile("[\0-\x1f\x7f/\\\\]")  # characters that a folder's name must not have
-
-
-def kinds_named(save: Sequence[str]) -> frozenset[str]:
-    """Return the kinds of files to write; check their names."""
-    if unknown := [name for name in save if name not in KINDS]:
-        raise UserError(
-            f"--save has '{printable(name)}': expected {one_of(KINDS)}{nearest(name, KINDS)}"
-            for name in unknown
-        )
-    if not save:
-        raise UserError(f"--save is empty: expected some of {', '.join(KINDS)}")
-    return frozenset(save)
 
 
 def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankless.errors import TaskError, UserError
+from rankless.errors import TaskError, UserError, nearest, one_of
 from rankless.files.writing import remove_tree
 
 LOST_PEER = 75
@@ -24,6 +24,14 @@ _NOTE = 8192  # bytes
 
 JOB = ".job"
 """Name of the job's folder in a run directory."""
+
+_PARALLEL = ("processes", "threads")
+
+
+def check_parallel(kind: str) -> None:
+    """Raise if the ranks of one machine cannot be of this kind."""
+    if kind not in _PARALLEL:
+        raise UserError(f"--parallel is '{kind}': expected {one_of(_PARALLEL)}{nearest(kind, _PARALLEL)}")
 
 
 @dataclass(frozen=True)

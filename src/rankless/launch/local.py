@@ -14,7 +14,7 @@ from typing import Any
 
 from rankless.arguments import Text, several
 from rankless.data.path_checks import refuse_gone
-from rankless.errors import INTERRUPTED, UserError, counted, one_of, remedy
+from rankless.errors import INTERRUPTED, UserError, counted, remedy
 from rankless.files.numbered import given_or_numbered
 from rankless.hardware.instruction_set import refuse_unable
 from rankless.launch import environments, fork_server
@@ -22,7 +22,7 @@ from rankless.launch.devices import visible
 from rankless.launch.fork_server import ForkServer
 from rankless.launch.inline import refuse as refuse_inline
 from rankless.launch.inline import train as train_inline
-from rankless.launch.job import Job, job_folder, write_job
+from rankless.launch.job import Job, check_parallel, job_folder, write_job
 from rankless.launch.opening import (
     cards,
     checked,
@@ -39,7 +39,6 @@ from rankless.launch.record import record_death, record_error
 from rankless.launch.requests import Requests
 from rankless.launch.sharing import refuse_idle, too_few
 from rankless.launch.supervisor import GRACE, Progress, RoundEnd, supervise, where_from
-from rankless.launch.threads import PARALLEL
 from rankless.printing import say, warn
 from rankless.recipe.load import dump, from_json, load, to_json
 from rankless.recipe.schema import IN_RECIPE, Recipe
@@ -94,8 +93,7 @@ def train(
     """
     environments.refuse("rankless.train", "start the ranks with: torchrun … -m rankless train")
     recipe, names = checked(recipe, task, sinks)
-    if parallel not in PARALLEL:
-        raise UserError(f"parallel is {parallel!r}: expected {one_of(PARALLEL)}")
+    check_parallel(parallel)
     in_threads = parallel == "threads"
     name, given = recipe.task.rpartition(":")[2].lower(), Path(run) if run else None
     with given_or_numbered(given, Path("runs", name), "--run") as path, visible(devices) as wanted:

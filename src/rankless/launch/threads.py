@@ -20,9 +20,6 @@ from rankless.tasks import open_task
 from rankless.world.process_group import LostPeerError, World
 from rankless.world.threads import Meeting, join_threads
 
-PARALLEL = ("processes", "threads")
-"""Kinds of ranks on one machine."""
-
 
 def problems(recipe: Recipe, devices: int | None) -> list[str]:
     """Describe everything that prevents ranks from being threads."""

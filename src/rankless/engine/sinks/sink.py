@@ -67,6 +67,15 @@ class Sink(Protocol):
         """Finish; called once at the end of the run, however it ends, unless the process is killed."""
 
 
+def check_sink(name: str) -> None:
+    """Raise if a name is neither in :data:`BUILT_IN` nor like that of a class; import nothing."""
+    if name not in BUILT_IN and ":" not in name:
+        raise UserError(
+            f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' of "
+            f"your own{nearest(name, BUILT_IN)}"
+        )
+
+
 def sink_class(name: str) -> Callable[[], Sink]:
     """Return the maker of a sink: a name of :data:`BUILT_IN`, ``package.module:Class`` or ``file.py:Class``.
 
@@ -76,11 +85,7 @@ def sink_class(name: str) -> Callable[[], Sink]:
     """
     if name in BUILT_IN:
         return built_in(name)
-    if ":" not in name:
-        raise UserError(
-            f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' of "
-            f"your own{nearest(name, BUILT_IN)}"
-        )
+    check_sink(name)
     from rankless.tasks.custom import load_class
 
     made = load_class(name, "sink")
