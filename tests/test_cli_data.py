@@ -250,7 +250,7 @@ def test_check_says_that_a_training_finds_no_split_to_be_scored_on(cells, capsys
     described.write_text("".join(x for x in described.read_text().splitlines(True) if "val" not in x))
     said = run(capsys, "check", str(described), code=1)
     assert "no split 'val'" in said and "rankless data split" in said
-    assert said.endswith("wrong: 1 finding (✗); divide the images, or name the existing splits\n")
+    assert said.endswith("; give each split usable images, or name the existing splits\n")
     (sentence,) = report(capsys, "check", str(described), code=1)["missing"]
     assert "no split 'val'" in sentence
 

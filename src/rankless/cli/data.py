@@ -336,7 +336,11 @@ def convert(
     /,
     *,
     to: Annotated[
-        str, Parameter(help="The format to write; yolo is another name for darknet.", metavar="FORMAT")
+        str,
+        Parameter(
+            help="The format to write: webdataset, coco, voc, darknet (or yolo), csv, lines, image-folder.",
+            metavar="FORMAT",
+        ),
     ],
     out: Out,
     format: Format = "auto",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 app = part()
 
+_LOW = 0.05  # below this highest score, the model has hardly learned
 _SHOWN = 20  # unreadable or classified images that are listed at most
 _KEYS = {"--iou": "evaluate.iou", "--max": "evaluate.detections", "--tta": "evaluate.tta"}
 
@@ -284,8 +285,8 @@ def _is_answered(image: ImageReport) -> bool:
 def _lower_confidence(best: float, confidence: float) -> str:
     """Return a hint for the case that nothing was detected."""
     if not best:
-        hint = "try --confidence 0.01, or " if confidence > 0.01 else ""
-        return f"no score came near --confidence {confidence:g}; {hint}train for longer"
-    steps = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.0)
+        return f"no score came near --confidence {confidence:g}; train for longer"
+    steps = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)
     lower = next(step for step in steps if step < best)
-    return f"the highest score is {best:.2g}, and --confidence is {confidence:g}; try --confidence {lower:g}"
+    said = f"the highest score is {best:.2g}, and --confidence is {confidence:g}; try --confidence {lower:g}"
+    return said if best >= _LOW else f"{said}, or train for longer"

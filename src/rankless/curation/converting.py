@@ -14,7 +14,7 @@ from rankless.curation.data_set import DataSet, known_format, must_be_outside, o
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.open_split import examine
 from rankless.data.formats import packing
-from rankless.data.formats.registry import write
+from rankless.data.formats.registry import WRITABLE, write
 from rankless.data.formats.writing import ImageFiles, fit_names
 from rankless.data.index.annotations import Annotations, with_boxes
 from rankless.errors import UserError, counted, one_of
@@ -93,7 +93,7 @@ def convert(
     See :func:`open_data_set` for the other arguments. With ``shard_bytes``, the data is packed into tar
     shards of at most this size.
     """
-    to = known_format(to, "--to", also=())
+    to = known_format(to, "--to", WRITABLE)
     must_be_outside(root, out)
     refuse_existing(out)
     data = open_data_set(root, format, classes=classes)

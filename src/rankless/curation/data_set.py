@@ -80,7 +80,7 @@ def open_data_set(
     page = format_named(name)
     wanted = list(splits) or page.splits(location(root))
     if not wanted:
-        raise UserError(f"{root}: no split found; expected {page.LAYOUT}")
+        raise UserError(f"{root}: no split found; expected {page.LAYOUT}; add one, or give another folder")
     read: Callable[..., Annotations] = examine if examined else open_annotations
     options: dict[str, Any] = {"classes": classes, "rescan": rescan}
     opened: dict[str, Annotations] = {}
@@ -116,13 +116,13 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
         outputs.refuse_inputs([*annotations.paths(), *saved_names(annotations.folder or "")])
 
 
-def known_format(name: str, option: str = "--format", also: Sequence[str] = ("auto",)) -> str:
+def known_format(name: str, option: str = "--format", known: Sequence[str] = ("auto", *NAMES)) -> str:
     """Return the format that ``name`` means; ``yolo`` means ``darknet``."""
     if name == "yolo":
         return "darknet"
-    if name not in (*also, *NAMES):
-        near = "; did you mean 'darknet'?" if "yolo" in name.lower() else nearest(name, NAMES)
-        raise UserError(f"{option} is '{name}': expected {one_of((*also, *NAMES))}{near}")
+    if name not in known:
+        near = "; did you mean 'darknet'?" if "yolo" in name.lower() else nearest(name, known)
+        raise UserError(f"{option} is '{name}': expected {one_of(known)}{near}")
     return name
 
 

@@ -32,7 +32,7 @@ def remedy(checked: Checked) -> str:
     wrong = {kind for found in checked.findings.values() for kind in found.counts if fails(kind)}
     stops = {kind for kind in wrong if KINDS[kind].outcome == "stops"}
     steps = ["give the splits the same classes"] if checked.classes else []
-    steps += ["divide the images, or name the existing splits"] if checked.missing else []
+    steps += ["give each split usable images, or name the existing splits"] if checked.missing else []
     if _LOST in wrong:
         steps.append(BY_HAND)
     rest = checked.wrong > len(checked.classes) + len(checked.missing) + sum(

@@ -19,13 +19,11 @@ from rankless.inference.results import DetectionResult
 from rankless.models.checkpoints import weights
 from rankless.models.detectors.protocol import Detector
 from rankless.models.folding import fold_batch_norms
-from rankless.structures import DetectionBatch, DetectionItem, Detections, Letterbox
+from rankless.structures import DetectionItem, Detections, Letterbox
 from rankless.tasks import trained
 from rankless.tasks.detect import SCENE_SIZE, Detect
 from rankless.tasks.memory_check import refuse_giant_image
 
-_LOOKED_AT = 0.05
-"""Lowest score that is computed even if ``confidence`` is higher, for hints at a better confidence."""
 _MOST = 100_000  # largest evaluate.detections that a recipe allows
 
 
@@ -33,13 +31,15 @@ class Answer(NamedTuple):
     """A detector's answer for one image.
 
     Attributes:
-        found: detections in pixels of the image, also those below the confidence (down to 0.05).
+        found: detections in pixels of the image.
         letterbox: placement of the image on the input.
+        best: the highest score, even if it is below the confidence.
         heat: heat map of :mod:`rankless.inference.heatmaps`; None unless requested.
     """
 
     found: Detections
     letterbox: Letterbox
+    best: float
     heat: Tensor | None = None
 
 
@@ -68,9 +68,7 @@ class BoxFinder:
         recipe = loaded.recipe
         self.confidence = 0.25 if confidence is None else float(confidence)
         self.wanted = chosen_classes(classes, loaded.class_names)
-        # Candidates with lower scores never displace those with higher scores, so more of them are harmless.
-        lowest = min(self.confidence, _LOOKED_AT)
-        evaluate = replace(recipe.evaluate, confidence=lowest, multi_label=False)
+        evaluate = replace(recipe.evaluate, confidence=self.confidence, multi_label=False)
         self.most = evaluate.detections
         if self.wanted:  # other classes must not use up the maximum number of detections
             evaluate = replace(evaluate, detections=_MOST)
@@ -106,17 +104,20 @@ class BoxFinder:
                 of items.
         """
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
-        if self.heat:
-            return self._with_heat(padded)[: len(items)]
-        found = self.task.predict(self.model, padded)
-        return [
-            Answer(self._wanted(one), where)
-            for one, where in zip(found[: len(items)], padded.letterboxes, strict=False)
+        watched = _Watched(cast(Detector, self.model))
+        found = self.task.predict(cast(nn.Module, watched), padded)
+        decoded = [(boxes, scores[..., self.wanted or slice(None)]) for boxes, scores in watched.decoded]
+        best = torch.stack([scores.flatten(1).amax(1) for _, scores in decoded]).amax(0).tolist()
+        heat = self._heat(*decoded[0]) if self.heat else [None] * len(found)
+        answers = [
+            Answer(self._wanted(one), *others)
+            for one, *others in zip(found, padded.letterboxes, best, heat, strict=True)
         ]
+        return answers[: len(items)]
 
     def best(self, answer: Answer) -> float:
-        """Return the highest score, even if it is below the confidence; 0.0 if there are no detections."""
-        return float(answer.found.scores[0]) if len(answer.found.scores) else 0.0
+        """Return the highest score, even if it is below the confidence."""
+        return answer.best
 
     def result(self, answer: Answer, image: Pixels, source: str) -> DetectionResult:
         """Return the detections in an image (H, W, 3)."""
@@ -139,17 +140,12 @@ class BoxFinder:
 
         return None if answer.heat is None else in_image(answer.heat, answer.letterbox, self.task.size)
 
-    def _with_heat(self, batch: DetectionBatch) -> list[Answer]:
+    def _heat(self, boxes: Tensor, scores: Tensor) -> list[Tensor]:
+        """Return each image's heat map of the candidates without test-time augmentation."""
         from rankless.inference.heatmaps import heat
 
-        watched = _Watched(cast(Detector, self.model))
-        found = self.task.predict(cast(nn.Module, watched), batch)
-        boxes, scores = watched.decoded[0]  # without test-time augmentation
-        best = (scores[..., self.wanted] if self.wanted else scores).amax(-1)
-        return [
-            Answer(self._wanted(one), where, heat(its_boxes, its_scores, self.task.size))
-            for one, where, its_boxes, its_scores in zip(found, batch.letterboxes, boxes, best, strict=True)
-        ]
+        best = scores.amax(-1)
+        return [heat(*one, self.task.size) for one in zip(boxes, best, strict=True)]
 
     def _wanted(self, found: Detections) -> Detections:
         if not self.wanted:

@@ -274,6 +274,13 @@ def _fitted(
         classes = tuple(map(str, range(count)))
         notes.append(f"no class names are given: the classes are named by their numbers, 0 to {count - 1}")
     state = build_any(recipe, len(classes)).state_dict()
+    known = _head_classes(align(state, checkpoint.state)[0], head)
+    if not partial and len(known) == 1 and len(classes) not in known and min(known) in range(1, 1_000_000):
+        of_file = counted(int(*known), "class", "classes")
+        raise UserError(
+            f"{source}: its head has {of_file}, but {counted(len(classes), 'class is', 'classes are')} given "
+            "(--names, --classes); give as many as the head has, or leave the head out with --partial"
+        )
     fitted = fit(state, checkpoint.state, partial, tuple(head), str(source))
     return fitted, classes, notes + fitted.notes
 
@@ -398,6 +405,15 @@ def _head(recipe: Recipe) -> Head:
     }
 
 
+def _head_classes(theirs: Mapping[str, Tensor], head: Head) -> set[float]:
+    """Return the numbers of classes that the shapes of a checkpoint's head stand for: one, if it fits."""
+    return {
+        2 + (theirs[name].shape[0] - of_two) / (of_three - of_two)
+        for name, (of_two, of_three) in head.items()
+        if name in theirs and theirs[name].ndim
+    }
+
+
 def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source: Path, partial: bool) -> int:
     """Infer the number of classes from the shape of the checkpoint's head.
 
@@ -405,22 +421,26 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
     """
     ours = build_any(recipe, 2).state_dict()
     theirs, _ = align(ours, state)
-    counts = set[float]()
-    for name, (of_two, of_three) in head.items():
-        if name in theirs and theirs[name].ndim:
-            counts.add(2 + (theirs[name].shape[0] - of_two) / (of_three - of_two))
+    counts = _head_classes(theirs, head)
     if not counts and agrees_in_order(ours, state, tuple(head)):
         return 2  # the names differ, which is reported when they are compared
     if not counts and partial:
         detects = recipe.task == "detect"
         return zoo.MODELS[recipe.model.name].classes if detects else variant(recipe.model).classes
     count = counts.pop() if len(counts) == 1 else 0
-    if count < 1 or count != int(count):
+    if count >= 1 and count == int(count):
+        return int(count)
+    same = sum(name in theirs for name in ours)
+    if same * 2 < len(ours):
         raise UserError(
-            f"{source}: the number of classes is unclear (are these the weights of another model than "
-            f"{recipe.model.name}?); give --names FILE or --classes N"
+            f"{source}: these are the weights of another model than {recipe.model.name}: {same:,} of its "
+            f"{counted(len(ours), 'tensor')} are in the file by name, and the file has {len(state):,}; "
+            "give the --model that they belong to (rankless models lists them)"
         )
-    return int(count)
+    raise UserError(
+        f"{source}: the number of classes is unclear ({same:,} of the {len(ours):,} tensors of "
+        f"{recipe.model.name} are in the file by name); give --names FILE or --classes N"
+    )
 
 
 def _outputs(source: Path, out: Path, force: bool, inputs: Sequence[Path | None]) -> Outputs:

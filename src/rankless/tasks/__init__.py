@@ -99,6 +99,6 @@ def _read_data(recipe: Recipe) -> None:
             problems = [one for one in problems if one not in error.problems] + [*error.problems]
             continue
         if recipe.task == "detect" and (problem := without_boxes(data.root, split, annotations)):
-            problems.append(problem)
+            problems.append(f"{problem}; see what is wrong with: rankless data check {data.root}")
     if problems:
         raise UserError(problems)

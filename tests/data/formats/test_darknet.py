@@ -107,6 +107,28 @@ def test_any_box_survives_six_decimals(
     assert counts(data).keys() <= {"a pixel thin"}
 
 
+@pytest.mark.parametrize("line", ["0 nan .5 .1 .1", "0 .5 .5 inf .1", "0 .1 .1 .2 nan .3 .3 .4 .4"])
+def test_a_line_with_a_number_that_is_not_finite_is_shown_as_it_stands(tmp_path: Path, line: str) -> None:
+    put(tmp_path, "train/a", f"0 .5 .5 .1 .1\n{line}\n")
+    root = described(tmp_path, "train: images/train\nnames: [x]\n")
+    (found,) = examine(root, "train").findings.first["not finite"]
+    assert line in found.problem and found.where.endswith("a.txt:2")
+
+
+def test_classes_that_are_only_counted_are_numbers_and_a_note_says_so(tmp_path: Path) -> None:
+    put(tmp_path, "train/a", "2 .5 .5 .1 .1\n")
+    root = described(tmp_path, "train: images/train\nnc: 3\n")
+    found = open_annotations(root, "train")
+    assert found.class_names == ("0", "1", "2")
+    (note,) = (one for one in found.about if "'nc'" in one)
+    assert "'names'" in note and "data.yaml" in note
+    named = open_annotations(root, "train", classes=("cat", "dog", "cow"))
+    assert named.class_names == ("cat", "dog", "cow") and named.labels.tolist() == [2]
+    assert not any("'nc'" in one for one in named.about)
+    described(tmp_path, "train: images/train\nnc: 3\nnames: [cat, dog, cow]\n")
+    assert not any("'nc'" in one for one in open_annotations(root, "train").about)
+
+
 def test_layouts_of_data_yaml(tmp_path: Path) -> None:
     for name in ("train/b", "train/a", "extra/deep/c", "val/d"):
         put(tmp_path, name)

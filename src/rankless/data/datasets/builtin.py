@@ -33,6 +33,7 @@ from rankless.data.datasets.builtin_scenery import (
 )
 from rankless.errors import UserError
 from rankless.randomness import generator, key
+from rankless.recipe.schema import IN_RECIPE
 from rankless.structures import Sample
 
 DIGITS = "digits"
@@ -62,8 +63,8 @@ class _Digits:
 
     def __init__(self, split: str, *problems: str) -> None:
         if split not in SPLITS:
-            expected = " or ".join(SPLITS)
-            problems = f"digits: no split {split!r}; expected {expected}", *problems
+            expected = f"expected {' or '.join(SPLITS)}; give one of these{IN_RECIPE}"
+            problems = f"digits: no split {split!r}; {expected}", *problems
         if problems:
             raise UserError(problems)
         self.split = split

@@ -125,10 +125,7 @@ def without_boxes(root: str, split: str, annotations: Annotations) -> str:
     if not annotations.has_boxes or len(annotations.boxes):
         return ""
     images = counted(len(annotations), "image")
-    return (
-        f"{root}: the split '{split}' ({images}) has no usable box; see what is wrong with: "
-        f"rankless data check {root}"
-    )
+    return f"{root}: the split '{split}' ({images}) has no usable box"
 
 
 def _of_other_splits(

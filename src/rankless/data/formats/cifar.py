@@ -19,6 +19,7 @@ from rankless.data.index.byte_ranges import CIFAR_BYTES, CIFAR_ENDING, CIFAR_SID
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.errors import UserError
 from rankless.files import reading
+from rankless.recipe.schema import IN_RECIPE
 
 MOST_BYTES = 1 << 28
 _IGNORED = {"PROTO", "FRAME"}
@@ -171,7 +172,10 @@ def read(root: Path, split: str) -> Raw:
         raise UserError(f"{root}: no files of CIFAR; expected {LAYOUT}")
     wanted = "test" if split == "val" else split
     if wanted not in kind.files:
-        raise UserError(f"{root}: no split '{split}'; expected one of 'train', 'test'; 'val' means 'test'")
+        raise UserError(
+            f"{root}: no split '{split}'; expected one of 'train', 'test' ('val' means 'test'); give one of "
+            f"these{IN_RECIPE}"
+        )
     meta = folder / kind.meta[0]
     names = contents(meta).get(kind.meta[1])
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):

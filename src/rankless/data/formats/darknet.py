@@ -6,6 +6,7 @@ numbers is a polygon, as segmentation trainers write it; its bounds are the box.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -128,6 +129,10 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
             continue
         if polygon:
             made.findings.add("outline", f"{file}:{number}")
+        if not all(map(math.isfinite, row)):
+            shown = printable(line.decode().strip())
+            made.findings.add("not finite", f"{file}:{number}", f"'{shown}'; expected finite numbers")
+            continue
         made.add_box(
             image,
             outlines.around(row[::2], row[1::2]) if polygon else _corners(*row),

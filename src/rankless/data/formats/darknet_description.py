@@ -32,6 +32,7 @@ class Description:
         depends: further files that were read.
         problems: problems with the class names, reported by callers that need the names.
         lost: a sentence about the folder in ``path``, if it does not exist.
+        unnamed: whether ``nc`` is given without ``names``, so that the classes are called 0, 1, 2 …
     """
 
     file: Path
@@ -41,6 +42,7 @@ class Description:
     depends: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     lost: str = ""
+    unnamed: bool = False
 
     def resolve(self, name: str) -> str:
         """Return the file or folder that an entry means; empty if there is none.
@@ -108,7 +110,8 @@ def _from_yaml(file: Path) -> Description:
         raise UserError(problems)
     described = _with_path(file, content, splits)
     try:
-        return replace(described, class_names=_yaml_names(file, content))
+        names = _yaml_names(file, content)
+        return replace(described, class_names=names, unnamed=not content.get("names"))
     except UserError as error:
         return replace(described, problems=error.problems)
 

@@ -115,6 +115,13 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
         result.findings.add_many("listed twice", twice, ())
     result.paths = unique
     looked = list(result.depends)
+    if described and described.unnamed and class_names:
+        result.class_names = tuple(class_names)
+    elif described and described.unnamed:
+        result.notes.append(
+            f"'{described.file.name}' has 'nc' but no 'names', so the classes are called 0, 1, 2 …; "
+            "to name them, add 'names: [cat, dog]' to it"
+        )
     if described:
         result.depends += [os.fspath(described.file), *described.depends]
     if not unique:

@@ -15,6 +15,7 @@ from rankless.data.images.image_file import EXTENSIONS
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import with_sizes
 from rankless.errors import UserError, printable
+from rankless.recipe.schema import IN_RECIPE
 
 TITLE = "Oxford-IIIT pets"
 LAYOUT = "'oxford-iiit-pet' with 'images' and 'annotations/trainval.txt', as torchvision has it"
@@ -43,7 +44,8 @@ def read(root: Path, split: str) -> Raw:
     lists = {name: top / "annotations" / f"{name}.txt" for name in splits(root)}
     if wanted not in lists:
         raise UserError(
-            f"{root}: no split '{split}'; expected one of 'trainval', 'test'; 'train' and 'val' mean these"
+            f"{root}: no split '{split}'; expected one of 'trainval', 'test' ('train' and 'val' mean these); "
+            f"give one of these{IN_RECIPE}"
         )
     names = _breeds(lists)
     labels = {name: label for label, name in enumerate(names)}

@@ -34,6 +34,7 @@ _PAGES = {
     "image-folder": "image_folder",
 }
 NAMES = tuple(_PAGES)
+WRITABLE = tuple(name for name in NAMES if name not in ("cifar", "oxford-pets"))
 NUMBERED = ("darknet", "lines", "webdataset")
 """Formats in which a class may be a number without a name; their ``read`` accepts ``class_names``."""
 _OUTER = ("coco", "voc", "darknet")
