@@ -228,7 +228,7 @@ def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
     said = run(capsys, "check", pets, code=1)
     further = f"'val' has classes that 'train' does not have: 'eel'; see '{pets}/val/eel'"
     assert f"✗ {further} (a training stops)" in said
-    assert "  · 1 folder holds no images and is no class: 'empty'" in said
+    assert "  · 1 folder holds no images and is left out: 'empty'" in said
     assert "notes.txt" in said
     assert said.endswith("wrong: 1 finding (✗); give the splits the same classes\n")
     found = report(capsys, "check", pets, code=1)
@@ -484,3 +484,16 @@ def test_a_training_takes_what_a_check_calls_fine(tmp_path, capsys, monkeypatch,
     test = next((x for x in splits if x.startswith("test")), "")
     said = " ".join(examine("mine", "val").about)
     assert (f"so its '{test}' is taken as 'val'" in said) is ("val" not in splits)
+
+
+def test_formats_that_can_only_be_read_are_not_offered_for_writing(capsys, tmp_path):
+    from rankless.data.formats.registry import NAMES, format_named
+
+    writable = {name for name in NAMES if hasattr(format_named(name), "write")}
+    assert cli.main(["data", "convert", "x", "--to", "tfrecord", "--out", str(tmp_path / "new")]) == 2
+    offered = capsys.readouterr().err.partition("expected one of ")[2].strip().split(", ")
+    assert set(offered) == writable != set(NAMES)
+    assert cli.main(["data", "convert", "--help"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    listed = page.partition("The format to write: ")[2].partition(".")[0]
+    assert {name.split()[0] for name in listed.split(", ")} == writable

@@ -259,6 +259,11 @@ def test_with_a_real_detector_and_built_in_scenes(tmp_path):
             x1, y1, x2, y2 = found["box"]
             assert 0 <= x1 <= x2 <= entry["width"] and 0 <= y1 <= y2 <= entry["height"]
             assert found["name"] == names[found["label"]]
+    # The highest score is known, however far below the confidence it is.
+    highest = max(d["score"] for entry in written(report) for d in entry["detections"])
+    report = page.predict(path, ["digits:val:0-1"], out=tmp_path / "none", confidence=0.99, device="cpu")
+    assert not any(image.detections for image in report.images)
+    assert report.best == pytest.approx(highest, abs=1e-4)
 
 
 @pytest.mark.parametrize("how", ["link", "copy"])

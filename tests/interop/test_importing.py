@@ -114,7 +114,12 @@ def test_nothing_is_overwritten_unasked(place, capsys):
         (["their.pt", "--out", "o", "--model", "yolov4-tiny"], ["not fit the model (0 missing, 0 unexp"]),
         (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW], ["classes is unclear"]),
         (["their.pt", "--out", "o", "--model", "yolov3-tiny", NARROW, "--classes", "3"], ["unexpected "]),
-        (["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW, "--classes", "5"], ["only the head"]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW, "--classes", "5"],
+         ["3 classes", "5 classes", "--partial"]),
+        (["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW, "--names", "two"],
+         ["3 classes", "2 classes", "--partial"]),
+        (["their.pt", "--out", "o", "--model", "resnet18"], ["resnet18: 0 of its 122 ten"]),
+        (["their.pt", "--out", "o.pth", "--model", "yolov4-tiny"], ["safetensors; give o.safetensors"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "gone"], ["--names gone: cannot"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "their.pt"], ["not UTF-8 text"]),
         (["their.pt", "--out", "o", "--names", "names", "--classes", "5"], ["names:2: an", "has 3 names"]),
@@ -129,13 +134,14 @@ def test_nothing_is_overwritten_unasked(place, capsys):
 def test_a_mistake_is_reported_and_nothing_is_written(place, capsys, words, sentences):
     (place / "names").write_text("cat\n\ndog")
     (place / "list").write_text('["cat"')
+    (place / "two").write_text("cat\ndog")
     (place / "x.weights").write_bytes(bytes(40))
     assert run(*words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert all(sentence in captured.err for sentence in sentences), captured.err
     assert "Traceback" not in captured.err
-    assert not (place / "o").exists()
+    assert not (place / "o").exists() and not (place / "o.pth").exists()
 
 
 def test_weights_of_other_classes_than_the_cfg_lead_to_fine_tuning(tmp_path, monkeypatch, capsys):

@@ -107,14 +107,17 @@ def test_a_run_in_one_line(
     assert {one.path.name for one in find(tmp_path / "runs")} == {"one", "two", "far"}
     assert cli.main(["runs", str(tmp_path / "runs")]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["state", "step", "score", "digest", "time", "run"]
+    assert header.split() == ["state", "step", "(saved)", "score", "digest", "time", "run"]
     by_name = {Path(line.split()[-1]).name: line.split() for line in lines}
     assert by_name["one"][:-1] == ["interrupted", "2/6", "AP", "0.5000", str(seen.digest)[:12], "0:00:00"]
     assert by_name["two"][:2] == ["new", "–"] and by_name["far"][:2] == ["on", "gpu1"]
     assert all(len(line.removesuffix(line.split()[-1])) < 70 for line in lines)
+    a_run(tmp_path / "runs" / "three", START, step(1), step(2), step(3), scores, best=0.5)
+    assert cli.main(["runs", str(tmp_path / "runs" / "three")]) == 0
+    assert "  3/6 (2)  " in capsys.readouterr().out
     assert cli.main(["runs", str(run.path), "--json"]) == 0
     (plain,) = json.loads(capsys.readouterr().out)
-    assert plain["digest"] == seen.digest and plain["run"] == str(run.path)
+    assert plain["digest"] == seen.digest and plain["saved"] == 2 and plain["run"] == str(run.path)
 
 
 def test_the_scores_of_many_classes_hide_neither_the_step_nor_the_score(

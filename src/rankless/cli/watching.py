@@ -57,7 +57,7 @@ def runs(
     elif not found:
         say(f"{folder}: no runs here; to start one: rankless train digits")
     else:
-        print(f"{'state':12}{'step':>15}  {'score':12}  {'digest':12}  {'time':>8}  run")
+        print(f"{'state':12}{'step (saved)':>15}  {'score':12}  {'digest':12}  {'time':>8}  run")
         for one in found:
             say(_line(one))
     for problem, run in ((dangling(run, "last"), run) for run in every):
@@ -154,6 +154,8 @@ def _recipe(run: RunDirectory) -> dict[str, Any]:
 
 def _line(one: Overview) -> str:
     steps = f"{one.step:,}/{one.steps:,}" if one.steps else f"{one.step:,}" if one.step else "–"
+    if one.saved not in (None, one.step):  # it resumes there
+        steps += f" ({one.saved:,})"
     score = f"{one.score_name or 'score'} {one.score:.4f}" if one.score is not None else "–"
     minutes, seconds = divmod(round(one.seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -108,7 +108,7 @@ class Setup:
                 self.world.device.type,
                 workers,
                 in_threads=self.world.transport.in_process,
-                scores=_known_scores(self.task),
+                scores=_known_scores(self.task) if self.recipe.data.val != "none" else (),
             )
             guarded = {"epochs.csv": EpochTable, **users}
             sinks = Sinks([self.mirrors.journal, terminal], guarded, terminal.progress)

@@ -104,10 +104,12 @@ class BoxFinder:
                 of items.
         """
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
-        watched = _Watched(cast(Detector, self.model))
-        found = self.task.predict(cast(nn.Module, watched), padded)
+        watched = _Watched(self.model)
+        found = self.task.predict(watched, padded)
         decoded = [(boxes, scores[..., self.wanted or slice(None)]) for boxes, scores in watched.decoded]
-        best = torch.stack([scores.flatten(1).amax(1) for _, scores in decoded]).amax(0).tolist()
+        best = [float(one.scores[0]) if len(one.scores) else 0.0 for one in found]
+        for _, scores in decoded:  # NaN is no score
+            best = [max(*pair) for pair in zip(best, scores.flatten(1).amax(1).tolist(), strict=True)]
         heat = self._heat(*decoded[0]) if self.heat else [None] * len(found)
         answers = [
             Answer(self._wanted(one), *others)
@@ -156,17 +158,19 @@ class BoxFinder:
         )
 
 
-class _Watched:
+class _Watched(nn.Module):
     """A detector that remembers its decoded output."""
 
-    def __init__(self, detector: Detector) -> None:
-        self.detector, self.decoded = detector, list[tuple[Tensor, Tensor]]()
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        self.detector, self.training = detector, detector.training
+        self.decoded: list[tuple[Tensor, Tensor]] = []
 
-    def __call__(self, images: Tensor) -> Any:
+    def forward(self, images: Tensor) -> Any:
         return self.detector(images)
 
     def decode(self, raw: Any) -> tuple[Tensor, Tensor]:
-        self.decoded.append(self.detector.decode(raw))
+        self.decoded.append(cast(Detector, self.detector).decode(raw))
         return self.decoded[-1]
 
 

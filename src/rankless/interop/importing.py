@@ -33,6 +33,7 @@ from rankless.models.detectors import darknet
 from rankless.models.work import Layer, layers
 from rankless.randomness import torch_seed
 from rankless.recipe import load
+from rankless.recipe.familiar import PYTORCH
 from rankless.recipe.schema import Recipe
 
 _DIGITS = re.compile(r"-([0-9a-f]{8})\.pth")
@@ -457,4 +458,7 @@ def _outputs(source: Path, out: Path, force: bool, inputs: Sequence[Path | None]
         raise UserError(problems)
     outputs = Outputs([out], verb=None, force=force)
     outputs.refuse_inputs([each for each in (source, *inputs) if each is not None])
+    if out.suffix.lower() in (*PYTORCH, ".ckpt", ".bin", ".weights", ".onnx"):
+        ours = out.with_suffix(".safetensors")
+        raise UserError(f"--out {out}: the file is written as safetensors; give {ours}")
     return outputs

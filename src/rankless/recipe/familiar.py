@@ -17,6 +17,7 @@ BATCH_KEY = f"batch.images, {BATCH}"
 _MICRO = "batch.images for a step of all devices together, batch.micro for a forward pass"
 _IN_FLOAT32 = "not needed: weights, batch norms and optimizer stay in float32"
 _RANKS = "not needed: the launcher, or --devices N, sets it"
+_NO_EARLY_END = "not needed: no run ends early, and the best weights of a run are kept"
 _CLASSES = "not needed: the classes are those of the data, or those of data.classes"
 
 ELSEWHERE: Mapping[str, str] = {
@@ -30,6 +31,9 @@ ELSEWHERE: Mapping[str, str] = {
     "gradient_accumulations": _MICRO,
     "amp": "precision",
     "half": "precision",
+    "fp16": "precision=fp16",
+    "bf16": "precision=bf16",
+    "mixed_precision": "precision",
     "batch_size": BATCH_KEY,
     "bs": BATCH_KEY,
     "burn_in": "schedule.warmup",
@@ -68,7 +72,7 @@ ELSEWHERE: Mapping[str, str] = {
     "num_workers": "workers",
     "opt_level": "precision: O0 is fp32, O1 is fp16 or bf16",
     "optimizer": "optim.name",
-    "patience": "not needed: no run ends early, and the best weights of a run are kept",
+    **dict.fromkeys(("patience", "early_stopping", "early_stop"), _NO_EARLY_END),
     "rect": "evaluate.rectangular",
     "resume": "--resume --run RUN on the command line",
     "save_period": "checkpoint.every",

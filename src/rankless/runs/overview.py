@@ -38,6 +38,7 @@ class Overview:
             HOST`` for a run that another machine coordinates.
         step: number of steps done.
         steps: number of steps in the run; None if unknown.
+        saved: step of the newest checkpoint, where the run resumes; None without a checkpoint.
         score_name, score, best_step: the best score so far; None before the first evaluation.
         seconds: duration of all steps in the journal.
         changed: time of the journal's last change, in seconds since 1970.
@@ -48,6 +49,7 @@ class Overview:
     state: str
     step: int
     steps: int | None
+    saved: int | None
     score_name: str | None
     score: float | None
     best_step: int | None
@@ -92,6 +94,7 @@ def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
         _state(run, entries),
         max(map(journal.step_of, entries), default=0),
         steps_of(recipe, entries),
+        max(run.steps(), default=None),
         name,
         best[1] if best else None,
         best[0] if best else None,

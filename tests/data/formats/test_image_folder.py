@@ -97,7 +97,7 @@ def test_the_division_knows_only_names_inside_the_class_folder(tmp_path):
     assert {file for file, name in parts[0]} == {file for file, _ in parts[1]}
     assert len(parts[0]) == len(parts[1]) == 8
     (note,) = image_folder.read(tmp_path / "a", "val").about
-    assert "8 of its 40 images are 'val'" in note
+    assert "of its 40 images 32 are 'train' and 8 'val'" in note
     chosen = sorted(int(file.removesuffix(".png")) for file, name in parts[0] if name == "x")
     assert chosen not in ([0, 1, 2, 3], [16, 17, 18, 19], [0, 5, 10, 15])
 
@@ -127,7 +127,7 @@ def test_what_is_left_out_is_reported(tmp_path):
     assert [Path(path).name for path in data.paths] == ["1.png", "5.png"]
     assert data.names == ["a", "b"]
     for words in (
-        "1 folder holds no images and is no class: 'hollow'",
+        "1 folder holds no images and is left out: 'hollow'",
         "left out: 1 (empty file); the first: ",
         "left out: 1 (not an image)",
         "left out: 1 (hidden)",

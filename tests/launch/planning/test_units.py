@@ -70,5 +70,5 @@ def test_any_text_is_a_value_or_a_user_error(text):
 @given(st.floats(1e-7, 1e7))
 def test_a_shown_time_has_three_digits_and_its_unit(seconds):
     number, unit = units.shown_time(seconds).split()
-    scale = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "days": 86400}[unit]
+    scale = {"µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "days": 86400}[unit]
     assert float(number.replace(",", "")) * scale == pytest.approx(seconds, rel=0.01, abs=1e-8)

@@ -105,7 +105,7 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
     """Add the boxes of one label file."""
     text = content.removeprefix(b"\xef\xbb\xbf")
     if not _is_text(text):
-        made.findings.add("unreadable file", file, "other than UTF-8 text; expected lines of numbers")
+        made.findings.add("unreadable file", file, "not UTF-8 text; expected lines of numbers")
         return
     for number, line in enumerate(text.splitlines(), 1):
         columns = line.split()

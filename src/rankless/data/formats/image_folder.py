@@ -100,10 +100,11 @@ def read(root: Path, split: str) -> Raw:
     elif divided:
         part = {name: _part_of(files, split) for name, files in contents.classes.items()}
         count, total = (sum(map(len, each.values())) for each in (part, contents.classes))
-        about.append(
-            f"{root} has no folders 'train' and 'val': {count} of its {total} images are '{split}', "
-            "divided class by class by a hash of the file's name; data.val=none trains on all of them, "
-            "without evaluations"
+        train, val = (total - count, count) if split == "val" else (count, total - count)
+        about.append(  # the same for both splits, so that it is printed once
+            f"{root} has no folders 'train' and 'val': of its {total} images {train} are 'train' and {val} "
+            "'val', divided class by class by a hash of the file's name; data.val=none trains on all of "
+            "them, without evaluations"
         )
         contents.classes = part
     made = RawBuilder()
@@ -238,7 +239,7 @@ def _left_out(contents: _Contents) -> list[str]:
     sentences = []
     if empty := [name for name, files in contents.classes.items() if not files]:
         holds = counted(len(empty), "folder holds no images and is", "folders hold no images and are")
-        sentences.append(f"{holds} no class: {listed(empty)}")
+        sentences.append(f"{holds} left out: {listed(empty)}")
     for reason, paths in sorted(contents.odd.items()):
         sentences.append(f"left out: {len(paths):,} ({reason}); the first: {min(paths)}")
     return sentences

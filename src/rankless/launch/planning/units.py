@@ -18,7 +18,7 @@ _RATES = {
     for unit, bits in (("B/s", 1), ("bit/s", 8), ("b/s", 8), ("Bps", 1), ("bps", 8))
 }
 # Each unit, its seconds, and the time from which the next unit is used.
-_SHOWN = (("us", 1e-6, 1e-3), ("ms", 1e-3, 1.0), ("s", 1.0, 120.0), ("min", 60.0, 7200.0))
+_SHOWN = (("µs", 1e-6, 1e-3), ("ms", 1e-3, 1.0), ("s", 1.0, 120.0), ("min", 60.0, 7200.0))
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -80,7 +80,7 @@ def _quantity(option: str, text: str, scales: dict[str, float], expected: str) -
 
 
 def shown_time(seconds: float) -> str:
-    """Format a time with three digits, as ``85 us``, ``3.41 s`` or ``7.2 h``."""
+    """Format a time with three digits, as ``85 µs``, ``3.41 s`` or ``7.2 h``."""
     for unit, scale, most in _SHOWN:
         if seconds < most:
             return f"{_three(seconds / scale)} {unit}"

@@ -50,7 +50,7 @@ def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except RefusedFileError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: this file {error}") from None
     except MemoryError:
         raise UserError(f"{path}: is larger than this machine's memory") from None
 
