@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
+from rankless.models import zoo
 from rankless.models.checkpoints import weights
 from rankless.models.checkpoints.pretrained import start_from
 from rankless.models.classifiers.catalog import build_classifier
+from rankless.recipe.load import default
 from rankless.recipe.model_kinds import ResnetModel
 from rankless.recipe.schema import Model, Recipe
 
@@ -68,10 +70,77 @@ def test_other_names_of_as_many_classes_are_reported(tmp_path: Path) -> None:
     assert weights.digest(model.state_dict()) == weights.digest(state)
 
 
-def test_the_order_of_the_file_is_offered_where_only_the_order_differs(tmp_path: Path) -> None:
-    path, _ = written(tmp_path / "w.safetensors", ("owl", "cat", "dog"))
-    _, said = start_from(Net(3, seed=2), str(path), NAMES)
+def test_classes_are_taken_by_name_and_the_others_start_anew(tmp_path: Path) -> None:
+    path, state = written(tmp_path / "w.safetensors", ("owl", "cow", "pig", "cat"))
+    model = Net(3, seed=2)
+    fresh = values(model)
+    _, said = start_from(model, str(path), NAMES)
+    assert "2 of 3" in said and said.endswith("; dog start anew") and "warning" not in said
+    for name, value in model.state_dict().items():
+        if name.startswith("head.classes"):
+            assert torch.equal(value[[0, 2]], state[name][[3, 0]]) and torch.equal(value[1], fresh[name][1])
+        else:
+            assert torch.equal(value, state[name]), name
+
+
+def test_numbers_are_no_names(tmp_path: Path) -> None:
+    path, state = written(tmp_path / "w.safetensors", ("0", "1", "2"))
+    model = Net(3, seed=2)
+    _, said = start_from(model, str(path), ("2", "1", "0"))
+    assert said.startswith("warning: ") and weights.digest(model.state_dict()) == weights.digest(state)
+
+
+def test_a_head_of_unknown_layout_is_taken_by_position_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    torch.manual_seed(0)
+    model = Net(3, seed=1)
+    model.head["classes"] = nn.Conv2d(4, 6, 1)  # two rows for each class, in whichever order
+    state = values(model)
+    weights.save(path, state, recipe=Recipe(), class_names=("owl", "cat", "dog"))
+    _, said = start_from(model, str(path), NAMES)
     assert said.startswith("warning: ") and said.endswith("data.classes='[owl, cat, dog]'")
+    assert weights.digest(model.state_dict()) == weights.digest(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "yolov4-tiny",
+        "yolov3-tiny",
+        "yolov4-tiny-anchor-free",
+        "ssdlite320_mobilenet_v3_large",
+        "retinanet_resnet50_fpn_v2",
+        "fcos_resnet50_fpn",
+        "fasterrcnn_resnet50_fpn_v2",
+    ],
+)
+def test_a_models_scores_follow_the_names_of_the_classes(tmp_path: Path, name: str) -> None:
+    theirs, ours, path = ("owl", "cow", "pig", "cat"), ("cat", "owl", "pig", "cow"), tmp_path / "w"
+    is_detector = name in zoo.MODELS
+    recipe = default([f"task={'detect' if is_detector else 'classify'}", f"model.name={name}"])
+    build = zoo.build if is_detector else build_classifier
+
+    def scores(model: Any) -> Tensor:
+        torch.manual_seed(3)
+        images = torch.rand(1, 3, 64, 64)
+        with torch.no_grad():
+            raw = model.eval()(images)
+        return model.decode(raw)[1] if is_detector else raw  # type: ignore[no-any-return]
+
+    torch.manual_seed(1)
+    source: Any = build(recipe.model, 4)
+    for parameter in source.parameters():  # no class starts like another
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    weights.save(path, source.state_dict(), recipe=recipe, class_names=theirs)
+    torch.manual_seed(2)
+    model: Any = build(recipe.model, 4)
+    start_from(model, str(path), ours)
+    before, after = scores(source), scores(model)
+    assert not torch.equal(before, after)
+    for label, one in enumerate(ours):
+        assert torch.allclose(after[..., label], before[..., theirs.index(one)], rtol=1e-4, atol=1e-6)
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:

@@ -110,10 +110,10 @@ class BoxFinder:
         best = [float(one.scores[0]) if len(one.scores) else 0.0 for one in found]
         for _, scores in decoded:  # NaN is no score
             best = [max(*pair) for pair in zip(best, scores.flatten(1).amax(1).tolist(), strict=True)]
-        heat = self._heat(*decoded[0]) if self.heat else [None] * len(found)
+        heat: list[Tensor | None] = [*self._heat(*decoded[0])] if self.heat else [None] * len(found)
         answers = [
-            Answer(self._wanted(one), *others)
-            for one, *others in zip(found, padded.letterboxes, best, heat, strict=True)
+            Answer(self._wanted(one), where, top, level)
+            for one, where, top, level in zip(found, padded.letterboxes, best, heat, strict=True)
         ]
         return answers[: len(items)]
 

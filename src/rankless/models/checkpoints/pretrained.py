@@ -1,12 +1,14 @@
 """Initialization from trained weights (``model.pretrained``).
 
-Every tensor must fit, except those of a head for another number of classes, which keep their initial values.
+Every tensor must fit, except those of a head for other classes: the rows of classes that the file also has
+are taken by name, and the others keep their initial values. If the file has none of the classes, a head of
+another size keeps its initial values, and one of the same size is taken as it stands.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,16 +32,20 @@ _SHOWN = 8
 
 
 def start_from(
-    model: nn.Module, pretrained: str, class_names: Sequence[str] = (), described: ModelKeys | None = None
+    model: nn.Module,
+    pretrained: str,
+    class_names: Sequence[str] = (),
+    described: ModelKeys | None = None,
 ) -> list[str]:
     """Load trained weights into a new model.
 
     Args:
         model: the bare model. Its optional attribute ``head_names`` holds the names of the modules
-            (or parameters) whose shapes depend on the number of classes: ``("fc", "levels.0.predict")``.
+            (or parameters) whose shapes depend on the number of classes: ``("fc", "levels.0.predict")``. For
+            its optional method ``head_layout``, see :mod:`rankless.models.detectors.protocol`.
         pretrained: ``model.pretrained``: a weights file, a run (its best weights), any safetensors file with
             the model's keys; ``timm`` for timm's published weights of this classifier; empty does nothing.
-        class_names: the model's class names; compared with the file's, if it has any.
+        class_names: the model's class names; matched with the file's, if it has any.
         described: the recipe's ``model``; compared with the file's if the weights do not fit.
 
     Returns:
@@ -52,12 +58,24 @@ def start_from(
         raise UserError(
             f"model.pretrained: {source}: NaN or infinite values in {_listed(bad)}; take another checkpoint"
         )
-    state, initialized = _without_other_heads(model, state, len(known), len(class_names))
+    pairs = _matched(class_names, known)
+    arranged = _by_class(model, state, len(known), len(class_names), pairs) if pairs else None
+    if arranged is not None:
+        state, initialized = {**state, **arranged}, []
+    else:
+        state, initialized = _without_other_heads(model, state, len(known), len(class_names))
     if described and pretrained != TIMM and (misfits := compare(model.state_dict(), state)):
         _refuse_another_network(pretrained, described, misfits, len(model.state_dict()))
     load_into(model, state, f"model.pretrained: {source}")
     messages = [f"starting from the weights in {source}"]
-    if initialized:
+    if arranged is not None:
+        anew = [name for label, name in enumerate(class_names) if label not in pairs]
+        rest = f"; {_listed(anew)} start anew" if anew else ""
+        messages.append(
+            f"the head's classes are matched by name: {len(pairs)} of {len(class_names)} from the file's "
+            f"{len(known)}{rest}"
+        )
+    elif initialized:
         classes = f" for {len(known)} classes" if known else ""
         messages.append(
             f"the heads{classes} are initialized again for {len(class_names)}: {_listed(initialized)}"
@@ -76,6 +94,53 @@ def start_from(
             f"file, {_listed(class_names)} in the data"
         )
     return messages
+
+
+def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
+    """Return the file's label of each of the model's labels that it has; empty to take the head as it is."""
+    if tuple(ours) == tuple(known) or list(known) == [str(label) for label in range(len(known))]:
+        return {}  # numbers are no names
+    of_file = {name: label for label, name in enumerate(known)}
+    return {label: of_file[name] for label, name in enumerate(ours) if name in of_file}
+
+
+def _by_class(
+    model: nn.Module, theirs: Mapping[str, Tensor], known: int, wanted: int, pairs: Mapping[int, int]
+) -> dict[str, Tensor] | None:
+    """Return the head's tensors with the file's rows of the matched classes and the model's of the others.
+
+    Rows that belong to no class, such as those of boxes and of the background, are the file's.
+
+    Args:
+        model: the new model.
+        theirs: the file's tensors.
+        known, wanted: the number of classes of the file and of the model.
+        pairs: the model's label of each matched class, and the file's.
+
+    Returns:
+        The tensors by name; None if the head is laid out in another way.
+    """
+    layout: Callable[[str], tuple[int, int]] | None = getattr(model, "head_layout", None)
+    heads, made = _heads(model), dict[str, Tensor]()
+    for name, value in model.state_dict().items():
+        if not f"{name}.".startswith(heads):
+            continue
+        before, width = layout(name) if layout else (0, 1)
+        rows, their_rows = before + wanted * width, before + known * width
+        groups = len(value) // rows if value.ndim else 0
+        if not groups or name not in theirs or (layout is None and groups > 1):
+            return None
+        shape = (groups * rows, *value.shape[1:]), (groups * their_rows, *value.shape[1:])
+        if (value.shape, theirs[name].shape) != shape:
+            return None
+        new = value.clone().unflatten(0, (groups, rows))
+        old = theirs[name].to(value).unflatten(0, (groups, their_rows))
+        new[:, :before] = old[:, :before]
+        for mine, other in pairs.items():
+            at, of = before + mine * width, before + other * width
+            new[:, at : at + width] = old[:, of : of + width]
+        made[name] = new.flatten(0, 1)
+    return made or None
 
 
 def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
@@ -134,6 +199,10 @@ def _of_timm(model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...], str]
     return timm_weights(name), (), f"timm's {name}"
 
 
+def _heads(model: nn.Module) -> tuple[str, ...]:
+    return tuple(f"{name.rstrip('.')}." for name in getattr(model, "head_names", ()))
+
+
 def _without_other_heads(
     model: nn.Module, theirs: dict[str, Tensor], known: int, wanted: int
 ) -> tuple[dict[str, Tensor], list[str]]:
@@ -141,7 +210,7 @@ def _without_other_heads(
     if known and known == wanted:  # a head that does not fit is then a different head
         return theirs, []
     ours = model.state_dict()
-    heads = tuple(f"{name.rstrip('.')}." for name in getattr(model, "head_names", ()))
+    heads = _heads(model)
     initialized = [
         name
         for name, value in ours.items()

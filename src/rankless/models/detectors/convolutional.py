@@ -159,6 +159,10 @@ class DetectionModel(nn.Module):
             self.layers[network.names[number]] = built
         self.head_names = tuple(heads)
 
+    def head_layout(self, name: str) -> tuple[int, int]:
+        """Return the rows before the classes and those of each class; see the protocol."""
+        return (0, 1) if name.split(".")[-2] == "classes" else (5, 1)  # else each anchor's box and objectness
+
     def backbone(self) -> list[nn.Module]:
         """Return the layers of the backbone; a recipe may freeze them."""
         return list(self.layers.values())[: self.network.backbone]

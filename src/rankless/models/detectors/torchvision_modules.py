@@ -84,6 +84,11 @@ class TorchvisionDetector(nn.Module):
         self.__dict__["network"] = network  # not a submodule: the names in the state dict stay torchvision's
         self.head_names, self.background = head_names, background
 
+    def head_layout(self, name: str) -> tuple[int, int]:
+        """Return the rows before the classes and those of each class; see the protocol."""
+        width = 4 if ".bbox_pred." in name else 1  # Faster R-CNN has a box for each class
+        return (width if self.background else 0), width
+
     def backbone(self) -> list[nn.Module]:
         """Return the classifier's layers, without the feature pyramid."""
         extractor: Any = self.network.backbone

@@ -66,6 +66,10 @@ class ExportedDetector(ExportedModel):
         super().__init__(session, source)
         self.classes, self.nms = classes, nms
 
+    def head_layout(self, name: str) -> tuple[int, int]:
+        """Not used, because there is no parameter."""
+        raise NotImplementedError(name)
+
     def backbone(self) -> Sequence[nn.Module]:
         """Return an empty list, because the layers are unknown."""
         return []
