@@ -60,8 +60,9 @@ def start_from(
         )
     pairs = _matched(class_names, known)
     arranged = _by_class(model, state, len(known), len(class_names), pairs) if pairs else None
+    initialized: list[str] = []
     if arranged is not None:
-        state, initialized = {**state, **arranged}, []
+        state = {**state, **arranged}
     else:
         state, initialized = _without_other_heads(model, state, len(known), len(class_names))
     if described and pretrained != TIMM and (misfits := compare(model.state_dict(), state)):
