@@ -169,8 +169,9 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
         ("lr0: 0.01", "key 'lr0': no such key; here it is optim.lr"),
         ("device: 0", "key 'device': no such key; here it is --devices N on the command line: a recipe does "
          "not say where a run happens"),
-        ("early_stopping: true", "not needed here: no run ends early"),
-        ("fp16: true", "here it is precision=fp16"),
+        ("early_stopping: true", "key 'early_stopping': no such key; not needed here: no run ends early, "
+         "and the best weights of a run are kept"),
+        ("fp16: true", "key 'fp16': no such key; here it is precision=fp16"),
         ("patience: 5", "key 'patience': no such key; not needed here: no run ends early, and the best "
          "weights of a run are kept"),
         ("batch: 8", "'batch' is 8: expected a section with keys among images, micro; did you mean "
