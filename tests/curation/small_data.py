@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rankless.curation import data_set
+from rankless.curation import converting, data_set
 from rankless.data.formats import registry
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.index import scan
@@ -41,6 +41,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_PAGES", {"small": "small", **registry._PAGES})
     monkeypatch.setattr(registry, "NAMES", known)
     monkeypatch.setattr(data_set, "NAMES", known)
+    monkeypatch.setattr(converting, "WRITABLE", ("small", *registry.WRITABLE))
 
 
 def _content(root: Path) -> dict[str, Any]:

@@ -120,7 +120,9 @@ def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
 def test_a_split_that_is_not_there_is_an_option_that_is_wrong(finished: Path) -> None:
     with pytest.raises(UserError) as caught:
         evaluate(finished, devices=1, split="nosuch")
-    assert caught.value.problems == ("split 'nosuch': digits: no split 'nosuch'; expected train or val",)
+    assert caught.value.problems == (
+        "split 'nosuch': digits: no split 'nosuch'; expected train or val; give one of these",
+    )
 
 
 def test_keys_without_effect_on_scores_are_refused(finished: Path) -> None:

@@ -116,10 +116,11 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
         outputs.refuse_inputs([*annotations.paths(), *saved_names(annotations.folder or "")])
 
 
-def known_format(name: str, option: str = "--format", known: Sequence[str] = ("auto", *NAMES)) -> str:
+def known_format(name: str, option: str = "--format", known: Sequence[str] = ()) -> str:
     """Return the format that ``name`` means; ``yolo`` means ``darknet``."""
     if name == "yolo":
         return "darknet"
+    known = known or ("auto", *NAMES)
     if name not in known:
         near = "; did you mean 'darknet'?" if "yolo" in name.lower() else nearest(name, known)
         raise UserError(f"{option} is '{name}': expected {one_of(known)}{near}")
