@@ -96,7 +96,7 @@ def test_a_path_that_is_no_file_is_a_sentence_in_every_verb(capsys: pytest.Captu
 @pytest.mark.parametrize("verb", [["convert", "--to", "coco"], ["pack"], ["split"]])
 @pytest.mark.usefixtures("data")
 def test_the_root_of_the_file_system_is_no_data_set(capsys: pytest.CaptureFixture[str], verb: list[str]):
-    assert "the whole file system" in reported(capsys, "data", verb[0], "/", *verb[1:], "--out", "o")
+    assert "the root of the file system" in reported(capsys, "data", verb[0], "/", *verb[1:], "--out", "o")
 
 
 @pytest.mark.parametrize("name", ["pipe.yaml", "pipe.cfg", "pipe.json", "pipe.csv", "pipe.txt", "pipe.tar"])
