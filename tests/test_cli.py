@@ -529,7 +529,10 @@ def test_files_given_as_elsewhere_lead_to_keys(calls, capsys, tmp_path, monkeypa
             f"rankless train yolov4-tiny data.root={name}"
         ]
     (said,) = problems(capsys, "train", "./flowers")
-    assert said.endswith("expected a recipe; if it contains data, add data.root=./flowers to a recipe")
+    assert said.endswith(
+        "expected a recipe; if it contains data, add data.root=./flowers to a recipe, or write one for it: "
+        "rankless new ./flowers"
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from rankless.cli import (
     doctor,
     library,
     model_errors,
+    new,
     planning,
     predicting,
     reporting,
@@ -69,6 +70,7 @@ app = part(
 app["--help"].group = app["--version"].group = OPTIONS
 for page in (
     training.app,
+    new.app,
     tuning.app,
     runs.app,
     watching.app,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from rankless.cli.new import holds_data, recipe_for
 from rankless.cli.options import (
     Device,
     Devices,
@@ -98,11 +99,13 @@ def here(given: TrainOptions) -> int:
     if given.inline or given.parallel == "threads":
         _fix_instruction_set(name, overrides, run if resume else None)
 
+    is_data = not resume and holds_data(name)
+
     def read() -> tuple[Recipe | None, str | None]:
         if resume and run is not None and name is None:
             refuse_nothing(RunDirectory(run))
             return None, None
-        return loaded(name, overrides)
+        return (None, name) if name is not None and is_data else loaded(name, overrides)
 
     _, devices, (chosen, name), *_ = check_all(
         lambda: compute_on(given.device),  # may import PyTorch, so the instruction set is fixed first
@@ -111,6 +114,12 @@ def here(given: TrainOptions) -> int:
         lambda: check_parallel(given.parallel),
         *(partial(check_sink, sink) for sink in given.sinks),
     )
+    if name is not None and is_data:
+        if not given.inline and given.parallel != "threads":
+            from rankless.launch import fork_server
+
+            fork_server.start("detect")  # before this process computes; most of it serves both tasks
+        chosen, name = recipe_for(name, overrides), Path(name).resolve().name
     if chosen is not None:
         if given.download:
             from rankless.data.datasets.torchvision_sets import download
@@ -254,6 +263,7 @@ app = part()
     help_epilogue="""\
 Examples:
   rankless train digits
+  rankless train mydata
   rankless train digits epochs=5 optim.lr=0.02 --run runs/short --devices 2
   rankless train --resume --run runs/short epochs=20
   rankless train my.yaml --hosts a,b:4
@@ -266,8 +276,9 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe or a YAML file, and changes: optim.lr=0.02. Default: a resumed run's; "
-            "fine-tune with model.pretrained; otherwise digits, or the defaults for other data.",
+            help="A shipped recipe, a YAML file, or a folder with data, for the recipe of rankless new; and "
+            "changes: optim.lr=0.02. Default: a resumed run's; fine-tune with model.pretrained; otherwise "
+            "digits, or the defaults for other data.",
         ),
     ],
     run: Annotated[

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
         raise UserError(f"{source}: expected a recipe first; this is given as {key}={source}; {line}")
     is_shipped = isinstance(source, str) and source in shipped()
     return _parse(*_text(source, check_name), overrides, check_name, is_shipped=is_shipped)
+
+
+def parsed(text: str, name: str, overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
+    """Return the recipe in a text that Rankless wrote, as :func:`load` does for a shipped one.
+
+    Messages call the text ``name``.
+    """
+    return _parse(text, name, overrides, check_name, is_shipped=True)
 
 
 def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
@@ -293,7 +302,10 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         if (path / "recipe.yaml").is_file():
             expected = f"a recipe file, such as {path}/recipe.yaml"
         else:
-            expected = f"a recipe; if it contains data, add data.root={name} to a recipe"
+            expected = (
+                f"a recipe; if it contains data, add data.root={name} to a recipe, or write one for it: "
+                f"rankless new {shlex.quote(name)}"
+            )
         raise UserError(f"{name}: this is a folder: expected {expected}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{name}: not UTF-8 text (byte {error.start}): expected a YAML file") from None

@@ -1,0 +1,109 @@
+"""The command new, and the recipe of ``rankless train DATA``."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from rankless.cli.options import Classes, Format, Root, chosen_classes, part
+from rankless.errors import UserError, counted
+from rankless.printing import say
+
+if TYPE_CHECKING:
+    from rankless.curation.facts import Facts
+    from rankless.recipe.schema import Recipe
+
+app = part()
+
+
+@app.command(
+    sort_key=1.5,
+    usage="Usage: rankless new ROOT [OPTIONS]",
+    help_epilogue="""\
+Data without a validation split is divided into a new folder beside the recipe, with links to the images.
+
+Examples:
+  rankless new mydata
+  rankless new VOCdevkit --classes cat,dog --out pets.yaml
+""",
+)
+def new(
+    root: Root,
+    /,
+    *,
+    out: Annotated[
+        Path | None,
+        Parameter(help="The new recipe. Default: the folder's name with .yaml.", metavar="FILE"),
+    ] = None,
+    format: Format = "auto",
+    classes: Classes = "auto",
+) -> int:
+    """Write a recipe for a data set and this machine, with the reason for each value."""
+    from rankless.files.outputs import Outputs
+
+    file = out or Path(f"{_name_of(root)}.yaml")
+    if file.suffix.lower() not in (".yaml", ".yml"):
+        raise UserError(f"--out {file}: expected a name that ends in .yaml or .yml")
+    outputs = Outputs([file], verb=None)  # before the data is read
+    from rankless.curation.facts import facts_of
+    from rankless.curation.new_recipe import settings, text
+
+    facts = facts_of(root, file.with_name(f"{file.stem}-split"), format, classes=chosen_classes(classes))
+    written = text(facts, str(file))
+    with outputs.writing(file) as part:
+        part.write_text(written, encoding="utf-8", errors="surrogateescape")
+    _say_facts(facts)
+    say(f"recipe: {file} ({counted(len(settings(facts)), 'key')}, each with its reason)")
+    say(f"train it: rankless train {shlex.quote(str(file))}")
+    return 0
+
+
+def holds_data(word: str | None) -> bool:
+    """Check whether a word in place of a recipe is a folder with a data set."""
+    if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
+        return False
+    from rankless.data.formats.registry import recognize
+
+    try:
+        recognize(word)
+    except UserError:
+        return False
+    return True
+
+
+def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe that ``rankless new`` would write, with overrides, and print its values."""
+    from rankless.curation.facts import facts_of
+    from rankless.curation.new_recipe import settings, text
+    from rankless.models.names import problem
+    from rankless.recipe.load import parsed
+
+    name = _name_of(folder)
+    facts = facts_of(folder, Path(f"{name}-split"))
+    _say_facts(facts)
+    words = " ".join(f"{each.key}={_word(each.value)}" for each in settings(facts))
+    say(textwrap.fill(words, 100, initial_indent="  ", subsequent_indent="  ", break_long_words=False))
+    say(f"to see why, and to change them: rankless new {shlex.quote(folder)}")
+    return parsed(text(facts, f"{name}.yaml"), f"the recipe for {folder}", overrides, check_name=problem)
+
+
+def _name_of(root: str) -> str:
+    path = Path(root).expanduser().resolve()
+    return (path.name if path.is_dir() else path.parent.name) or "data"
+
+
+def _say_facts(facts: Facts) -> None:
+    kind = "detection" if facts.boxed else "classification"
+    images = f"{facts.train_images:,} images to train on and {facts.val_images:,} to score on"
+    say(f"{facts.root}: {kind}, {images}, {counted(len(facts.counts), 'class', 'classes')}")
+    if facts.split_note:
+        say(f"'{facts.val}': {facts.split_note}")
+
+
+def _word(value: Any) -> str:
+    return "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else f"{value}"

@@ -1,0 +1,194 @@
+"""The facts about a data set and this machine that decide the data set's first recipe."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rankless.curation.data_set import DataSet, known_format
+from rankless.curation.splitting import split
+from rankless.curation.statistics import Spread, statistics
+from rankless.data.datasets.builtin import DIGITS
+from rankless.data.datasets.class_choice import Classes
+from rankless.data.datasets.open_split import open_annotations, without_boxes
+from rankless.data.formats.registry import format_named, recognize
+from rankless.data.formats.splits import VAL_FRACTION, is_for_tests, is_for_training, known_as
+from rankless.data.index.annotations import Annotations
+from rankless.errors import UserError, counted, listed, printable
+from rankless.files.remote import is_remote, location
+from rankless.hardware import memory
+from rankless.hardware.cores import usable_cores
+
+FEWEST = 10
+"""Least number of training images that a recipe is written for."""
+
+_ALIKE = 1.1  # the largest ratio of two aspect ratios that one shape of input suits
+_MAX_BAD = 0.01  # the default of data.max_bad
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts that decide the recipe.
+
+    Attributes:
+        root, format, classes: the values of ``data.root``, ``data.format`` and ``data.classes``.
+        train, val: the names of the splits.
+        split_note: where the validation split comes from.
+        boxed: whether the annotations are boxes; otherwise each image has one class.
+        train_images, val_images: numbers of images.
+        counts: number of training boxes of each class, or of images for classification.
+        height, width: median size of the training images in pixels.
+        is_uniform: whether nearly all images have the same aspect ratio.
+        box_side: side in pixels, in an image of the median size, that 95 % of the boxes exceed.
+        gpus, cores: number of GPUs, and of cores that this process may use.
+        memory: free bytes.
+    """
+
+    root: str
+    format: str
+    classes: str | Sequence[str]
+    train: str
+    val: str
+    split_note: str
+    boxed: bool
+    train_images: int
+    val_images: int
+    counts: Mapping[str, int]
+    height: float
+    width: float
+    is_uniform: bool
+    box_side: float
+    gpus: int
+    cores: int
+    memory: int
+
+    @property
+    def task(self) -> str:
+        """The value of ``task``."""
+        return "detect" if self.boxed else "classify"
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that a training would use: GPUs, or a process for each core."""
+        return self.gpus or self.cores
+
+    @property
+    def machine(self) -> str:
+        """The devices that a training would use."""
+        return counted(self.gpus, "GPU") if self.gpus else f"{counted(self.cores, 'core')} and no GPU"
+
+
+def facts_of(root: str, divided: Path, format: str = "auto", *, classes: Classes = "auto") -> Facts:
+    """Return the facts of a data set; without a validation split, divide it into a new folder.
+
+    Args:
+        root: a folder, or a file such as a ``data.yaml``.
+        divided: the new folder, whose images are links.
+        format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
+        classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
+    """
+    if root == DIGITS and not Path(root).exists():
+        raise UserError("'digits' is built in and has a recipe of its own: rankless train digits")
+    format = known_format(format)
+    name, _ = recognize(root, format)
+    page, path = format_named(name), location(root)
+    existing = page.splits(path)
+    train, note = _train(existing), ""
+    whole = _opened(root, train, format, classes)
+    refuse_too_little(root, whole)
+    val = known_as("val", existing)
+    if val not in existing and not is_remote(root):
+        divide(root, train, divided, format, classes)
+        note = f"Divided by Rankless: {printable(root, 1000)} has no validation split."
+        root, train, format, classes = str(divided), "train", "auto", "auto"
+        whole = _opened(root, train, format, classes)
+    elif is_for_tests(val):
+        note = "This is the test split: the data has no validation split."
+    elif isinstance(path, Path) and hasattr(page, "undivided") and page.undivided(path, train) != train:
+        note = "Set aside by Rankless: the data has no splits."
+    held = _opened(root, "val", format, classes)
+    return _facts(DataSet(root, name, {train: whole, "val": held}), train, format, classes, note)
+
+
+def refuse_too_little(root: str, train: Annotations) -> None:
+    """Raise if the training images are too few, or too few of a class."""
+    problems = []
+    if len(train) < FEWEST:
+        problems.append(
+            f"{root}: {counted(len(train), 'training image')}; expected at least {FEWEST}; add images"
+        )
+    if not train.has_boxes:
+        counts = np.bincount(np.asarray(train.labels), minlength=len(train.class_names)).tolist()
+        if len(counts) < 2:
+            problems.append(
+                f"{root}: one class, {listed(train.class_names)}; expected at least two; add a folder"
+            )
+        if few := [name for name, count in zip(train.class_names, counts, strict=True) if count < 2]:
+            problems.append(
+                f"{root}: less than two training images of {listed(few)}; expected at least two of each "
+                "class; add some, or name the other classes with --classes"
+            )
+    if problems:
+        raise UserError(problems)
+
+
+def divide(root: str, train: str, out: Path, format: str, classes: Classes) -> None:
+    """Divide a split into ``train`` and ``val`` in the new folder ``out``, with links to the images."""
+    if os.path.lexists(out):
+        raise UserError(
+            f"{out}: already exists, and {root}, which has no validation split, would be divided there; if "
+            "it is that division, give it as the data; else move it away"
+        )
+    split(root, out, format, splits=(train,), classes=classes, val=VAL_FRACTION, link=True)
+
+
+def _train(existing: Sequence[str]) -> str:
+    """Return the split to train on: ``train``, or the only one that is not for validation or tests."""
+    if known_as("train", existing) in existing:
+        return "train"
+    others = [name for name in existing if is_for_training(name)]
+    return others[0] if len(others) == 1 else "train"
+
+
+def _opened(root: str, name: str, format: str, classes: Classes) -> Annotations:
+    opened = open_annotations(root, name, format, classes=classes, max_bad=_MAX_BAD)
+    if problem := without_boxes(root, name, opened):
+        raise UserError(problem)
+    return opened
+
+
+def _facts(data: DataSet, train: str, format: str, classes: Classes, note: str) -> Facts:
+    splits = statistics(data).splits
+    here, held = splits[train], splits["val"]
+    height, width = here.height.median or 0.0, here.width.median or 0.0
+    side = here.box_side.low if here.box_side else None
+    hidden = bool(os.environ.get("RANKLESS_CPU"))
+    return Facts(
+        root=data.root,
+        format=format,
+        classes=classes if isinstance(classes, str) else [*classes],
+        train=train,
+        val="val",
+        split_note=note,
+        boxed=data.has_boxes,
+        train_images=here.images,
+        val_images=held.images,
+        counts=here.classes,
+        height=height,
+        width=width,
+        is_uniform=_is_uniform(here.aspect),
+        box_side=(side or 0.0) * math.sqrt(height * width),
+        gpus=0 if hidden else torch.cuda.device_count(),  # does not initialize CUDA
+        cores=usable_cores(),
+        memory=memory.available(),
+    )
+
+
+def _is_uniform(aspect: Spread) -> bool:
+    return bool(aspect.low and aspect.high and aspect.high / aspect.low <= _ALIKE)

@@ -1,0 +1,93 @@
+"""The facts of a data set, counted by hand, and data that is refused."""
+
+import pytest
+import torch
+from small_data import classes, detection, write_image
+
+from rankless.curation.facts import facts_of
+from rankless.data.formats.splits import VAL_FRACTION
+from rankless.errors import UserError
+
+BOX = [[0, 0, 20, 10, 0]]  # of an image of 60 × 40
+
+
+def test_facts_of_boxes(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    root = detection(tmp_path / "d", {"train": [*[BOX] * 11, [[0, 0, 60, 40, 1]]], "val": [BOX] * 3})
+    facts = facts_of(str(root), tmp_path / "new")
+    assert (facts.boxed, facts.train_images, facts.val_images) == (True, 12, 3)
+    assert facts.counts == {"cat": 11, "dog": 1, "eel": 0}
+    assert (facts.height, facts.width, facts.is_uniform) == (40, 60, True)
+    assert facts.box_side == pytest.approx(200**0.5)  # the root of 20 × 10
+    assert (facts.train, facts.val, facts.split_note, facts.root) == ("train", "val", "", str(root))
+    assert (facts.gpus, facts.devices) == (3, 3)
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setenv("RANKLESS_CPU", "1")
+    assert facts_of(str(root), tmp_path / "new").gpus == 0
+
+
+def test_images_of_several_shapes_are_not_uniform(tmp_path):
+    root = detection(tmp_path / "d", {"train": [BOX] * 12, "val": [BOX]})
+    for number in range(6):
+        write_image(root / f"images/train-{number:03}.png", number, (40, 60))
+    assert not facts_of(str(root), tmp_path / "new").is_uniform
+
+
+def test_boxes_without_a_validation_split_are_divided(tmp_path):
+    root = detection(tmp_path / "d", {"trainval": [BOX] * 60})
+    facts = facts_of(str(root), tmp_path / "new", classes=("cat",))
+    assert (facts.root, facts.train, facts.classes) == (str(tmp_path / "new"), "train", "auto")
+    assert facts.train_images + facts.val_images == 60
+    assert facts.val_images == pytest.approx(60 * VAL_FRACTION, abs=9)
+    assert f"{root} has no validation split" in facts.split_note
+    with pytest.raises(UserError, match=r"new: already exists, and .*d, which has no validation split"):
+        facts_of(str(root), tmp_path / "new")
+
+
+def test_a_test_split_is_scored_on_if_there_is_no_other(tmp_path):
+    root = classes(tmp_path / "d", {"train": {"cat": 8, "dog": 8}, "test": {"cat": 3, "dog": 2}})
+    facts = facts_of(str(root), tmp_path / "new")
+    assert (facts.val, facts.val_images) == ("val", 5)
+    assert "test split" in facts.split_note
+
+
+def test_class_folders_without_splits_are_divided_by_their_reader(tmp_path):
+    root = classes(tmp_path, {"d": {"cat": 10, "dog": 20}}) / "d"
+    facts = facts_of(str(root), tmp_path / "new")
+    assert (facts.boxed, facts.root, facts.counts) == (False, str(root), {"cat": 8, "dog": 16})
+    assert "Set aside" in facts.split_note
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("counts", "problems"),
+    [
+        ({"cat": 12}, ["one class, 'cat'; expected at least two"]),
+        ({"cat": 12, "dog": 1, "eel": 1}, ["less than two training images of 'dog', 'eel'; expected"]),
+        ({"cat": 3, "dog": 1}, ["4 training images; expected at least 10", "less than two .* of 'dog'"]),
+    ],
+)
+def test_too_few_images_are_refused(tmp_path, counts, problems):
+    root = classes(tmp_path / "d", {"train": counts, "val": counts})
+    with pytest.raises(UserError) as caught:
+        facts_of(str(root), tmp_path / "new")
+    assert len(caught.value.problems) == len(problems)
+    for problem in problems:
+        assert caught.match(problem)
+
+
+def test_other_data_is_refused(tmp_path):
+    few = detection(tmp_path / "few", {"train": [BOX] * 3})
+    with pytest.raises(UserError, match="3 training images"):
+        facts_of(str(few), tmp_path / "new")
+    assert not (tmp_path / "new").exists()  # nothing is divided before that
+    empty = detection(tmp_path / "empty", {"train": [[]] * 12, "val": [BOX]})
+    with pytest.raises(UserError, match="has no usable box"):
+        facts_of(str(empty), tmp_path / "new")
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UserError, match="no known data set: the folder is empty"):
+        facts_of(str(tmp_path / "nothing"), tmp_path / "new")
+    with pytest.raises(UserError, match="'digits' is built in"):
+        facts_of("digits", tmp_path / "new")
+    with pytest.raises(UserError, match="nope: no such file or folder"):
+        facts_of(str(tmp_path / "nope"), tmp_path / "new")

@@ -1,0 +1,100 @@
+"""The command new, and a folder with data in the place of a recipe."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rankless import cli
+from rankless.recipe import load
+
+
+@pytest.fixture
+def flowers(tmp_path, monkeypatch):
+    """A folder of each of two classes with 12 images, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANKLESS_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for name in ("rose", "tulip"):
+        (tmp_path / "flowers" / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "flowers" / name / f"{number}.png")
+    return Path("flowers")
+
+
+def problems(capsys, *words):
+    assert cli.main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err.splitlines()
+
+
+def test_new_writes_a_recipe(flowers, capsys):
+    assert cli.main(["new", "flowers"]) == 0
+    said = capsys.readouterr().out
+    assert "flowers: classification, 20 images to train on and 4 to score on, 2 classes" in said
+    assert said.endswith("train it: rankless train flowers.yaml\n")
+    recipe = load.load("flowers.yaml")
+    assert (recipe.task, recipe.data.root, recipe.model.image_size) == ("classify", "flowers", 32)
+    assert cli.main(["new", "flowers/", "--classes", "tulip,rose", "--out", "deep/my.yml"]) == 0
+    assert load.load("deep/my.yml").data.classes == ("tulip", "rose")
+
+
+def test_new_replaces_nothing(flowers, capsys):
+    Path("flowers.yaml").write_text("mine")
+    Path("link.yaml").symlink_to("nowhere")
+    Path("folder.yaml").mkdir()
+    for name, reason in (
+        ("flowers.yaml", "already exists"),
+        ("link.yaml", "is a symbolic link"),
+        ("folder.yaml", "is a folder"),
+    ):
+        (line,) = problems(capsys, "new", "flowers", "--out", name)
+        assert line.startswith(f"error: {name}: {reason}")
+        assert "give another --out" in line
+    assert Path("flowers.yaml").read_text() == "mine"
+    assert not Path("nowhere").exists()
+    assert problems(capsys, "new", "flowers")[0].startswith("error: flowers.yaml: already exists")
+
+
+def test_mistakes_of_new(flowers, capsys):
+    Path("my.yaml").write_text("model: {image_size: 64}\ndata: {root: flowers}\n")
+    assert "my.yaml: this is a recipe, not a data set" in problems(capsys, "new", "my.yaml")[0]
+    assert (
+        "--out my.txt: expected a name that ends in .yaml"
+        in (problems(capsys, "new", "flowers", "--out", "my.txt")[0])
+    )
+    assert "nope: no such file or folder" in problems(capsys, "new", "nope")[0]
+    assert "--format is 'vok'" in problems(capsys, "new", "flowers", "--format", "vok")[0]
+    assert not Path("nope.yaml").exists()
+
+
+def test_a_folder_without_data_is_no_recipe(flowers, capsys):
+    Path("empty").mkdir()
+    (line,) = problems(capsys, "train", "empty")
+    assert "empty: this is a folder: expected a recipe; if it contains data, add data.root=empty" in line
+    assert "rankless new empty" in line
+
+
+def test_mistakes_in_the_data_are_reported_by_train(flowers, capsys):
+    for image in list(Path("flowers/rose").iterdir())[1:]:
+        image.unlink()
+    (line,) = problems(capsys, "train", "flowers")
+    assert "less than two training images of 'rose'" in line
+    assert not Path("runs").exists()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_train_takes_a_folder_with_data(flowers, forked):
+    words = ["flowers", "epochs=2", "batch.micro=16", "--devices", "1"]
+    done = forked("-m", "rankless", "train", *words, cwd=Path.cwd(), seconds=240)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ +task=classify model.name=resnet18 ", done.stdout, re.MULTILINE)
+    assert "to see why, and to change them: rankless new flowers" in done.stdout
+    recorded = load.load("runs/flowers/recipe.yaml")
+    assert (recorded.epochs, recorded.batch.micro, recorded.optim.lr) == (2, 16, 0.0125)
+    assert not Path("flowers.yaml").exists()
