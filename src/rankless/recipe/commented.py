@@ -40,5 +40,5 @@ def commented(head: Iterable[str], settings: Iterable[Setting]) -> str:
         lines += textwrap.wrap(
             setting.why, _COLUMNS, initial_indent=mark, subsequent_indent=mark, break_long_words=False
         )
-        lines.append(f"{indent}{yaml12.write({name: setting.value}).rstrip()}")
+        lines.append(textwrap.indent(yaml12.write({name: setting.value}).rstrip("\n"), indent))
     return "\n".join([*lines, ""])
