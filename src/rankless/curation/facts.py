@@ -34,20 +34,20 @@ _MAX_BAD = 0.01  # the default of data.max_bad
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts that decide the recipe.
+    """The facts from which a recipe is chosen.
 
     Attributes:
         root, format, classes: the values of ``data.root``, ``data.format`` and ``data.classes``.
-        train, val: the names of the splits.
+        train, val: names of the splits.
         split_note: where the validation split comes from.
-        boxed: whether the annotations are boxes; otherwise each image has one class.
-        train_images, val_images: numbers of images.
-        counts: number of training boxes of each class, or of images for classification.
-        height, width: median size of the training images in pixels.
+        boxed: whether the images are annotated with boxes; otherwise each image has one class.
+        train_images, val_images: number of images in each split.
+        counts: number of training boxes of each class, or of training images for classification.
+        height, width: median height and width of the training images in pixels.
         is_uniform: whether nearly all images have the same aspect ratio.
-        box_side: side in pixels, in an image of the median size, that 95 % of the boxes exceed.
-        gpus, cores: number of GPUs, and of cores that this process may use.
-        memory: free bytes.
+        box_side: side length that 95 % of the boxes exceed, in pixels of an image of the median size.
+        gpus, cores: number of GPUs, and of CPU cores that this process may use.
+        memory: free memory in bytes.
     """
 
     root: str

@@ -237,7 +237,7 @@ class Saver:
 
     @contextmanager
     def saving_on_error(self, step: int) -> Iterator[None]:
-        """Save the state after ``step`` steps before an evaluation's user error leaves the block."""
+        """Save the state after ``step`` steps if an evaluation in the block raises a UserError."""
         try:
             yield
         except UserError:
@@ -247,7 +247,7 @@ class Saver:
 
     @contextmanager
     def saving_on_divergence(self, step: int) -> Iterator[None]:
-        """Save an intact state after ``step`` steps before an error of divergence leaves the block."""
+        """Save the state after ``step`` steps, if it is intact, when training diverges in the block."""
         try:
             yield
         except DivergedError as error:

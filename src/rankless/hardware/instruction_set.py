@@ -1,9 +1,9 @@
-"""The CPU's instruction set: detection, the libraries' choice, and how a recipe fixes it.
+"""The CPU's instruction set: how it is detected, which one the libraries choose, and how a recipe fixes it.
 
-The libraries choose their kernels by the processor, and kernels for different instruction sets add in
-different orders, so the same recipe would give other bits on another CPU. Environment variables limit them to
-one instruction set. Some libraries read these when they are loaded, so they must be set before PyTorch and
-NumPy are imported.
+Libraries choose kernels to suit the processor, and kernels for different instruction sets add numbers in
+different orders, so the same recipe would not give the same bits on another CPU. Environment variables can
+limit the libraries to one instruction set. Some libraries read these variables when they are loaded, so they
+must be set before PyTorch and NumPy are imported.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def model() -> str:
 def of_onednn(
     features: frozenset[str] | None = None, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Return the best instruction set that the processor has and the environment allows oneDNN to use.
+    """Return the best instruction set that the processor supports and the environment allows oneDNN to use.
 
-    The result is oneDNN's name, such as ``AVX512_CORE_BF16``; None if the processor is not x86. The variables
-    ``ONEDNN_MAX_CPU_ISA`` and ``DNNL_MAX_CPU_ISA`` may set a limit. ``features`` are by default this
-    processor's.
+    The result is the name that oneDNN uses, such as ``AVX512_CORE_BF16``, or None if the processor is not
+    x86. The variables ``ONEDNN_MAX_CPU_ISA`` and ``DNNL_MAX_CPU_ISA`` may set a limit. ``features`` defaults
+    to those of this processor.
     """
     features = flags() if features is None else features
     limit = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", "")).upper()

@@ -147,7 +147,7 @@ def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
 
 
 def leave_cause(path: Path, rank: int, text: str) -> None:
-    """Record why a rank is about to die of an error that a restart may fix."""
+    """Record why a rank is about to exit, if a restart may fix the error."""
     with suppress(OSError):  # then only its exit code is known
         path.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
 

@@ -72,8 +72,9 @@ class VerifyReport:
 def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[str], None]) -> VerifyReport:
     """Train the first steps with each number of ranks and compare every tensor after every step.
 
-    Compared are the weights, their average, running statistics, the optimizer's state, and the scores of two
-    evaluations of a few images; also among the ranks of one world. ``echo`` receives the table line by line.
+    The comparison covers the weights, their average, the running statistics, the optimizer's state, and the
+    scores of two evaluations on a few images. The ranks of each world are also compared with each other.
+    ``echo`` receives the table line by line.
     """
     refuse_idle("--worlds has {}", worlds, recipe)
     if len(worlds) < 2:

@@ -1,8 +1,8 @@
-"""Matching of detections and objects at an IoU of 0.5: by COCO's rule, Pascal VOC's, and across classes.
+"""Match detections to objects at an IoU of 0.5: by COCO's rule, by Pascal VOC's rule, or across classes.
 
-COCO (cocoapi's ``cocoeval``): by descending score, a detection takes the free object of its class with the
-largest IoU. Pascal VOC (the devkit's ``VOCevaldet``): it takes the object of its class with the largest IoU,
-and is wrong if a better detection has already taken it.
+COCO (cocoapi's ``cocoeval``): in order of descending score, each detection takes the unmatched object of its
+class with the largest IoU. Pascal VOC (the devkit's ``VOCevaldet``): each detection takes the object of its
+class with the largest IoU, and counts as wrong if a higher-scoring detection has already taken it.
 """
 
 from __future__ import annotations

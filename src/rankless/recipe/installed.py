@@ -17,7 +17,7 @@ _FOLDER = resources.files("rankless.recipe") / "shipped"
 
 
 def shipped() -> dict[str, str]:
-    """Map the names of the shipped recipes to their descriptions, which are their files' second lines."""
+    """Map the names of the shipped recipes to their descriptions, taken from the second line of each file."""
     names = sorted(file.name for file in _FOLDER.iterdir() if file.name.endswith(".yaml"))
     return {
         name.removesuffix(".yaml"): (_FOLDER / name).read_text("utf-8").split("\n", 2)[1].lstrip("# ")

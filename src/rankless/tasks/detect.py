@@ -1,4 +1,4 @@
-"""The task of detection: a detector, its loss, its detections and their COCO scores."""
+"""The detection task: a detector, its loss, its detections, and their COCO scores."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Detect:
         return [replace(one, unreadable=True) if one.index in missing else one for one in detections]
 
     def score(self, predictions: Sequence[Detections]) -> Scores:
-        """Compute COCO's AP of the predictions of all evaluation images, in the order of the images.
+        """Compute the COCO AP of ``predictions``, one per evaluation image in the images' order.
 
         Unreadable images are left out.
         """

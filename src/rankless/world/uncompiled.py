@@ -90,7 +90,7 @@ class PlainDispatchMode(TorchDispatchMode):
 
 
 class _Answer(SimpleNamespace):
-    """A stand-in for the compiler, which is loaded on access to any other attribute."""
+    """A stand-in for the compiler; accessing an attribute that it lacks loads the real one."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(_COMPILER), name)

@@ -107,9 +107,9 @@ class _Tiles:
         return x0 < x1 and y0 < y1
 
     def lay(self, tile: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
-        """Lay an image on ``tile``, 0 to 3 by rows, with its inner corner on the meeting point.
+        """Place an image in ``tile`` (0 to 3, row by row) so that its inner corner is where the tiles meet.
 
-        ``factor`` multiplies the letterbox's scale. ``matrix`` is the color matrix, (3, 3), or None.
+        ``factor`` multiplies the letterbox's scale. ``matrix`` is a (3, 3) color matrix, or None.
         """
         height, width = sample.image.shape[-2:]
         scale = fit(height, width, self.size) * factor

@@ -57,7 +57,7 @@ class Category(msgspec.Struct, gc=False):
 
 
 class Parts(msgspec.Struct):
-    """The three lists with undecoded entries; None for a missing list."""
+    """The lists of a COCO file, with their entries not yet decoded; a missing list is None."""
 
     images: list[msgspec.Raw] | None = None
     annotations: list[msgspec.Raw] | None = None

@@ -139,14 +139,15 @@ _CLOCKS = 5  # readings of each clock
 
 @dataclass
 class Examination:
-    """The findings on and between hosts.
+    """The findings about the hosts and the network between them.
 
     Attributes:
-        timings: collectives between one rank per host, as fields of :class:`rankless.world.speed.Timing`.
-        exchange: seconds to exchange one step's gradients between one rank per host; 0 without a recipe.
-        step: seconds of a step of the recipe on the first host alone; 0 if not measured.
-        measured: number of hosts in the timings.
-        shares: number of ranks that each host would run, the first host's first.
+        timings: timings of collectives with one rank per host, as fields of
+            :class:`rankless.world.speed.Timing`.
+        exchange: seconds to exchange the gradients of one step with one rank per host; 0 without a recipe.
+        step: seconds that one step of the recipe takes on the first host alone; 0 if not measured.
+        measured: number of hosts that took part in the timings.
+        shares: number of ranks that each host would run, in the order of the hosts.
     """
 
     checks: list[Check] = field(default_factory=list)

@@ -1,8 +1,8 @@
-"""The process of one host: ``python -m rankless.launch.hosts.host``, started by the supervisor there.
+"""The process on one host: ``python -m rankless.launch.hosts.host``, started by that host's supervisor.
 
-It reads commands (see ``hosts/messages``) from its standard input, answers each on the descriptor EVENTS_FD,
-and runs the ranks of this host round by round. Its standard output is that of rank 0. It survives restarts,
-so that ranks are forked with its imports.
+It reads commands (see ``hosts/messages``) from standard input, answers each on the descriptor EVENTS_FD, and
+runs this host's ranks round by round. Its standard output is that of rank 0. It keeps running when the ranks
+restart, so new ranks are forked with its modules already imported.
 """
 
 from __future__ import annotations

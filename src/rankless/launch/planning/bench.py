@@ -332,7 +332,7 @@ def _threads(recipe: Recipe, ranks: int) -> int:
 
 
 def _modes(recipe: Recipe, whole: int, pure: bool = False) -> list[Mode]:
-    """Return the modes of the plain loop: the largest batch first, then the settings advice is about."""
+    """Return the modes of the plain loop: the largest batch, then the settings that the advice covers."""
     modes: list[Mode] = [(whole, recipe.precision)]
     if recipe.batch.micro < whole:
         modes.append((recipe.batch.micro, recipe.precision))

@@ -136,7 +136,7 @@ class Record:
 
 
 def as_text(value: object) -> str:
-    """Format a value for a table; None, a recipe's value outside the range, is a dash."""
+    """Format a value for a table; None, a recipe's own value outside the range, becomes a dash."""
     return "–" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

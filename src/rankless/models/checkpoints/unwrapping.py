@@ -1,7 +1,7 @@
-"""Search for the weights in the content of a checkpoint.
+"""Find the weights in the contents of a checkpoint.
 
-Trainers save the weights beside the optimizer, the epoch and an average of the weights, under various names.
-The search does not depend on the kind of file.
+Trainers save the weights under various names, alongside the optimizer, the epoch and an average of the
+weights. The search works the same way for every file format.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def with_dropout(network: Network, probability: float) -> Network:
 
 
 def with_anchor_free_heads(network: Network, bins: int) -> Network:
-    """Replace the heads, and 3×3 convolutions that only they read, by anchor-free heads."""
+    """Replace the heads, and the 3×3 convolutions that feed nothing else, with anchor-free heads."""
     dropped: set[int] = set()
     renamed: dict[int, tuple[Layer, str]] = {}
     for number in _heads(network):

@@ -48,14 +48,14 @@ class AnchorFreeHead:
 
 
 def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
-    """Split a head's output into boxes and classes, in float32 (float64 stays).
+    """Split a head's output into boxes and classes, converted to float32 unless it is float64.
 
     Args:
-        raw: (B, 4 * max(bins, 1) + C, H, W), any floating dtype.
-        head: the head it comes from.
+        raw: the output, (B, 4 * max(bins, 1) + C, H, W), of any floating dtype.
+        head: the head that produced it.
 
     Returns:
-        The encoded boxes, (B, H, W, 4) without bins or logits (B, H, W, 4, bins) with bins; the class logits
+        The encoded boxes, (B, H, W, 4), or with bins their logits, (B, H, W, 4, bins); and the class logits,
         (B, H, W, C).
     """
     wide = (raw if raw.dtype == torch.float64 else raw.float()).permute(0, 2, 3, 1)
