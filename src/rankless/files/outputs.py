@@ -178,7 +178,8 @@ class Outputs:
 
     def _changed(self, file: Path) -> UserError:
         return UserError(
-            f"{file}: was created or changed while this command ran and is not replaced; give another --out"
+            f"{file}: was created or changed while this command ran, so it was not replaced; give "
+            "another --out"
         )
 
 

@@ -111,7 +111,7 @@ def check_loss(task: Any, loss: Any) -> None:
         )
     problems = []
     if not _is_scalar(loss.sum):
-        problems.append(f"{who}: sum is {_shown(loss.sum)}; expected a scalar tensor, as of .sum()")
+        problems.append(f"{who}: sum is {_shown(loss.sum)}; expected a scalar tensor, such as .sum() returns")
     elif not loss.sum.requires_grad and torch.is_grad_enabled():
         problems.append(f"{who}: sum has no gradient; expected a tensor that was computed by the model")
     if not _is_scalar(loss.count):
@@ -148,7 +148,9 @@ def check_sendable(task: Any, predictions: list[Any]) -> None:
     except UnsendableError as error:
         who, what = f"predict() of {_named(task)}", f"{error.description} (prediction{error.position})"
         if what.startswith("a tensor on "):
-            raise UserError(f"{who} returned {what}; expected predictions on the CPU, as of .cpu()") from None
+            raise UserError(
+                f"{who} returned {what}; expected predictions on the CPU; move them with .cpu()"
+            ) from None
         raise UserError(
             f"{who} returned predictions that cannot be sent to another process: {what}; expected {SENDABLE}"
         ) from None
