@@ -44,6 +44,8 @@ class Terminal:
         (home / "runs" / "mine").mkdir(parents=True)
         (home / "runs" / "mine" / "recipe.yaml").write_text("epochs: 1\n")
         (home / "photo.weights").write_text("")
+        # Otherwise the first fish reads all manual pages.
+        (home / ".local/share/fish/generated_completions").mkdir(parents=True, exist_ok=True)
         self.home, self.count, self.shown = home, 0, ""
         self.ours, theirs = pty.openpty()
         self.process = subprocess.Popen(

@@ -109,6 +109,7 @@ def predict(
     overrides = [word for word in sources if is_override(word)]
     sources = tuple(word for word in sources if word not in overrides)
     given = {"--iou": iou, "--max": most, "--tta": tta}
+    _fix_instruction_set(target)  # before the checks, which import NumPy
     from rankless.cli.path_checks import check_target
 
     ours, least, images, sources, *_ = check_all(
@@ -121,7 +122,6 @@ def predict(
     )
     check_target(target, sources)
     overrides += ours
-    _fix_instruction_set(target)
     hold_freed_memory()
     from rankless.inference.predict import predict as find
 
