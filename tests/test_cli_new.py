@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 
 from rankless import cli
+from rankless.cli.new import recipe_for
+from rankless.errors import UserError
 from rankless.recipe import load
 
 
@@ -85,6 +87,15 @@ def test_mistakes_in_the_data_are_reported_by_train(flowers, capsys):
     (line,) = problems(capsys, "train", "flowers")
     assert "less than two training images of 'rose'" in line
     assert not Path("runs").exists()
+
+
+def test_a_wrong_key_is_reported_before_the_data_is_read(flowers, capsys):
+    (line,) = problems(capsys, "train", "flowers", "epoch=2")
+    assert "'epoch'" in line and "epochs" in line
+    with pytest.raises(UserError, match="few: no such file"):  # a key of one task alone is no mistake
+        recipe_for("few", ["evaluate.iou=0.5"])
+    with pytest.raises(UserError, match="few: no such file"):
+        recipe_for("few", ["loss.smoothing=0.2"])
 
 
 @pytest.mark.processes

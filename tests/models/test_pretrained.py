@@ -70,12 +70,12 @@ def test_other_names_of_as_many_classes_are_reported(tmp_path: Path) -> None:
     assert weights.digest(model.state_dict()) == weights.digest(state)
 
 
-def test_classes_are_taken_by_name_and_the_others_start_anew(tmp_path: Path) -> None:
+def test_classes_are_matched_by_name_and_others_are_initialized_again(tmp_path: Path) -> None:
     path, state = written(tmp_path / "w.safetensors", ("owl", "cow", "pig", "cat"))
     model = Net(3, seed=2)
     fresh = values(model)
     _, said = start_from(model, str(path), NAMES)
-    assert "2 of 3" in said and said.endswith("; dog start anew") and "warning" not in said
+    assert "2 of 3" in said and said.endswith("; initialized again: dog") and "warning" not in said
     for name, value in model.state_dict().items():
         if name.startswith("head.classes"):
             assert torch.equal(value[[0, 2]], state[name][[3, 0]]) and torch.equal(value[1], fresh[name][1])

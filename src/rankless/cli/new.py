@@ -83,6 +83,7 @@ def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
     from rankless.models.names import problem
     from rankless.recipe.load import parsed
 
+    _check(overrides)
     name = _name_of(folder)
     facts = facts_of(folder, Path(f"{name}-split"))
     _say_facts(facts)
@@ -90,6 +91,19 @@ def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
     say(textwrap.fill(words, 100, initial_indent="  ", subsequent_indent="  ", break_long_words=False))
     say(f"to see why, and to change them: rankless new {shlex.quote(folder)}")
     return parsed(text(facts, f"{name}.yaml"), f"the recipe for {folder}", overrides, check_name=problem)
+
+
+def _check(overrides: Sequence[str]) -> None:
+    """Raise for overrides that fit neither task, before the data is read and perhaps divided."""
+    from rankless.recipe.load import default
+
+    try:
+        default(overrides)
+    except UserError:
+        try:
+            default(["task=classify", "model.name=resnet18", *overrides])
+        except UserError as error:
+            raise error from None
 
 
 def _name_of(root: str) -> str:

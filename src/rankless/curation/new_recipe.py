@@ -185,7 +185,7 @@ def _batch(facts: Facts, images: int, pixels: int, why: str) -> Iterator[Setting
             f"about {in_gib(needed())} for each; close other programs"
         )
     yield Setting("batch.images", images, why)
-    room = "rankless fit says what fits" if facts.gpus else "by a bound, it fits into the memory"
+    room = "rankless fit says what fits" if facts.gpus else "an upper bound of its memory fits"
     why = f"Up to {counted(images // micro, 'device')} share a step, a micro-batch each; {room}."
     yield Setting("batch.micro", micro, why)
 

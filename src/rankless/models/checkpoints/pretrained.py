@@ -2,7 +2,7 @@
 
 Every tensor must fit, except those of a head for other classes: the rows of classes that the file also has
 are taken by name, and the others keep their initial values. If the file has none of the classes, a head of
-another size keeps its initial values, and one of the same size is taken as it stands.
+another size keeps its initial values, and one of the same size is loaded by position.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def start_from(
     load_into(model, state, f"model.pretrained: {source}")
     messages = [f"starting from the weights in {source}"]
     if arranged is not None:
-        anew = [name for label, name in enumerate(class_names) if label not in pairs]
-        rest = f"; {_listed(anew)} start anew" if anew else ""
+        others = [name for label, name in enumerate(class_names) if label not in pairs]
+        rest = f"; initialized again: {_listed(others)}" if others else ""
         messages.append(
             f"the head's classes are matched by name: {len(pairs)} of {len(class_names)} from the file's "
             f"{len(known)}{rest}"
