@@ -27,8 +27,6 @@ BOX = {"red": (40, 60, 140, 220), "green": (200, 20, 380, 120), "blue": (220, 16
 class ColorFinder:
     """Stands for the detect task: one box around all that has a color on the network's input."""
 
-    batches: list[int]
-
     def __init__(self, recipe: Recipe, class_names: tuple[str, ...], *, exported: bool = False) -> None:
         self.recipe, self.class_names, self.size = recipe, class_names, recipe.model.image_size
         self.spec = zoo.spec(recipe.model)
@@ -41,7 +39,6 @@ class ColorFinder:
         return collate(items)
 
     def predict(self, model: nn.Module, batch) -> list[Detections]:
-        ColorFinder.batches.append(len(batch.images))
         return [self._one(*one) for one in zip(batch.images, batch.letterboxes, strict=True)]
 
     def _one(self, image, where) -> Detections:
@@ -63,7 +60,6 @@ class ColorFinder:
 def colors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A weights file whose model finds colors."""
     monkeypatch.setattr(predict_detect, "Detect", ColorFinder)
-    ColorFinder.batches = []
     path = tmp_path / "colors.safetensors"
     recipe = Recipe(model=Model(image_size=(192, 256), width=0.25))
     weights.save(path, nn.Linear(1, 1).state_dict(), recipe=recipe, class_names=COLORS)

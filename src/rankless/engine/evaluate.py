@@ -25,6 +25,7 @@ from rankless.engine.shared_process import autocast_for
 from rankless.engine.validation_loss import FirstOutput, batch_loss, has_loss, mean
 from rankless.engine.workers import of_rank
 from rankless.errors import ShortageError, TaskError, UserError
+from rankless.hardware.batch_invariant import batch_invariant
 from rankless.recipe.schema import Recipe
 from rankless.structures import Scores, Unreadable
 from rankless.tasks.capabilities import capabilities, unreadable_in
@@ -166,6 +167,7 @@ def _predict(
         MicroBatches(data, task.collate, lines, workers=workers, pin_memory=device.type == "cuda") as batches,
         torch.no_grad(),
         autocast_for(shared=world.transport.in_process)(recipe.precision, device),
+        batch_invariant(device),
     ):
         for line, batch in zip(lines, batches, strict=True):
             if stop():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from rankless.errors import UserError, check_all, printable
+from rankless.hardware.batch_invariant import batch_invariant
 from rankless.hardware.precision import autocast, resolve
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
@@ -82,8 +83,11 @@ class Opened:
 
     @contextmanager
     def computing(self, device: torch.device) -> Iterator[None]:
-        """Enable inference mode and the recipe's autocast for this thread within the block."""
-        with torch.inference_mode(), autocast(self.recipe.precision, device):
+        """Enable inference mode and the recipe's autocast for this thread within the block.
+
+        An image's result does not depend on the other images of its batch.
+        """
+        with torch.inference_mode(), autocast(self.recipe.precision, device), batch_invariant(device):
             yield
 
 

@@ -1,7 +1,8 @@
 """The pipeline of prediction: threads read images ahead, devices compute batches, results keep their order.
 
-At most a few batches are in memory, however many images there are. A batch is always full (its last image is
-repeated), so an image's result depends neither on its neighbors nor on the number of devices.
+At most a few batches are in memory, however many images there are. An image's result depends neither on its
+neighbors nor on the number of devices; on a GPU, where kernels are chosen by the shape of the batch, the last
+image is repeated until the batch is full.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def _answers(opened: Opened, number: int, batch: Sequence[_Read]) -> list[Answer
         if isinstance(finder, CustomFinder):
             found: list[Any] = [finder.answer(item) for item in items]
         else:
-            found = finder.answers(items, opened.batch) if items else []
+            found = finder.answers(items, opened.batch if device.type == "cuda" else 1) if items else []
     answers = iter(found)
     return [
         Answered(one.source, one.image, None if one.image is None else next(answers), one.reason)

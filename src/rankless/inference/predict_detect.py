@@ -100,8 +100,7 @@ class BoxFinder:
 
         Args:
             items: items from :meth:`item`.
-            batch: batch size; the last item fills a shorter batch, so that no result depends on the number
-                of items.
+            batch: number of images to compute at least; the last item fills a shorter batch.
         """
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
         watched = _Watched(self.model)

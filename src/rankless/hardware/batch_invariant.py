@@ -1,0 +1,57 @@
+"""Layers on CPUs whose result for an image does not depend on the number of images in the batch.
+
+In float32, PyTorch chooses a convolution's kernel by the batch: a single image with at most 20,480 numbers
+uses another kernel than two images, and with one thread a 1×1 convolution uses another from 16 images on; the
+rule is ``ConvParams::use_mkldnn`` in PyTorch's ``Convolution.cpp``. A linear layer multiplies a single row by
+another BLAS routine than several rows. These add in different orders, so the last bits of an image's output
+would depend on its neighbors. In bf16, one kernel computes batches of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+_SMALL = 20_480
+_MANY = 16
+_CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+
+
+@contextmanager
+def batch_invariant(device: torch.device) -> Iterator[None]:
+    """Compute each image of a batch as in a batch of 2 to 15 images within the block, on a CPU in float32.
+
+    It is for inference: a training step fixes its micro-batches, so it does not need it.
+    """
+    if device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        yield
+        return
+    with _SameKernel():
+        yield
+
+
+class _SameKernel(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function; if it is such a layer, on a number of images that leaves its kernel the same."""
+        kwargs = kwargs or {}
+        is_linear = func is functional.linear
+        if not (is_linear or func in _CONVOLUTIONS) or len(args) < 2:
+            return func(*args, **kwargs)
+        images, *others = args
+        if len(images) == 1 and (images.ndim == 2 if is_linear else images.numel() <= _SMALL):
+            return func(torch.cat([images, images]), *others, **kwargs)[:1]
+        if not is_linear and len(images) >= _MANY and all(side == 1 for side in others[0].shape[2:]):
+            parts = images.tensor_split(-(-len(images) // (_MANY - 1)))
+            return torch.cat([func(part, *others, **kwargs) for part in parts])
+        return func(*args, **kwargs)

@@ -1,0 +1,110 @@
+"""An image's result has the same bits whatever the size of its batch and its place in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import rankless
+from rankless.engine.evaluate import evaluate
+from rankless.hardware.batch_invariant import batch_invariant
+from rankless.hardware.precision import autocast
+from rankless.models import zoo
+from rankless.models.classifiers.catalog import CLASSIFIERS, build_classifier
+from rankless.recipe.load import changed
+from rankless.recipe.model_kinds import Model
+from rankless.runs.directory import weights_of
+from rankless.tasks import trained
+from rankless.tasks.detect import Detect
+from rankless.world.process_group import World
+
+CPU = torch.device("cpu")
+MODELS = {
+    "yolov4-tiny": {"width": 0.5},
+    "yolov4-tiny-anchor-free": {"width": 0.5},
+    "torchvision/ssdlite320_mobilenet_v3_large": {},
+    "resnet18": {},
+    "densenet-bc-100-12": {},
+    "timm/mobilenetv3_small_100": {},
+}
+
+
+def outputs(model: torch.nn.Module, images: torch.Tensor, precision: str) -> list[torch.Tensor]:
+    with torch.no_grad(), autocast(precision, CPU), batch_invariant(CPU):
+        found = model(images)
+    rows = [one for one in pytree.tree_leaves(found) if torch.is_tensor(one) and len(one) == len(images)]
+    assert rows
+    return rows
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_of_any_size_gives_the_same_bits(name: str, precision: str, one_thread: None) -> None:
+    torch.manual_seed(0)
+    model = Model(name=name, **MODELS[name])
+    is_classifier = name in CLASSIFIERS or name.startswith("timm/")
+    network = (build_classifier(model, 10) if is_classifier else zoo.build(model, 3)).eval()
+    images = torch.rand(17, 3, side := 32 if is_classifier else 64, side)
+    expected = outputs(network, images[:5], precision)
+    for batch in (images[:1], images[:2], images[:16], images):
+        for one, other in zip(expected, outputs(network, batch, precision), strict=True):
+            rows = min(len(batch), 5)
+            assert torch.equal(one[:rows], other[:rows]), f"{len(batch)} images"
+    for one, other in zip(expected, outputs(network, images[:5].flip(0), precision), strict=True):
+        assert torch.equal(one, other.flip(0))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps in float32."""
+    folder = tmp_path_factory.mktemp("invariance") / "run"
+    changes = [
+        "epochs=1",
+        "data.train_images=32",
+        "model.width=0.25",
+        "model.image_size=64",
+        "precision=fp32",
+    ]
+    recipe = rankless.load_recipe("digits", [*changes, "data.val_images=17"])
+    rankless.train(recipe, folder, inline=True)
+    return folder
+
+
+def test_predict_gives_the_same_bits_in_any_batch(run: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (64, 64, 3), np.uint8) for _ in range(17)]
+
+    def found(batch: int, those: list[Any]) -> list[tuple[bytes, bytes]]:
+        model = rankless.load(run, confidence=0.001, device="cpu", batch=batch)
+        return [(one.xyxy.tobytes(), one.scores.tobytes()) for one in model.predict(those)]
+
+    expected = found(1, images)
+    assert any(boxes for boxes, _ in expected)
+    assert found(4, images) == expected
+    assert found(17, images) == expected
+    assert found(5, images[::-1]) == expected[::-1]
+
+
+def test_evaluate_gives_the_same_bits_in_batches_of_any_size(run: Path) -> None:
+    loaded = trained.load(weights_of(run))
+
+    def digest(batch: int) -> object:
+        recipe = changed(loaded.recipe, [f"evaluate.batch={batch}"])
+        task = Detect(recipe, loaded.class_names)
+        model = trained.model(task, loaded, str(run))
+        return evaluate(task, model, recipe, World(0, 1, CPU, inline=True), limit=17)["predictions"]
+
+    assert len({digest(1), digest(7), digest(16), digest(17)}) == 1
