@@ -104,6 +104,27 @@ def fetch(
     return folder
 
 
+def file_of(address: HubAddress) -> Path:
+    """Return the local path of the address's file: the cached one, or else a downloaded one.
+
+    So a branch means the same commit until it is fetched again. Only safetensors are taken.
+    """
+    if not address.file.endswith(".safetensors"):
+        raise UserError(
+            f"{address}: expected a .safetensors file, as in {PREFIX}{address.repository}/model.safetensors; "
+            "other files of weights are pickles, which can run any code"
+        )
+    try:
+        return fetch(address, cached=True) / address.file
+    except UserError:
+        return fetch(address) / address.file
+
+
+def path_of(text: str) -> Path:
+    """Return the local path of a file or a run that is named by its path or by an ``hf://`` address."""
+    return file_of(parse(text)) if text.startswith(PREFIX) else Path(text)
+
+
 def _missing(address: HubAddress, what: str, error: Exception | None = None) -> UserError:
     reason = f" ({printable(' '.join(str(error).split()), 200)})" if error else ""
     offline = f"; {OFFLINE} is set" if is_offline() else ""
