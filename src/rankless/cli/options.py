@@ -111,6 +111,19 @@ Splits = Annotated[
     ),
 ]
 
+Offline = Annotated[
+    bool, Parameter(help="Download nothing: weights must be in the cache. So does HF_HUB_OFFLINE=1."), flag
+]
+
+
+def go_offline(offline: bool) -> None:
+    """Apply ``--offline`` to this process and its ranks."""
+    from rankless.files.hub import OFFLINE
+
+    if offline:
+        os.environ[OFFLINE] = "1"
+
+
 Hosts = Annotated[
     str | None,
     Parameter(

@@ -153,9 +153,10 @@ def _download(offer: Offer, path: Path, file: IO[bytes], check: Callable[[Path],
             _receive(offer, address, file, tag)
             break
         except urllib.error.HTTPError as error:
-            if error.code in _LASTING:
-                raise _by_hand(offer, path, f"the server answers {error.code} {error.reason}") from error
+            error.close()
             reason = f"the server answers {error.code} {error.reason}"
+            if error.code in _LASTING:
+                raise _by_hand(offer, path, reason) from error
         except _BROKEN as error:
             reason = str(getattr(error, "reason", "") or error or type(error).__name__)
         except _OtherFileError as error:
@@ -198,6 +199,7 @@ def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
     except urllib.error.HTTPError as error:
         if error.code != 416:  # the part is as long as the content, or longer
             raise
+        error.close()
         file.truncate(0)
         raise ConnectionError("the server has no further bytes") from error
     with response:
