@@ -63,7 +63,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Server]]:
     """A running server, which the mirror names."""
     handler = type("OneServer", (Server,), {"asked": [], "statuses": []})
     running = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=running.serve_forever, daemon=True).start()
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("RANKLESS_WEIGHTS_MIRROR", f"http://127.0.0.1:{running.server_port}/copies/")
     monkeypatch.setattr(download, "_PAUSE", 0.001)
     yield handler

@@ -83,7 +83,7 @@ def list_(
     usage="Usage: rankless weights get NAME [OPTIONS]",
     help_epilogue="""\
 A file is downloaded once: torchvision's into the cache of torch.hub, timm's into that of the Hugging Face
-Hub, Darknet's into that of Rankless. RANKLESS_WEIGHTS_MIRROR is the address of a folder with copies of the files.
+Hub, Darknet's into that of Rankless. RANKLESS_WEIGHTS_MIRROR is the address of a folder with copies.
 
 Examples:
   rankless weights get yolov4-tiny
