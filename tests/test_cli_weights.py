@@ -105,24 +105,12 @@ def test_ranks_start_from_one_download_and_a_resumed_run_needs_none(
     weights.save(tmp_path / "w", state, recipe=recipe, class_names=("red", "green"))
     content = (tmp_path / "w").read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
-    words = [
-        "train",
-        "fine-tune",
-        f"data.root={Path(small_recipe).parent / 'data.yaml'}",
-        "epochs=1",
-        "ema.decay=0",
-    ]
-    words += ["batch.images=4", "batch.micro=2", "model.freeze=0", "data.augment=none", "--devices", "2"]
-    words += ["model.pretrained=hf://a/b@v1/model.safetensors"]
+    words = ["fine-tune", f"data.root={Path(small_recipe).parent / 'data.yaml'}", "epochs=1", "ema.decay=0"]
+    words += ["batch.images=4", "batch.micro=2", "model.freeze=0", "data.augment=none"]
+    words += ["model.pretrained=hf://a/b@v1/model.safetensors", "--run", "run", "--devices", "2"]
     with running({"model.safetensors": content}) as (hub, address):
         environment = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf")}
-
-        def train(*more: str) -> Any:
-            return forked(
-                "-m", "rankless", *words, "--run", str(tmp_path / "run"), *more, cwd=tmp_path, **environment
-            )
-
-        done = train()
+        done = forked("-m", "rankless", "train", *words, cwd=tmp_path, **environment)
         assert done.returncode == 0, done.stderr
         assert hub.asked.count("model.safetensors") == 1
     events = [
@@ -130,5 +118,6 @@ def test_ranks_start_from_one_download_and_a_resumed_run_needs_none(
     ]
     assert f"hf://a/b@{COMMIT}/model.safetensors (SHA-256 {sha256})" in str(events)
     shutil.rmtree(tmp_path / "hf")
-    done = train("epochs=2", "--resume")
+    words = ["train", "--resume", "--run", "run", "epochs=2", "--devices", "2"]
+    done = forked("-m", "rankless", *words, cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr

@@ -112,7 +112,7 @@ Splits = Annotated[
 ]
 
 Offline = Annotated[
-    bool, Parameter(help="Download nothing: weights must be in the cache. So does HF_HUB_OFFLINE=1."), flag
+    bool, Parameter(help="Use only weights in the cache, as HF_HUB_OFFLINE=1 does."), flag
 ]
 
 
@@ -132,7 +132,7 @@ Hosts = Annotated[
         metavar="HOSTS",
     ),
 ]
-Sync = Annotated[bool, Parameter(help="Copy this machine's Rankless to the hosts and run that copy."), flag]
+Sync = Annotated[bool, Parameter(help="Copy this machine's Rankless to the hosts and run it."), flag]
 Ssh = Annotated[str, Parameter(help="The SSH command, with its options.", metavar="COMMAND")]
 Python = Annotated[
     str | None,
