@@ -65,7 +65,7 @@ def test_get_prints_where_the_file_is_and_what_to_do_next(
     assert cli.main(["weights", "get", "yolov3-tiny"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{cached} (70 bytes)",
-        f"SHA-256 {digest}; checked by SHA-256; license: not stated",
+        f"SHA-256 {digest}, checked (SHA-256); license: not stated",
         "next: rankless train fine-tune model.name=yolov3-tiny model.pretrained=published data.root=DATA",
     ]
     (tmp_path / "mine").mkdir()

@@ -111,9 +111,7 @@ Splits = Annotated[
     ),
 ]
 
-Offline = Annotated[
-    bool, Parameter(help="Use only weights in the cache, as HF_HUB_OFFLINE=1 does."), flag
-]
+Offline = Annotated[bool, Parameter(help="Use only weights in the cache, as HF_HUB_OFFLINE=1 does."), flag]
 
 
 def go_offline(offline: bool) -> None:

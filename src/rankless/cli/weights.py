@@ -119,7 +119,9 @@ def get(
     else:
         wanted = published.named(name)
         path, sha256 = published.fetch(wanted)
-        about = f"checked by {wanted.checked_by}; license: {wanted.license}"
+        confirmed = wanted.checked_by != "unconfirmed"
+        checked = f"checked ({wanted.checked_by})" if confirmed else "unconfirmed: no source states it"
+        about = f"{checked}; license: {wanted.license}"
         model, default = wanted.models[0], published.named(wanted.models[0]) == wanted
         use = f"model.name={model} model.pretrained=published{'' if default else f'/{wanted.name}'}"
     if to is not None:
@@ -128,6 +130,6 @@ def get(
             shutil.copyfile(path, part_)
         path = to / path.name
     say(f"{path} ({path.stat().st_size:,} bytes)")
-    say(f"SHA-256 {sha256}; {about}")
+    say(f"SHA-256 {sha256}, {about}")
     say(f"next: rankless train fine-tune {use} data.root=DATA")
     return 0
