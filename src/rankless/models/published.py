@@ -154,6 +154,10 @@ def prefetch(model: ModelKeys) -> None:
     if model.pretrained.startswith(hub.PREFIX):
         hub.file_of(hub.parse(model.pretrained))
     elif wanted := asked_for(model.pretrained, model.name, is_cfg=bool(getattr(model, "cfg", ""))):
+        if (width := getattr(model, "width", 1.0)) != 1:
+            raise UserError(
+                f"model.pretrained is '{model.pretrained}', but model.width is {width:g}: expected 1, as published"
+            )
         fetch(wanted)
 
 
