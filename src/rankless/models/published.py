@@ -156,7 +156,8 @@ def prefetch(model: ModelKeys) -> None:
     elif wanted := asked_for(model.pretrained, model.name, is_cfg=bool(getattr(model, "cfg", ""))):
         if (width := getattr(model, "width", 1.0)) != 1:
             raise UserError(
-                f"model.pretrained is '{model.pretrained}', but model.width is {width:g}: expected 1, as published"
+                f"model.pretrained is '{model.pretrained}', but model.width is {width:g}: expected 1, as "
+                "published; give model.width=1, or leave model.pretrained out"
             )
         fetch(wanted)
 
