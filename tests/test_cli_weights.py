@@ -29,7 +29,10 @@ def problem(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return said.err
 
 
-def test_list_prints_size_checksum_score_license_and_address(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_size_checksum_score_license_and_address(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     assert cli.main(["weights", "list", "yolov4*"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 7
