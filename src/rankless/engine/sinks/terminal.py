@@ -1,7 +1,7 @@
 """The terminal's view of a training: a table with a row per epoch and evaluation, and a live bar below it.
 
-A file or a pipe gets an occasional line instead of the bar, and a notebook curves. Nothing here imports PyTorch, so a
-process that only follows a run does not need it.
+A file or a pipe gets an occasional line instead of the bar, and a notebook curves. Nothing here imports
+PyTorch, so a process that only follows a run does not need it.
 """
 
 from __future__ import annotations
