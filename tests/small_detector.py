@@ -92,21 +92,22 @@ def of_page(page: str, mark: str) -> str:
 def prints_the_objects(
     code: str,
     trained: Path,
-    images: list[str],
+    photo: Image.Image,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What a reader types prints, for a photo, what ``rankless predict`` finds in it."""
-    # Not resized, as Pillow and torchvision round differently, which this network magnifies.
-    Image.open(images[1]).crop((0, 0, SIDE, 40)).save(folder / "photo.jpg")
+    photo.save(folder / "photo.jpg")
     monkeypatch.chdir(folder)
     exec(code, {})
     printed = capsys.readouterr().out.splitlines()
     changes = [f"evaluate.iou={IOU}", "precision=fp32"]
     (wanted,) = predict(trained, ["photo.jpg"], confidence=CONFIDENCE, overrides=changes).images
     rows = [re.fullmatch(r"(.+) (\d\.\d{3}) (\[.*\])", line) for line in printed]
-    found = [(row[1], float(row[2]), np.clip(json.loads(row[3]), 0, [SIDE, 40] * 2)) for row in rows if row]
+    found = [
+        (row[1], float(row[2]), np.clip(json.loads(row[3]), 0, [*photo.size] * 2)) for row in rows if row
+    ]
     # Here boxes beside the image are left out.
     seen = [one for one in found if (one[2][2:] > one[2][:2]).all()]
     assert len(found) == len(printed) and len(seen) == len(wanted.detections) > 3

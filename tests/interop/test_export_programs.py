@@ -16,6 +16,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torchvision.ops import batched_nms
 
@@ -273,7 +274,9 @@ def test_the_page_shows_how_to_run_a_file_without_rankless(
 ) -> None:
     code = of_page("export.md", "plain-onnx")
     (tmp_path / "net.onnx").write_bytes(exported["nms"].read_bytes())
-    prints_the_objects(code, trained, images, tmp_path, monkeypatch, capsys)
+    # Not resized, as Pillow and torchvision round differently, which this network magnifies.
+    photo = Image.open(images[1]).crop((0, 0, SIDE, 40))
+    prints_the_objects(code, trained, photo, tmp_path, monkeypatch, capsys)
 
 
 def small_classifier(path: Path) -> Any:

@@ -39,6 +39,6 @@ class Report:
         self._page, self._height = render(collected, digests), height
 
     def _repr_html_(self) -> str:
-        style = f"width:100%;height:{self._height:d}px;border:1px solid #8886"
+        style = f"box-sizing:border-box;width:100%;height:{self._height:d}px;border:1px solid #8886"
         page = html.escape(self._page)
         return f'<iframe srcdoc="{page}" sandbox="allow-scripts" title="report" style="{style}"></iframe>'
