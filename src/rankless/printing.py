@@ -167,8 +167,9 @@ def console_for(file: IO[str]) -> Console:
     """Return a console that does not wrap lines; in a notebook it writes plain text."""
     from rich.console import Console
 
-    # A kernel says that its output is a terminal, which shows every frame of a bar below the last one.
-    live = False if is_notebook() else None
+    # A kernel says of itself, and of what it starts, that the output is a colored terminal. A page shows
+    # every frame of a bar below the last one.
+    live = False if is_notebook() or "JPY_PARENT_PID" in os.environ else None
     return Console(file=file, highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=live)
 
 
