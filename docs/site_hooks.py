@@ -7,12 +7,14 @@ rewritten to lead there.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -100,8 +102,18 @@ def _in_site(path: Path) -> str:
 def _as_page(path: Path, text: str) -> str:
     if path.suffix == ".md" or path.name == SCHEMA:
         return text
+    if path.suffix == ".ipynb":
+        return "\n\n".join(map(_cell, json.loads(text)["cells"])) + "\n"
     language = {".py": "python", ".yml": "yaml", ".yaml": "yaml"}.get(path.suffix, "text")
     return f"# {path.relative_to(ROOT).as_posix()}\n\n````{language}\n{text}````\n"
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    """A notebook's cell as Markdown; badges, which are images from elsewhere, become links of their text."""
+    text = "".join(cell["source"])
+    if cell["cell_type"] == "code":
+        return f"````python\n{text}\n````"
+    return re.sub(r"!\[([^]]*)\]\([^)]*\)", r"\1", text).replace(".ipynb)", ".ipynb.md)")
 
 
 @cache

@@ -18,6 +18,7 @@ NAMES = [
     "LossSum",
     "Predictor",
     "Recipe",
+    "Report",
     "Scores",
     "Sink",
     "Steps",

@@ -32,10 +32,19 @@ def test_without_a_terminal_a_bar_is_a_line_every_ten_seconds(monkeypatch: pytes
 
 
 def test_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    console = console_for(io.StringIO())
+    """A kernel's output is a terminal by its own word, and a colored one by the kernel's environment."""
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    assert ProgressBar(1, "reading images", file=out).is_live
+    with monkeypatch.context() as started:  # with "!" in a cell, or as a rank
+        started.setenv("JPY_PARENT_PID", "1")
+        assert not ProgressBar(1, "reading images", file=out).is_live
+    monkeypatch.setattr("rankless.printing.is_notebook", lambda: True)
+    console = console_for(out)
     assert not console.is_terminal and not console.is_jupyter
-    assert not ProgressBar(1, "reading images", file=io.StringIO()).is_live
+    assert not ProgressBar(1, "reading images", file=out).is_live
 
 
 def test_names_of_models_stay_in_their_column(

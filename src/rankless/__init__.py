@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rankless.randomness import generator
     from rankless.recipe.load import load as load_recipe
     from rankless.recipe.schema import Recipe
+    from rankless.report.embedded import Report
     from rankless.structures import LossSum, Scores
     from rankless.tasks.protocol import Examples, Task
 
@@ -36,6 +37,7 @@ _HOMES = {
     "LossSum": "rankless.structures:LossSum",
     "Predictor": "rankless.inference.predictor:Predictor",
     "Recipe": "rankless.recipe.schema:Recipe",
+    "Report": "rankless.report.embedded:Report",
     "Scores": "rankless.structures:Scores",
     "Sink": "rankless.engine.sinks.sink:Sink",
     "Steps": "rankless.engine.plain_loop:Steps",
@@ -62,6 +64,7 @@ __all__ = [
     "LossSum",
     "Predictor",
     "Recipe",
+    "Report",
     "Scores",
     "Sink",
     "Steps",

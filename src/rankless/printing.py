@@ -167,7 +167,16 @@ def console_for(file: IO[str]) -> Console:
     """Return a console that does not wrap lines; in a notebook it writes plain text."""
     from rich.console import Console
 
-    return Console(file=file, highlight=False, soft_wrap=True, force_jupyter=False)
+    # A kernel says of itself, and of what it starts, that the output is a colored terminal. A page shows
+    # every frame of a bar below the last one.
+    live = False if is_notebook() or "JPY_PARENT_PID" in os.environ else None
+    return Console(file=file, highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=live)
+
+
+def is_notebook() -> bool:
+    """Check whether this process is the kernel of a notebook (Jupyter, Colab, Kaggle, VS Code)."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
 
 
 class ProgressBar:
@@ -213,7 +222,7 @@ class ProgressBar:
 
         def shown() -> Any:  # called several times a second
             if not self._details and self.done == done:
-                self._bar.update(self._row, left=f"{_clock(time.monotonic() - self._began)} so far")
+                self._bar.update(self._row, left=f"{clock(time.monotonic() - self._began)} so far")
             # Details are below the bar and wrap, so that a narrow terminal truncates neither.
             return Group(self._bar, self._details) if self._details else self._bar
 
@@ -252,13 +261,11 @@ class ProgressBar:
         """
         self.done = done
         if self.is_live:
-            self._bar.update(self._row, completed=done, description=title, left=f"{_clock(left)} left")
+            self._bar.update(self._row, completed=done, description=title, left=f"{clock(left)} left")
             self._details.plain = details
         elif at_once or time.monotonic() - self._printed >= LINE_EVERY:
             self._printed = time.monotonic()
-            self.console.print(
-                "  ".join(filter(None, (title, details, f"{_clock(left)} left"))), markup=False
-            )
+            self.console.print("  ".join(filter(None, (title, details, f"{clock(left)} left"))), markup=False)
 
     def within(self, title: str, done: int, total: int) -> None:
         """Show the progress of a part of the work in a separate row, until the part is done."""
@@ -272,7 +279,8 @@ class ProgressBar:
             self.console.print(f"{title}  {done / total:.0%}", markup=False)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Return a duration as ``1:02:03`` or ``2:03``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -99,7 +99,7 @@ def test_nothing_is_overwritten_and_errors_are_sentences(
     ):
         export(path, format="onyx")
     with pytest.raises(
-        UserError, match=r"expected one of onnx, torchscript, pt2, openvino, darknet, pth, folder$"
+        UserError, match=r"expected one of onnx, torchscript, pt2, openvino, triton, darknet, pth, folder$"
     ):
         export(path, format="YOLO")
     free = Recipe(model=Model(name="yolov4-tiny-anchor-free", width=0.25))

@@ -31,81 +31,34 @@ from rankless.launch.job import Job
 from rankless.models.checkpoints import weights
 from rankless.models.classifiers.catalog import build_classifier
 from rankless.models.exported.modules import ExportedDetector
-from rankless.models.zoo import build
 from rankless.recipe import load
 from rankless.recipe.loss_kinds import CrossEntropyLoss
-from rankless.recipe.model_kinds import AnyModel, Densenet, DensenetModel, YoloModel
+from rankless.recipe.model_kinds import AnyModel, Densenet, DensenetModel
 from rankless.recipe.schema import Data, Recipe
 from rankless.world.process_group import join
+from small_detector import (
+    CONFIDENCE,
+    IOU,
+    NAMES,
+    SIDE,
+    detector,
+    images_in,
+    of_page,
+    prints_the_objects,
+    save,
+)
 
 pytestmark = pytest.mark.slow  # nearly each exports, or reads what takes seconds to export
-NAMES = ("cat", "dog with a hat", "狗")
-SIDE, CONFIDENCE, IOU = 64, 0.3, 0.3
-CFG = """\
-[net]
-width=64
-height=64
-channels=3
-[convolutional]
-batch_normalize=1
-filters=8
-size=3
-stride=2
-pad=1
-activation=leaky
-[maxpool]
-size=4
-stride=4
-[convolutional]
-filters=16
-size=1
-stride=1
-pad=1
-activation=linear
-[yolo]
-mask=0,1
-anchors=18,24, 23,17
-classes=3
-num=2
-"""
-
-
-def detector(cfg: str = CFG) -> tuple[YoloModel, Any]:
-    """A network of four layers whose boxes overlap and whose scores lie on both sides of the confidence."""
-    recipe = YoloModel(cfg=cfg)
-    torch.manual_seed(0)
-    model: Any = build(recipe, len(NAMES)).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 4:
-                parameter.mul_(20)
-            elif name.endswith("conv.bias"):
-                parameter.normal_()
-                parameter.view(2, -1)[:, 2:4] = 0.7
-    return recipe, model
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Images of other shapes than the input, so that they are letterboxed."""
-    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    paths = []
-    for number, shape in enumerate(((90, 60), (48, 130), (64, 64))):
-        coarse = Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8))
-        paths.append(str(folder / f"{number}.png"))
-        coarse.resize(shape, Image.Resampling.NEAREST).save(paths[-1])
-    return paths
+    return images_in(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The weights file of a detector."""
-    model, network = detector()
-    path = tmp_path_factory.mktemp("trained") / "mine.safetensors"
-    weights.save(
-        path, network.state_dict(), recipe=Recipe(model=model, data=Data(root="gone")), class_names=NAMES
-    )
-    return path
+    return save(tmp_path_factory.mktemp("trained") / "mine.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -319,24 +272,11 @@ def test_the_page_shows_how_to_run_a_file_without_rankless(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
-    code = page.partition("<!-- plain-onnx -->\n```python\n")[2].partition("```")[0]
+    code = of_page("export.md", "plain-onnx")
     (tmp_path / "net.onnx").write_bytes(exported["nms"].read_bytes())
     # Not resized, as Pillow and torchvision round differently, which this network magnifies.
-    Image.open(images[1]).crop((0, 0, SIDE, 40)).save(tmp_path / "photo.jpg")
-    monkeypatch.chdir(tmp_path)
-    exec(code, {})  # what a reader types
-    printed = capsys.readouterr().out.splitlines()
-    changes = [f"evaluate.iou={IOU}", "precision=fp32"]
-    (wanted,) = predict(trained, ["photo.jpg"], confidence=CONFIDENCE, overrides=changes).images
-    rows = [re.fullmatch(r"(.+) (\d\.\d{3}) (\[.*\])", line) for line in printed]
-    found = [(row[1], float(row[2]), np.clip(json.loads(row[3]), 0, [SIDE, 40] * 2)) for row in rows if row]
-    # Here boxes beside the image are left out.
-    seen = [one for one in found if (one[2][2:] > one[2][:2]).all()]
-    assert len(found) == len(printed) and len(seen) == len(wanted.detections) > 3
-    for (name, score, corners), box in zip(seen, wanted.detections, strict=True):
-        assert (name, score) == (box["name"], pytest.approx(box["score"], abs=6e-4))
-        np.testing.assert_allclose(corners, box["box"], atol=0.06)
+    photo = Image.open(images[1]).crop((0, 0, SIDE, 40))
+    prints_the_objects(code, trained, photo, tmp_path, monkeypatch, capsys)
 
 
 def small_classifier(path: Path) -> Any:

@@ -205,8 +205,9 @@ def export(
     format: Annotated[
         str,
         Parameter(
-            help="onnx, openvino, torchscript, pt2 (torch.export), pth (a PyTorch state dict), darknet "
-            "(.cfg, .weights and .names) or folder (weights with a model card, to pass on)."
+            help="onnx, openvino, torchscript, pt2 (torch.export), triton (a folder for a model server), "
+            "pth (a PyTorch state dict), darknet (.cfg, .weights and .names) or folder (weights with a model "
+            "card, to pass on)."
         ),
     ],
     out: Annotated[

@@ -16,12 +16,14 @@ from rankless.engine.retention import check_disk_space
 from rankless.engine.schedule import StepSchedule
 from rankless.engine.sinks.epochs import EpochTable
 from rankless.engine.sinks.journal import JournalCopy, JournalSink
+from rankless.engine.sinks.notebook import NotebookSink
 from rankless.engine.sinks.sink import RunStart, Sink, Sinks
 from rankless.engine.sinks.terminal import Terminal
 from rankless.engine.state import TrainingState
 from rankless.engine.validation_loss import has_loss
 from rankless.engine.workers import of_rank
 from rankless.errors import UserError
+from rankless.printing import is_notebook
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs import starts
@@ -109,8 +111,11 @@ class Setup:
                 workers,
                 in_threads=self.world.transport.in_process,
                 scores=_known_scores(self.task) if self.recipe.data.val != "none" else (),
+                has_bar=not is_notebook(),
             )
-            guarded = {"epochs.csv": EpochTable, **users}
+            guarded: dict[str, Callable[[], Sink]] = {"epochs.csv": EpochTable, **users}
+            if is_notebook():
+                guarded = {"curves": NotebookSink, **guarded}
             sinks = Sinks([self.mirrors.journal, terminal], guarded, terminal.progress)
         try:
             recipe = json.loads(to_json(self.recipe))

@@ -15,7 +15,7 @@ import torch
 from rankless.arguments import several
 from rankless.errors import UserError, nearest, one_of
 from rankless.files.outputs import Outputs
-from rankless.interop import model_folder, onnx_file, openvino_file, torch_files
+from rankless.interop import model_folder, onnx_file, openvino_file, torch_files, triton_files
 from rankless.interop.agreement import LIMITS, Agreement, compare
 from rankless.interop.plan import ExportOptions, Plan, planned
 from rankless.models.checkpoints import weights
@@ -59,7 +59,8 @@ class Program:
     """An export format that contains the computation, not only the weights.
 
     Attributes:
-        endings: extensions of the files; the first is the main file, which other programs open.
+        endings: what follows the export's name in the files' paths; the first is the main file, which other
+            programs open.
         write: writes the files, given the path of the first.
         session: opens the written files.
     """
@@ -83,6 +84,8 @@ PROGRAMS: dict[str, Program] = {
     ),
     "openvino": Program((".xml", ".bin"), openvino_file.write, lambda path, _: OpenVinoSession(path)),
 }
+_SERVED = {"triton": Program(triton_files.PLACES, triton_files.write, lambda path, _: OnnxSession(path))}
+_RUNNABLE = PROGRAMS | _SERVED
 
 
 def export(
@@ -100,14 +103,15 @@ def export(
 ) -> Exported:
     """Export a run's weights for other software.
 
-    Files of ``onnx``, ``torchscript``, ``pt2`` and ``openvino`` are compared with PyTorch on real images
-    before they are copied to ``out``.
+    Files of ``onnx``, ``torchscript``, ``pt2``, ``openvino`` and ``triton`` are compared with PyTorch on
+    real images before they are copied to ``out``.
 
     Args:
         target: a run directory (its best weights are used) or a weights file.
         format: ``onnx`` for ONNX Runtime and most other programs; ``openvino`` (``.xml`` and ``.bin``);
-            ``torchscript`` for LibTorch; ``pt2``, a program of ``torch.export``; ``darknet`` (``.cfg``,
-            ``.weights`` and ``.names``) for Darknet and OpenCV; ``pth``, a PyTorch state dict with the
+            ``torchscript`` for LibTorch; ``pt2``, a program of ``torch.export``; ``triton``, the folder of a
+            model in the repository of Triton or OpenVINO Model Server; ``darknet`` (``.cfg``, ``.weights``
+            and ``.names``) for Darknet and OpenCV; ``pth``, a PyTorch state dict with the
             model's parameter names; ``folder``, a folder to pass on, with a model card for the Hugging Face
             Hub, which Rankless reads like a run.
         out: the new files' path, with or without the format's extension, or the new folder; by default
@@ -141,7 +145,7 @@ def export(
         stem = stem.with_suffix("")
     if not stem.name:
         raise UserError(f"--out {stem}: expected a path whose last part names the files, such as out/model")
-    if format in PROGRAMS:
+    if format in _RUNNABLE:
         return _program(planned(target, asked, overrides), format, stem, force)
     if overrides or asked != ExportOptions():
         raise UserError(
@@ -157,12 +161,12 @@ class Made:
     """Exported files in a temporary folder, already compared with PyTorch.
 
     Attributes:
-        files: one file per extension of the format.
+        files: one file per ending of the format.
         session: runs the files.
         agreement: the comparison with PyTorch.
     """
 
-    files: list[Path]
+    files: tuple[Path, ...]
     session: Session
     agreement: Agreement
 
@@ -170,13 +174,13 @@ class Made:
 def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
     """Write the files of an export into ``folder``, and compare them with PyTorch.
 
-    ``format`` is one of :data:`PROGRAMS`; messages call the file ``name``.
+    ``format`` is one with a program; messages call the file ``name``.
 
     Raises:
         DisagreementError: the export computes other results than PyTorch.
     """
-    program = PROGRAMS[format]
-    files = [folder / f"model{ending}" for ending in program.endings]
+    program = _RUNNABLE[format]
+    files = _files(folder / "model", program.endings)
     program.write(plan, files[0])
     session = program.session(files[0], plan)
     agreement = compare(plan, session, name or format)
@@ -191,7 +195,7 @@ def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
 
 def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
     """Write the files of an export to a temporary folder, compare them, and copy them to their paths."""
-    files = tuple(stem.with_name(stem.name + ending) for ending in PROGRAMS[format].endings)
+    files = _files(stem, _RUNNABLE[format].endings)
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([plan.source])
     with tempfile.TemporaryDirectory(prefix="rankless-export-") as folder:
@@ -200,6 +204,10 @@ def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
             for source, part in zip(written.files, parts, strict=True):
                 shutil.copyfile(source, part)
     return Exported(plan.source, files, written.agreement)
+
+
+def _files(stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
+    return tuple(Path(f"{stem}{ending}") for ending in endings)
 
 
 def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
@@ -216,7 +224,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
         made = replace(made, size=(size, size) if isinstance(size, int) else size)
     letterbox, nms = recipe.data.fit == "letterbox", recipe.evaluate.nms
     text = write_cfg(made, letterbox=letterbox, nms=nms, foreign=True)
-    files = tuple(stem.with_name(stem.name + ending) for ending in _ENDINGS["darknet"])
+    files = _files(stem, _ENDINGS["darknet"])
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([source])
     problems = [name for name in loaded.class_names if "\n" in name]
@@ -238,7 +246,7 @@ def _seen(loaded: weights.Weights) -> int:
 
 
 def _pth(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
-    file = stem.with_name(stem.name + ".pth")
+    (file,) = _files(stem, _ENDINGS["pth"])
     outputs = Outputs([file], verb=None, force=force)
     outputs.refuse_inputs([source])
     with outputs.writing(file) as beside:
@@ -252,9 +260,9 @@ _WEIGHTS: dict[str, Callable[[weights.Weights, Path, Path, bool], tuple[Path, ..
     "pth": _pth,
     "folder": model_folder.write,
 }
-FORMATS = (*PROGRAMS, *_WEIGHTS)
+FORMATS = (*_RUNNABLE, *_WEIGHTS)
 
 
 def _endings(format: str) -> tuple[str, ...]:
-    """Return the extensions of the files that a format writes."""
-    return PROGRAMS[format].endings if format in PROGRAMS else _ENDINGS[format]
+    """Return the endings of the files that a format writes."""
+    return _RUNNABLE[format].endings if format in _RUNNABLE else _ENDINGS[format]

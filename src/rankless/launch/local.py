@@ -40,7 +40,7 @@ from rankless.launch.requests import Requests
 from rankless.launch.sharing import refuse_idle, too_few
 from rankless.launch.supervisor import GRACE, Progress, RoundEnd, supervise, where_from
 from rankless.models.published import prefetch
-from rankless.printing import say, warn
+from rankless.printing import is_notebook, say, warn
 from rankless.recipe.load import dump, from_json, load, to_json
 from rankless.recipe.schema import IN_RECIPE, Recipe
 from rankless.recipe.used import refuse_unused_in_scoring
@@ -258,7 +258,7 @@ def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
     """Run the ranks until they are done, and raise the error that they met, if any."""
     with job_written(job, traces) as path:
         end = run_ranks(job, path, ranks)
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and not is_notebook():
         print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
     if end.error:
         raise end.error

@@ -5,13 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rankless.errors import UserError
 from rankless.files.outputs import Outputs
 from rankless.report.charts import Point, smoothed
 from rankless.report.collected import Collected
 from rankless.report.training import by_task, score_points, spans_decades
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLORS = ("#2467b3", "#c25a0c", "#2a8352", "#a83a72", "#6a55b8", "#84681a", "#137f8a", "#b03a3a")
 _GRAY = "#8a8a8a"
@@ -21,36 +24,47 @@ def plot(runs: Sequence[Collected], out: Path, outputs: Outputs) -> None:
     """Write an image with the runs' losses, scores, learning rates and step times."""
     if not any(run.step or run.evaluations for run in runs):
         raise UserError(f"{runs[0].run.journal}: has no step and no evaluation; train for longer first")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    with outputs.writing(out) as file:
+        save(figure(runs), file, out.suffix[1:].lower())
+
+
+def figure(runs: Sequence[Collected], *, details: bool = True) -> Figure:
+    """Return a figure of losses and scores; with ``details``, also of learning rates and step times."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)  # inches
     tasks = by_task(runs)
-    rows = len(tasks) + 1
-    figure = Figure(figsize=(12, 3.75 * rows), dpi=120, layout=layout, facecolor="white")
-    FigureCanvasAgg(figure)
+    rows = len(tasks) + details
+    made = Figure(figsize=(12, 3.75 * rows), dpi=120, layout=layout, facecolor="white")
     title = " · ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
-    figure.suptitle(title.replace("$", r"\$"), fontsize=14, fontweight="bold", x=0.01, ha="left")
-    *pairs, (rate, time) = figure.subplots(rows, 2)
-    for (loss, scores), (task, members) in zip(pairs, tasks.items(), strict=True):
+    made.suptitle(title.replace("$", r"\$"), fontsize=14, fontweight="bold", x=0.01, ha="left")
+    panels = made.subplots(rows, 2, squeeze=False)
+    for (loss, scores), (task, members) in zip(panels, tasks.items(), strict=False):
         for at in members:
-            _draw(runs[at], _COLORS[at % len(_COLORS)], (loss, scores, rate, time), alone=len(runs) == 1)
+            beside = tuple(panels[-1]) if details else ()
+            _draw(runs[at], _COLORS[at % len(_COLORS)], (loss, scores, *beside), alone=len(runs) == 1)
         of = f" ({task})" if len(tasks) > 1 else ""
         if spans_decades([(0, y) for line in loss.lines for y in line.get_ydata()]):
             loss.set_yscale("log")
         _finish(loss, f"Loss{of}", legend=True)
         _finish(scores, f"Scores{of}", legend=True)
-    _finish(rate, "Learning rate", legend=len(runs) > 1)
-    _finish(time, "Milliseconds of a step", legend=len(runs) > 1)
-    with outputs.writing(out) as file, warnings.catch_warnings():
+    if details:
+        _finish(panels[-1][0], "Learning rate", legend=len(runs) > 1)
+        _finish(panels[-1][1], "Milliseconds of a step", legend=len(runs) > 1)
+    return made
+
+
+def save(made: Figure, file: Path | BinaryIO, format: str) -> None:
+    """Write a figure as an image of a format that matplotlib knows."""
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)  # in a run's name
-        figure.savefig(file, format=out.suffix[1:].lower())
+        made.savefig(file, format=format)
 
 
 def _draw(run: Collected, color: str, panels: tuple[Any, ...], *, alone: bool) -> None:
     """Draw a run's lines of loss, scores, learning rate and time; a single run has more lines."""
-    (loss, scores, rate, time), name = panels, run.name.replace("$", r"\$")
+    (loss, scores, *beside), name = panels, run.name.replace("$", r"\$")
     points = list(run.steps.points("loss"))
     if alone:
         _line(loss, points, _GRAY, lw=0.6, alpha=0.5)
@@ -64,9 +78,9 @@ def _draw(run: Collected, color: str, panels: tuple[Any, ...], *, alone: bool) -
     elif run.drawn_score:
         label = f"{name}: {run.drawn_score}"
         _line(scores, score_points(run, run.drawn_score), color, label=label, marker="o", ms=3)
-    _line(rate, list(run.steps.points("lr")), color, label=name)
-    seconds = smoothed([(x, 1e3 * y) for x, y in run.steps.points("seconds")])
-    _line(time, seconds, color, label=name)
+    seconds = [(x, 1e3 * y) for x, y in run.steps.points("seconds")]
+    for axes, values in zip(beside, (list(run.steps.points("lr")), smoothed(seconds)), strict=False):
+        _line(axes, values, color, label=name)
 
 
 def _line(axes: Any, points: Sequence[Point], color: str, **style: Any) -> None:

@@ -1,7 +1,7 @@
 """The terminal's view of a training: a table with a row per epoch and evaluation, and a live bar below it.
 
-A file, a pipe or a notebook gets an occasional line instead of the bar. Nothing here imports PyTorch, so a
-process that only follows a run does not need it.
+A file or a pipe gets an occasional line instead of the bar, and a notebook curves. Nothing here imports
+PyTorch, so a process that only follows a run does not need it.
 """
 
 from __future__ import annotations
@@ -192,6 +192,7 @@ class Terminal(Sink):
         workers: number of loader processes per rank; None if unknown.
         in_threads: whether the ranks are threads of this process.
         scores: the names of the scores that evaluations will have, as far as known.
+        has_bar: whether to show the progress between two rows.
     """
 
     def __init__(
@@ -202,9 +203,10 @@ class Terminal(Sink):
         *,
         in_threads: bool = False,
         scores: Sequence[str] = (),
+        has_bar: bool = True,
     ) -> None:
         self.images, self.device, self.workers = images, device, workers
-        self.in_threads, self.to_come = in_threads, scores
+        self.in_threads, self.to_come, self.has_bar = in_threads, scores, has_bar
         self.console = console_for(cast(IO[str], _Output()))
         self.bar: ProgressBar | None = None
         self.rows = Rows(1, 1, images)
@@ -226,11 +228,12 @@ class Terminal(Sink):
             workers = " (auto)" if run.recipe.get("workers") == "auto" else ""
             workers = "" if self.workers is None else f", workers: {self.workers}{workers}"
             self._print(f"training in {run.run} on {on}, {run.recipe['precision']}{workers}")
-        self.bar = ProgressBar(run.steps, _WAITING, done=run.first, console=self.console)
-        self.bar.__enter__()
+        if self.has_bar:
+            self.bar = ProgressBar(run.steps, _WAITING, done=run.first, console=self.console)
+            self.bar.__enter__()
         if run.first:
             self._print(f"resuming after step {run.first}")
-        if not self.bar.is_live:
+        if not self.bar or not self.bar.is_live:
             self._patience.daemon = True
             self._patience.start()
 
