@@ -58,9 +58,13 @@ class DataSums:
 
 
 def lines_of(files: Sequence[str]) -> Iterator[str]:
-    """Yield a line per file: its SHA-256, and its path below the folder that all files have in common."""
-    folders = {os.path.dirname(os.path.abspath(file)) for file in files}
-    root = os.path.commonpath(folders) if folders else ""
+    """Yield a line per file: its SHA-256, and its path below :func:`common_folder`."""
+    root = common_folder(files)
     for file in files:
         name = os.path.relpath(file, root).replace("\n", "\\n")
         yield f"{sum_of(Path(file)) or 'unreadable'}  {name}\n"
+
+
+def common_folder(files: Sequence[str]) -> str:
+    """Return the folder that all files have in common, so that a list is the same where the data is moved."""
+    return os.path.commonpath({os.path.dirname(os.path.abspath(file)) for file in files}) if files else ""

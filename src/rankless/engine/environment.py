@@ -184,7 +184,7 @@ def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
         for name in names:
             was, has = old.get(name, "not set"), values.get(name, "not set")
             if was != has and not starts.WITHOUT_EFFECT.fullmatch(name):
-                differing.append(f"{_label(section, name)} is {has}, in the run so far {printable(str(was))}")
+                differing.append(f"{label(section, name)} is {has}, in the run so far {printable(str(was))}")
                 on_cpu = now["hardware"]["device"] == "cpu"
                 certain |= name == "device" or (section == "instruction_set" and on_cpu)
     if not differing:
@@ -195,7 +195,8 @@ def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
     ]
 
 
-def _label(section: str, name: str) -> str:
+def label(section: str, name: str) -> str:
+    """Return what messages call a value of an environment."""
     if section == "instruction_set":
         return f"the instruction set of {name}"
     return f"the {name}" if section == "hardware" else name
@@ -217,7 +218,7 @@ def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
     for section, name in (("hardware", "device"), ("instruction_set", "ATen"), ("instruction_set", "oneDNN")):
         values = [rank[section].get(name, "none") for rank in ranks]
         if len(set(values)) > 1:
-            differing.append(f"{_label(section, name)} is {_by_value(values)}")
+            differing.append(f"{label(section, name)} is {_by_value(values)}")
     if not differing:
         return []
     return [
