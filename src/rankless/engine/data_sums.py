@@ -36,10 +36,10 @@ class DataSums:
     def _make(self) -> None:
         try:
             lines = []
-            for line in lines_of(self._files()):
+            for name, digest in sums_of(self._files()):
                 if self._closed:
                     return
-                lines.append(line)
+                lines.append(f"{digest}  {name}\n")
             if lines:
                 self._sum = self._write("".join(lines))
         finally:
@@ -57,14 +57,13 @@ class DataSums:
         return digest
 
 
-def lines_of(files: Sequence[str]) -> Iterator[str]:
-    """Yield a line per file: its SHA-256, and its path below :func:`common_folder`."""
+def sums_of(files: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each file below :func:`common_folder`, and its SHA-256."""
     root = common_folder(files)
     for file in files:
-        name = os.path.relpath(file, root).replace("\n", "\\n")
-        yield f"{sum_of(Path(file)) or 'unreadable'}  {name}\n"
+        yield os.path.relpath(file, root).replace("\n", "\\n"), sum_of(Path(file)) or "unreadable"
 
 
 def common_folder(files: Sequence[str]) -> str:
-    """Return the folder that all files have in common, so that a list is the same where the data is moved."""
-    return os.path.commonpath({os.path.dirname(os.path.abspath(file)) for file in files}) if files else ""
+    """Return the folder that the files have in common; below it, names stay where the data is moved."""
+    return os.path.commonpath({Path(file).absolute().parent for file in files}) if files else ""

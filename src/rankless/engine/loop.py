@@ -130,7 +130,9 @@ class _Loop:
         class_names = setup.task.class_names
         run, mirrors = setup.run, setup.mirrors
         start = setup.start
-        self.saver = Saver(self.recipe, run, self.state, class_names, self.world, sinks, start, mirrors, origin)
+        self.saver = Saver(
+            self.recipe, run, self.state, class_names, self.world, sinks, start, mirrors, origin
+        )
         self.facts = capabilities(setup.data).facts
         late = partial(sinks.urgent_event, "late")
         self.watchdog = Watchdog(self.world, late, lambda: batches.is_waiting, pulse)

@@ -1,4 +1,4 @@
-"""An audit of a run: intervals between its checkpoints are trained again elsewhere and compared bit for bit."""
+"""An audit of a run: intervals between its checkpoints are trained again and compared bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankless.engine import checkpoint
 from rankless.engine.checkpoint import Snapshot
-from rankless.engine.data_sums import common_folder, lines_of
+from rankless.engine.data_sums import common_folder, sums_of
 from rankless.engine.environment import describe, label
 from rankless.engine.settings import computes_like
 from rankless.errors import INTERRUPTED, UserError, counted, listed
@@ -37,6 +37,7 @@ MAY_CHANGE = ("data.root", "data.folder", "model.pretrained", "workers")
 """Keys of the recipe that say where something is, or change no number."""
 _PLACES = ("data.root", "data.folder")
 _LONGEST_LIST = 1 << 30  # bytes of the list of the data's files
+_SHOWN = 8  # changed files that are named
 _LATER = 10**8  # steps, after which the copy would save on its own
 _GENERATED = ("", "timm")  # values of model.pretrained that are no file
 
@@ -224,13 +225,12 @@ class _Audit:
     def _refusal(self, interval: Interval) -> str | None:
         """Return why an interval cannot be trained again here; None if it can."""
         lines = self.chain.between(interval.first, interval.last)
-        for line in lines:
-            same = (line.recipe, line.data) == (lines[-1].recipe, lines[-1].data)
-            if not same or None not in (line.images, lines[-1].images) and line.images != lines[-1].images:
-                what = "recipe" if line.recipe != lines[-1].recipe else "data"
-                return (
-                    f"the {what} changed after step {line.checkpoint}, and that checkpoint is no longer there"
-                )
+        for line in reversed(lines):
+            for what in ("recipe", "data", "images"):
+                values = {getattr(line, what), getattr(lines[-1], what)}
+                if len(values - {None} if what == "images" else values) > 1:
+                    gone = f"the {what} changed after step {line.checkpoint}"
+                    return f"{gone}, and the checkpoint of that step is no longer there"
         if lines:
             known = {chain.digest_of(starts.facts(entry)): entry for entry in self.starts}
             used = [known.get(line.environment) for line in lines]
@@ -257,15 +257,17 @@ class _Audit:
         files, sums = data.files(), self.run_directory.data_sums
         if not files or not sums.exists():
             return
-        lines = read_text(sums, _LONGEST_LIST, errors="surrogateescape").splitlines()
-        recorded = dict(reversed(line.split("  ", 1)) for line in lines if "  " in line)
-        here = dict(reversed(line.rstrip("\n").split("  ", 1)) for line in lines_of(files))
-        root = common_folder(files)
-        for name in {**recorded, **here}:
-            if recorded.get(name) != here.get(name):
-                what = "is not there" if name not in here else "was not in the data of the run"
-                what = "is not the file that the run was trained on" if name in recorded and name in here else what
-                yield f"{Path(root, name)}: {what}"
+        lines = read_text(sums, _LONGEST_LIST, errors="surrogateescape").split("\n")
+        recorded = {name: digest for digest, _, name in (line.partition("  ") for line in lines) if name}
+        here, root = dict(sums_of(files)), Path(common_folder(files))
+        wrong = [name for name in {**recorded, **here} if recorded.get(name) != here.get(name)]
+        for name in wrong[:_SHOWN]:
+            what = "is not the file that the run was trained on"
+            if name not in here or name not in recorded:
+                what = "is not there" if name in recorded else "was not in the data of the run"
+            yield f"{root / name}: {what}"
+        if len(wrong) > _SHOWN:
+            yield f"{root}: the same holds for {counted(len(wrong) - _SHOWN, 'more file')}"
 
     def _repeat(self, interval: Interval, devices: int | Sequence[int] | None) -> Result:
         """Train an interval in a copy that begins with the checkpoint before it."""

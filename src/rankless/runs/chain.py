@@ -202,7 +202,8 @@ def _environments(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
     known = {digest_of(starts.facts(entry)) for entry in entries}
     for line in {line.environment: line for line in lines if line.environment not in known}.values():
         why = problem or "it was changed"
-        yield f"{run.environment}: the environment of the checkpoint of step {line.checkpoint} is gone ({why})"
+        step = line.checkpoint
+        yield f"{run.environment}: the environment of the checkpoint of step {step} is gone ({why})"
 
 
 def _images(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
