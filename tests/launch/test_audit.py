@@ -21,7 +21,7 @@ from rankless.cli import main
 from rankless.errors import UserError
 from rankless.files import checksums
 from rankless.hardware import instruction_set
-from rankless.launch.audit import AuditReport, Interval, _other_facts, audit, examined
+from rankless.launch.audit import Audit, AuditReport, Interval, examined, other_facts
 from rankless.models.checkpoints.tensor_file import metadata_of
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
@@ -46,7 +46,7 @@ def run(trained: Path, tmp_path: Path) -> RunDirectory:
 
 
 def audited(run: Path, *overrides: str, steps: int | None = 1, devices: int = 1) -> AuditReport:
-    return audit(run, overrides, task=None, steps=steps, seed=1, devices=devices, echo=print)
+    return Audit(run, overrides, None, devices, print).repeat(steps, seed=1)
 
 
 def state_of(folder: Path) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def test_a_sound_run_is_shown_whole_and_not_touched(trained: Path) -> None:
     before = state_of(trained)
     assert examined(RunDirectory(trained)).problems == []
     said: list[str] = []
-    report = audit(trained, (), task=None, steps=None, seed=5, devices=1, echo=said.append)
+    report = Audit(trained, (), None, 1, said.append).repeat(None, seed=5)
     assert report.ok and report.not_shown == [] and report.seed == 5
     assert [one.interval for one in report.results] == [
         Interval(0, 2),
@@ -218,7 +218,13 @@ def test_other_changed_files(run: RunDirectory) -> None:
     run.recipe.write_text(run.recipe.read_text().replace("lr: 0.02", "lr: 0.03"))
     run.environment.write_text(run.environment.read_text().replace(rankless.__version__, "9.9.9"))
     run.data_sums.write_text(run.data_sums.read_text().replace("07.png", "08.png"))
+    best = run.path / "best.safetensors"
+    best.unlink()
+    for file in (best, run.step_directory(6) / "other.safetensors"):
+        file.write_bytes(b"other weights")
     text = "\n".join(examined(run).problems)
+    assert f"{best}: is not a link to a checkpoint's weights" in text
+    assert f"{run.step_directory(6) / 'other.safetensors'}: was added to the checkpoint" in text
     assert f"{run.recipe}: optim.lr is 0.03, but 0.02 in the checkpoint of step 7" in text
     assert f"{run.environment}: the environment of the checkpoint of step 7 is gone (it was changed)" in text
     assert f"{run.data_sums}: is not the list of files recorded with the checkpoint of step 7" in text
@@ -269,13 +275,11 @@ def test_a_run_of_an_earlier_version_has_no_chain(run: RunDirectory) -> None:
         sum_again(folder)
     report = audited(run.path)
     assert report.ok and report.link is None
-    assert report.notes == ["no chain: the version of Rankless that trained this run recorded none"]
+    assert report.notes == ["no chain: an earlier version saved the steps 2, 4, 6, 7"]
     assert rankless.train(load(run.recipe, ["epochs=3"]), run.path, devices=1, resume=True, inline=True) == 0
     found = examined(run)
     assert found.problems == [] and [line.checkpoint for line in found.lines] == [8, 10, 11]
-    assert found.notes == [
-        "no chain: it begins with the checkpoint of step 8; an earlier version saved 2, 4, 6, 7"
-    ]
+    assert found.notes == ["no chain: an earlier version saved the steps 2, 4, 6, 7; it begins with step 8"]
 
 
 def test_another_cpu_is_refused_unless_the_recipe_fixes_the_instructions(
@@ -286,8 +290,8 @@ def test_another_cpu_is_refused_unless_the_recipe_fixes_the_instructions(
     with pytest.raises(UserError, match=re.escape(f"the CPU is {was} in the run, Another 9000 here")):
         audited(trained)
     facts = {"hardware.CPU": "A", "versions.torch": "1", "variables.MKL_CBWR": "AVX2"}
-    assert _other_facts(facts, {**facts, "hardware.CPU": "B"}, Recipe(cpu_isa="avx2")) == []
-    assert _other_facts(facts, {"versions.torch": "2"}, Recipe()) == [
+    assert list(other_facts(facts, {**facts, "hardware.CPU": "B"}, Recipe(cpu_isa="avx2"))) == []
+    assert list(other_facts(facts, {"versions.torch": "2"}, Recipe())) == [
         "torch is 1 in the run, 2 here",
         "MKL_CBWR is AVX2 in the run, not set here",
     ]
@@ -311,6 +315,6 @@ def test_the_commands(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> 
         assert main(["audit", str(run.path), "--devices", "1", *words]) == 2
     said = capsys.readouterr().err
     assert "optim.lr: an audit keeps the recipe of the run; expected one of 'data.root'" in said
-    assert "--seed is 'x': expected a whole number" in said and "/not/there" in said
+    assert "--seed has 'x': expected a whole number" in said and "/not/there" in said
     assert main(["audit", os.fspath(run.path / "nothing")]) == 2
     assert "nothing: no such directory; expected the directory of a run" in capsys.readouterr().err

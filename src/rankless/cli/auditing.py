@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -26,9 +27,6 @@ from rankless.cli.training import fix_instruction_set
 from rankless.errors import UserError, check_all
 from rankless.printing import print_json, say
 
-if TYPE_CHECKING:
-    from rankless.runs.chain import Chain
-
 app = part()
 
 
@@ -37,45 +35,27 @@ def check_chains(runs: Sequence[Path], *, as_json: bool) -> int:
     from rankless.launch.audit import examined
     from rankless.runs.directory import RunDirectory
 
-    found = [examined(RunDirectory(_run(run))) for run in runs]
+    found = check_all(*(partial(examined, RunDirectory(run)) for run in runs))
+    reports = [
+        {
+            "run": str(run),
+            "ok": not chain.problems,
+            "chain": [{"step": line.checkpoint, "link": line.link} for line in chain.lines],
+            "kept": chain.sound,
+            "problems": chain.problems,
+            "notes": chain.notes,
+        }
+        for run, chain in zip(runs, found, strict=True)
+    ]
     if as_json:
-        reports = [_as_json(run, chain) for run, chain in zip(runs, found, strict=True)]
         print_json(reports if len(runs) > 1 else reports[0])
-    else:
-        for run, chain in zip(runs, found, strict=True):
-            for line in chain.lines:
-                kept = "kept" if line.checkpoint in chain.sound else "not kept"
-                say(f"{line.link}  {run} step {line.checkpoint} ({kept})")
-            for text in (*chain.notes, *(f"DIFFERENT: {problem}" for problem in chain.problems)):
-                say(text)
-    return 1 if any(chain.problems for chain in found) else 0
-
-
-def _as_json(run: Path, chain: Chain) -> dict[str, object]:
-    links = [{"step": line.checkpoint, "link": line.link} for line in chain.lines]
-    return {
-        "ok": not chain.problems,
-        "run": str(run),
-        "chain": links,
-        "problems": chain.problems,
-        "notes": chain.notes,
-    }
-
-
-def _run(path: Path) -> Path:
-    """Return the path of a run; raise if it is none."""
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "no such directory"
-        raise UserError(f"{path}: {what}; expected the directory of a run, such as runs/digits")
-    return path
-
-
-def _seed(text: str | None) -> int:
-    if text is None:
-        return secrets.randbelow(10**9)
-    if not text.isdecimal() or len(text) > 18:
-        raise UserError(f"--seed is '{text}': expected a whole number of at least 0")
-    return int(text)
+    for run, chain in zip(runs, found, strict=True) if not as_json else ():
+        for line in chain.lines:
+            kept = "kept" if line.checkpoint in chain.sound else "not kept"
+            say(f"{line.link}  {run} step {line.checkpoint} ({kept})")
+        for text in (*chain.notes, *(f"DIFFERENT: {problem}" for problem in chain.problems)):
+            say(text)
+    return 0 if all(report["ok"] for report in reports) else 1
 
 
 @app.command(
@@ -110,28 +90,21 @@ def audit(
     environments.refuse("audit", "run it once, without the launcher; --devices sets the number of devices")
     if every and steps != "1":
         raise UserError("--all: takes all intervals, so --steps has no effect; leave one out")
-    if run.is_dir():
-        fix_instruction_set(None, [], run)
+    fix_instruction_set(None, [], run)
     _, count, wanted, drawn, *_ = check_all(
         lambda: compute_on(device),
         lambda: devices_here(devices),
         lambda: whole_number("--steps", steps),
-        lambda: _seed(seed),
+        lambda: 1 + secrets.randbelow(10**9 - 1) if seed is None else whole_number("--seed", seed),
         lambda: refuse_stray(overrides, "data.root=FOLDER"),
-        lambda: _run(run),
     )
     from rankless.launch import fork_server
-    from rankless.launch.audit import audit as repeat
-
-    log = sys.stderr if as_json else sys.stdout
-
-    def echo(line: str) -> None:
-        print(line, file=log, flush=True)
+    from rankless.launch.audit import Audit
 
     fork_server.start()
-    report = repeat(
-        run, overrides, task=task, steps=None if every else wanted, seed=drawn, devices=count, echo=echo
-    )
+    # With --json, only the report goes to the standard output.
+    echo = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
+    report = Audit(run, overrides, task, count, echo).repeat(None if every else wanted, drawn)
     if as_json:
         print_json(report.as_json())
     return 0 if report.ok else 1

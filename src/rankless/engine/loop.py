@@ -129,9 +129,8 @@ class _Loop:
         self.recipe, self.state, self.world = setup.recipe, setup.state, setup.world
         class_names = setup.task.class_names
         run, mirrors = setup.run, setup.mirrors
-        start = setup.start
         self.saver = Saver(
-            self.recipe, run, self.state, class_names, self.world, sinks, start, mirrors, origin
+            self.recipe, run, self.state, class_names, self.world, sinks, setup.start, mirrors, origin
         )
         self.facts = capabilities(setup.data).facts
         late = partial(sinks.urgent_event, "late")

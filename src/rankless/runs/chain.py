@@ -28,29 +28,17 @@ KEY = "chain"
 
 
 class Line(msgspec.Struct):
-    """A line of the chain.
+    """A line of the chain."""
 
-    Attributes:
-        checkpoint: number of steps done.
-        files: SHA-256 of each of the checkpoint's files by name.
-        recipe: digest of the recipe.
-        environment: digest of the facts in :func:`rankless.runs.starts.facts`.
-        numbers: number of lines with numbers in the journal so far, and their digest.
-        link: SHA-256 of the rest of this line.
-        before: ``link`` of the line before; None in the first one.
-        data: digest of the annotations; None if the data has none.
-        images: SHA-256 of the list of the data's files; None if it was not complete yet, or has no files.
-    """
-
-    checkpoint: int
-    files: dict[str, str]
+    checkpoint: int  # number of steps done
+    files: dict[str, str]  # SHA-256 of each of the checkpoint's files by name
     recipe: str
-    environment: str
-    numbers: tuple[int, str]
-    link: str
-    before: str | None = None
-    data: str | None = None
-    images: str | None = None
+    environment: str  # digest of :func:`rankless.runs.starts.facts`
+    numbers: tuple[int, str]  # of lines with numbers in the journal so far, and their digest
+    link: str  # SHA-256 of the rest of this line
+    before: str | None = None  # the link of the line before
+    data: str | None = None  # digest of the annotations, if the data has one
+    images: str | None = None  # SHA-256 of the list of the data's files, if it has files and was complete
 
 
 @dataclass
@@ -101,7 +89,7 @@ def entry_of(folder: Path) -> dict[str, Any] | None:
     with suppress(OSError, UserError):
         files, state = checksums.read(folder), read_state(folder)
         if files and isinstance(state.get(KEY), dict):
-            entry = {"checkpoint": state["step"], "files": files, **state[KEY]}
+            entry = {**state[KEY], "checkpoint": state["step"], "files": files}
             return {**entry, "link": digest_of(entry)}
     return None
 
@@ -120,14 +108,13 @@ def read(run: RunDirectory) -> Chain:
     for step in run.steps():
         _look_at(chain, run.step_directory(step), step, str(run.journal))
     chain.problems += _numbers(chain.lines, entries, str(run.journal))
-    chain.problems += _environments(chain.lines, run)
-    chain.problems += _images(chain.lines, run)
-    if chain.lines and chain.lines[0].before is None:
-        older = [step for step in run.steps() if step < chain.lines[0].checkpoint]
-        began = f"no chain: it begins with the checkpoint of step {chain.lines[0].checkpoint}"
-        chain.notes += [f"{began}; an earlier version saved {', '.join(map(str, older))}"] if older else []
-    elif not chain.lines:
-        chain.notes.append("no chain: the version of Rankless that trained this run recorded none")
+    chain.problems += _other_files(chain.lines, run)
+    chain.problems += _links(run)
+    begins = chain.lines[0].checkpoint if chain.lines else None
+    older = [str(step) for step in chain.sound if begins is None or step < begins]
+    if older:
+        begin = "" if begins is None else f"; it begins with step {begins}"
+        chain.notes.append(f"no chain: an earlier version saved the steps {', '.join(older)}{begin}")
     return chain
 
 
@@ -155,6 +142,8 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
     if problem := damage(folder):
         chain.problems.append(f"{folder}: is damaged ({problem})")
         return
+    added = {path.name for path in folder.glob("*.safetensors")} - {*(checksums.read(folder) or ())}
+    chain.problems += [f"{folder / name}: was added to the checkpoint" for name in sorted(added)]
     entry, lines = entry_of(folder), [line for line in chain.lines if line.checkpoint == step]
     last = chain.lines[-1] if chain.lines else None
     if lines and entry and lines[-1].link == entry["link"]:
@@ -197,20 +186,23 @@ def _numbers(lines: Sequence[Line], entries: Sequence[Mapping[str, Any]], source
         before = line.checkpoint
 
 
-def _environments(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
+def _other_files(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
     entries, problem = starts.read(run.environment)
     known = {digest_of(starts.facts(entry)) for entry in entries}
     for line in {line.environment: line for line in lines if line.environment not in known}.values():
-        why = problem or "it was changed"
-        step = line.checkpoint
-        yield f"{run.environment}: the environment of the checkpoint of step {step} is gone ({why})"
-
-
-def _images(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
+        of, why = f"the environment of the checkpoint of step {line.checkpoint}", problem or "it was changed"
+        yield f"{run.environment}: {of} is gone ({why})"
     listed = [line for line in lines if line.images]
     if listed and listed[-1].images != sum_of(run.data_sums):
         step = listed[-1].checkpoint
         yield f"{run.data_sums}: is not the list of files recorded with the checkpoint of step {step}"
+
+
+def _links(run: RunDirectory) -> Iterator[str]:
+    """Yield a problem for each link to a checkpoint's weights that is something else."""
+    for path in (run.path / "best.safetensors", run.path / "last.safetensors"):
+        if path.is_file() and not path.resolve().is_relative_to(run.checkpoints.resolve()):
+            yield f"{path}: is not a link to a checkpoint's weights"
 
 
 def sum_of(path: Path) -> str | None:
