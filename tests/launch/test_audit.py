@@ -78,7 +78,7 @@ def forge(folder: Path) -> str:
 
 def sum_again(folder: Path) -> None:
     listed = checksums.read(folder) or {}
-    sums = {name: checksums.of_file(folder / name) for name in listed}
+    sums = {name: checksums.of_file(folder / name) for name in listed if (folder / name).exists()}
     (folder / checksums.NAME).write_text(checksums.text(sums))
 
 
@@ -88,9 +88,8 @@ def link_again(run: RunDirectory) -> None:
     before = None
     for step in run.steps():
         folder = run.step_directory(step)
-        state = json.loads((folder / "state.json").read_text())
-        state[chain.KEY]["before"] = before
-        (folder / "state.json").write_text(json.dumps(state))
+        links = chain.links_in(folder)
+        (folder / chain.NAME).write_text(json.dumps({**links, "before": before}))
         sum_again(folder)
         entry = chain.entry_of(folder)
         assert entry
@@ -269,9 +268,7 @@ def test_a_run_of_an_earlier_version_has_no_chain(run: RunDirectory) -> None:
     run.data_sums.unlink()
     for step in run.steps():
         folder = run.step_directory(step)
-        state = json.loads((folder / "state.json").read_text())
-        del state[chain.KEY]
-        (folder / "state.json").write_text(json.dumps(state))
+        (folder / chain.NAME).unlink()
         sum_again(folder)
     report = audited(run.path)
     assert report.ok and report.link is None

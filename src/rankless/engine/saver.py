@@ -189,7 +189,7 @@ class Saver:
         """
         mine: dict[str, Any] = {}
         if self.origin and isinstance(self.mirrors.journal, JournalSink):
-            mine[chain.KEY] = {
+            mine = {
                 "before": self._before,
                 "recipe": chain.digest_of(json.loads(to_json(self.retention.recipe))),
                 "data": self.state.data,
@@ -218,7 +218,7 @@ class Saver:
                 if not shortage(error):
                     raise
                 wait = True  # without a copy, before the state changes
-            snapshot = replace(snapshot, state={**snapshot.state, **links})
+            snapshot = replace(snapshot, links=links)
             write = partial(self._write, snapshot, lines, stack.pop_all())
         if not wait:
             return self._thread.submit(write)

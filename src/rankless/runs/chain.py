@@ -1,7 +1,7 @@
 """The chain of a run's checkpoints: lines of the journal, each with the digest of the one before.
 
 A line binds a checkpoint's files to the recipe, the data, the environment and the numbers in the journal up
-to it. A checkpoint's ``state.json`` holds all of its line but the digests of its files, so the line of a
+to it. A checkpoint's ``chain.json`` holds all of its line but the digests of its files, so the line of a
 checkpoint whose process was killed before it wrote the line can be made again. The lines of removed
 checkpoints stay.
 """
@@ -20,11 +20,12 @@ import msgspec
 
 from rankless.errors import UserError
 from rankless.files import checksums
+from rankless.files.reading import MIB, read_text
 from rankless.runs import journal, starts
 from rankless.runs.directory import RunDirectory, damage, read_state
 
-KEY = "chain"
-"""Of ``state.json``."""
+NAME = "chain.json"
+_LONGEST = MIB
 
 
 class Line(msgspec.Struct):
@@ -87,11 +88,19 @@ def digest_of(value: object) -> str:
 def entry_of(folder: Path) -> dict[str, Any] | None:
     """Return the journal's entry for a checkpoint; None if it has no chain or cannot be read."""
     with suppress(OSError, UserError):
-        files, state = checksums.read(folder), read_state(folder)
-        if files and isinstance(state.get(KEY), dict):
-            entry = {**state[KEY], "checkpoint": state["step"], "files": files}
+        files, step = checksums.read(folder) or {}, read_state(folder)["step"]
+        if files.pop(NAME, "") and (links := links_in(folder)):
+            entry = {**links, "checkpoint": step, "files": files}
             return {**entry, "link": digest_of(entry)}
     return None
+
+
+def links_in(folder: Path) -> dict[str, Any]:
+    """Return what a checkpoint's ``chain.json`` holds; empty if it has none or an unreadable one."""
+    with suppress(OSError, ValueError, RecursionError):
+        links = json.loads(read_text(folder / NAME, _LONGEST))
+        return links if isinstance(links, dict) else {}
+    return {}
 
 
 def read(run: RunDirectory) -> Chain:
@@ -155,8 +164,7 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
         here = checksums.read(folder) or {}
         names = [name for name, digest in lines[-1].files.items() if here.get(name) != digest]
         chain.problems.append(
-            f"{folder}: {', '.join(names) or 'SHA256SUMS'} is not what was saved after step {step}, "
-            f"by {source}"
+            f"{folder}: {', '.join(names) or NAME} is not what was saved after step {step}, by {source}"
         )
     elif last is None or step < chain.lines[0].checkpoint:
         if entry:

@@ -4,7 +4,7 @@ runs/NAME/
   recipe.yaml  environment.json  data.sha256  journal.jsonl  epochs.csv  logs/
   evaluation.json  report.html            (details of the best evaluation; the report for people)
   checkpoints/step-000001200/  model.safetensors  ema.safetensors  training.safetensors
-                               state.json  SHA256SUMS
+                               state.json  chain.json  SHA256SUMS
   checkpoints/last  checkpoints/best      (text files with a step's name, replaced atomically)
   last.safetensors  best.safetensors      (links to their weights, for people and other programs)
 """
