@@ -258,7 +258,8 @@ def test_a_checkpoint_that_is_saved_again_after_a_fallback(run: RunDirectory) ->
     assert [problem.partition(" (")[0] for problem in examined(run).problems] == [
         f"{run.step_directory(7)}: is damaged"
     ]
-    assert rankless.train(load(run.recipe), run.path, devices=1, resume=True, inline=True) == 0
+    more_often = load(run.recipe, ["checkpoint.every=1"])  # so that the line of step 7 is another one
+    assert rankless.train(more_often, run.path, devices=1, resume=True, inline=True) == 0
     found = examined(run)
     assert found.problems == [] and [line.checkpoint for line in found.lines] == [2, 4, 6, 7]
 
