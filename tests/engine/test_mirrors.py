@@ -27,7 +27,7 @@ from rankless.errors import UserError
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.load import changed
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
-from rankless.runs import journal
+from rankless.runs import chain, journal
 from rankless.runs.directory import RunDirectory, damage
 from rankless.structures import LossSum
 from rankless.world.process_group import World
@@ -182,6 +182,7 @@ def is_complete(folder: Path, whole: Path) -> None:
     assert run.pointed("last") == STEPS and run.pointed("best") == BEST
     assert all(damage(run.step_directory(step)) is None for step in run.steps())
     assert run.steps() == RunDirectory(whole).steps()
+    assert chain.read(run).problems == [] and chain.read(run).sound == run.steps()
 
 
 @pytest.fixture(scope="module")

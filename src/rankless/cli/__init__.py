@@ -18,6 +18,7 @@ from cyclopts import CycloptsError, MissingArgumentError
 
 from rankless import __version__
 from rankless.cli import (
+    auditing,
     benchmark,
     completion,
     data,
@@ -71,6 +72,7 @@ app = part(
 app["--help"].group = app["--version"].group = OPTIONS
 for page in (
     training.app,
+    auditing.app,
     new.app,
     tuning.app,
     runs.app,

@@ -19,6 +19,7 @@ from rankless.cli.options import (
     class_pairs,
     compute_on,
     devices_here,
+    flag,
     part,
     refuse_stray,
 )
@@ -89,15 +90,26 @@ def evaluate(
 @app.command(
     sort_key=4,
     usage="Usage: rankless digest TARGET... [OPTIONS]",
-    help_epilogue="Example:\n  rankless digest runs/one runs/two\n",
+    help_epilogue="""\
+Examples:
+  rankless digest runs/one runs/two
+  rankless digest runs/one --chain
+""",
 )
 def digest(
     target: Target,
     /,
     *others: Others,
+    chain: Annotated[
+        bool, Parameter(help="Check a run's chain: checkpoints, journal, recipe and environments."), flag
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Print the SHA-256 of the weights: equal weights, equal digest."""
+    if chain:
+        from rankless.cli.auditing import check_chains
+
+        return check_chains([target, *others], as_json=as_json)
     from rankless.models.checkpoints.weights import digest_file
     from rankless.runs.trained_weights import trained_weights_of
 

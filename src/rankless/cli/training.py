@@ -99,7 +99,7 @@ def here(given: TrainOptions) -> int:
     name, overrides = given.recipe()
     run, resume = given.run, given.resume
     if given.inline or given.parallel == "threads":
-        _fix_instruction_set(name, overrides, run if resume else None)
+        fix_instruction_set(name, overrides, run if resume else None)
 
     is_data = not resume and holds_data(name)
 
@@ -207,7 +207,7 @@ def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
 
     count, run = device_count(given.devices), given.run
     name, overrides = given.recipe()
-    _fix_instruction_set(name, overrides, run if given.resume else None)
+    fix_instruction_set(name, overrides, run if given.resume else None)
     if not given.resume or run is None or name is not None:
         chosen, name = loaded(name, overrides)
         return Asked(chosen, Path(name).stem, count)
@@ -224,7 +224,7 @@ def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
         return Asked(None, run.name, count)  # another machine has the run and its recipe
 
 
-def _fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
+def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
     """Limit this process to the recipe's CPU instruction set, before anything imports PyTorch.
 
     Args:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from rankless.files import checksums
 from rankless.files.writing import flush, remove_tree
 from rankless.models.checkpoints import tensor_file, weights
 from rankless.recipe.schema import Recipe
+from rankless.runs import chain
 from rankless.runs.directory import (
     RunDirectory,
     beside,
@@ -47,6 +48,7 @@ class Snapshot:
         ema: the averaged model's state, if there is one.
         training: the optimizer's tensors.
         state: the rest, JSON-ready: best score, loss scale, number of training images.
+        links: what binds the checkpoint to its run (:mod:`rankless.runs.chain`); empty if there is no chain.
     """
 
     step: int
@@ -54,6 +56,7 @@ class Snapshot:
     ema: Mapping[str, Tensor] | None
     training: Mapping[str, Tensor]
     state: Mapping[str, Any]
+    links: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Copies:
@@ -125,9 +128,12 @@ def _write(folder: Path, snapshot: Snapshot, recipe: Recipe, class_names: Sequen
                 extra={"step": str(snapshot.step)},
             )
     sums["training.safetensors"] = tensor_file.write(folder / "training.safetensors", snapshot.training)
-    text = json.dumps({"step": snapshot.step, **snapshot.state}, indent=1).encode()
-    sums["state.json"] = hashlib.sha256(text).hexdigest()
-    _write_bytes(folder / "state.json", text)
+    texts = {"state.json": {"step": snapshot.step, **snapshot.state}, chain.NAME: snapshot.links}
+    for name, content in texts.items():
+        if content:
+            text = json.dumps(content, indent=1).encode()
+            sums[name] = hashlib.sha256(text).hexdigest()
+            _write_bytes(folder / name, text)
     _write_bytes(folder / checksums.NAME, checksums.text(sums).encode())
     flush(folder)
 
@@ -176,6 +182,7 @@ def load(run: RunDirectory, step: int) -> Snapshot:
         weights.load(averaged, checked=True).state if averaged.exists() else None,
         training,
         state,
+        chain.links_in(folder),
     )
 
 

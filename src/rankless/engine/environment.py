@@ -46,11 +46,6 @@ _LIBRARIES = {
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-# These change no number: the recipe sets the threads, and Python only calls the libraries that compute.
-_WITHOUT_EFFECT = re.compile(r".*_NUM_THREADS|OMP_.*|KMP_.*|GOMP_.*|CUDA_VISIBLE_DEVICES|python")
-_MAY_DIFFER = ("python", "NVIDIA driver")  # between ranks
-
-
 def describe(device: torch.device) -> Environment:
     """Describe the hardware and software of ``device``; equal descriptions give equal numbers."""
     computes = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -117,7 +112,7 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
         This rank's environment; and on rank 0, warnings if differences between ranks change bits.
     """
     mine = describe(world.device)
-    must = {name: value for name, value in mine["versions"].items() if name not in _MAY_DIFFER}
+    must = {name: value for name, value in mine["versions"].items() if name not in starts.MAY_DIFFER}
     must |= {"the backend": world.backend, "the training data": f"digest {data}"}
     gathered = world.gather([must, mine])
     errors: list[str] = []
@@ -188,8 +183,8 @@ def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
         names = {**old, **values} if section == "variables" else [name for name in values if name in old]
         for name in names:
             was, has = old.get(name, "not set"), values.get(name, "not set")
-            if was != has and not _WITHOUT_EFFECT.fullmatch(name):
-                differing.append(f"{_label(section, name)} is {has}, in the run so far {printable(str(was))}")
+            if was != has and not starts.WITHOUT_EFFECT.fullmatch(name):
+                differing.append(f"{label(section, name)} is {has}, in the run so far {printable(str(was))}")
                 on_cpu = now["hardware"]["device"] == "cpu"
                 certain |= name == "device" or (section == "instruction_set" and on_cpu)
     if not differing:
@@ -200,7 +195,8 @@ def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
     ]
 
 
-def _label(section: str, name: str) -> str:
+def label(section: str, name: str) -> str:
+    """Return what messages call a value of an environment."""
     if section == "instruction_set":
         return f"the instruction set of {name}"
     return f"the {name}" if section == "hardware" else name
@@ -222,7 +218,7 @@ def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
     for section, name in (("hardware", "device"), ("instruction_set", "ATen"), ("instruction_set", "oneDNN")):
         values = [rank[section].get(name, "none") for rank in ranks]
         if len(set(values)) > 1:
-            differing.append(f"{_label(section, name)} is {_by_value(values)}")
+            differing.append(f"{label(section, name)} is {_by_value(values)}")
     if not differing:
         return []
     return [

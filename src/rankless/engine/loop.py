@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any
 
 from rankless.data.loader import MicroBatches
+from rankless.engine.data_sums import DataSums
 from rankless.engine.evaluate import Stopped, evaluate
 from rankless.engine.layer_errors import explained
 from rankless.engine.rates import momentum, rate, set_momentum, set_rate
 from rankless.engine.reporting import Reporting
-from rankless.engine.saver import Saver
+from rankless.engine.saver import Origin, Saver
 from rankless.engine.setup import DryRun, Setup, prepare
 from rankless.engine.sinks.sink import Sink, Sinks
 from rankless.engine.state import TrainingState
@@ -99,7 +100,12 @@ def train(
         reporting = Reporting(setup.task, run, opened, enabled=world.is_first and dry_run is None)
         stack.callback(reporting.close)  # before the sinks close, however the run ends
         batches = stack.enter_context(setup.batches())
-        loop = _Loop(setup, batches, opened, stop or StopRequest(), observe, reporting, pulse)
+        origin = None
+        if dry_run is None:
+            files = capabilities(setup.data).files
+            sums = stack.enter_context(closing(DataSums(run.data_sums, files))) if world.is_first else None
+            origin = Origin(setup.environment, sums)
+        loop = _Loop(setup, batches, opened, stop or StopRequest(), observe, reporting, pulse, origin)
         with closing(loop.saver), loop.watchdog:
             return loop.run()
 
@@ -116,13 +122,16 @@ class _Loop:
         observe: Observer | None,
         reporting: Reporting,
         pulse: Pulse | None,
+        origin: Origin | None,
     ) -> None:
         self.reporting = reporting
         self.setup, self.batches, self.sinks, self.stop, self.observe = setup, batches, sinks, stop, observe
         self.recipe, self.state, self.world = setup.recipe, setup.state, setup.world
         class_names = setup.task.class_names
         run, mirrors = setup.run, setup.mirrors
-        self.saver = Saver(self.recipe, run, self.state, class_names, self.world, sinks, setup.start, mirrors)
+        self.saver = Saver(
+            self.recipe, run, self.state, class_names, self.world, sinks, setup.start, mirrors, origin
+        )
         self.facts = capabilities(setup.data).facts
         late = partial(sinks.urgent_event, "late")
         self.watchdog = Watchdog(self.world, late, lambda: batches.is_waiting, pulse)
@@ -231,6 +240,8 @@ class _Loop:
 
     def _is_evaluated(self, done: int) -> bool:
         dry_run, last = self.setup.dry_run, self.setup.last
+        if dry_run and not dry_run.images:
+            return False
         if dry_run and self.recipe.data.val != "none" and done in (last // 2, last):
             return True
         return self.setup.schedule.is_evaluated(done)

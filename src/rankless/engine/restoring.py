@@ -141,13 +141,14 @@ def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
     mine: dict[str, Mapping[str, Tensor]] = {}
     if snapshot is not None:
         mine = {part: value for part in _PARTS if (value := getattr(snapshot, part)) is not None}
-        head = [snapshot.step, dict(snapshot.state), {part: list(value) for part, value in mine.items()}]
-    step, state, names = world.broadcast(head, source)
+        names = {part: list(value) for part, value in mine.items()}
+        head = [snapshot.step, dict(snapshot.state), names, dict(snapshot.links)]
+    step, state, names, links = world.broadcast(head, source)
     tensors: dict[str, dict[str, Tensor]] = {
         part: {name: world.broadcast(mine[part][name] if mine else None, source) for name in names[part]}
         for part in names
     }
-    return Snapshot(step, tensors["model"], tensors.get("ema"), tensors["training"], state)
+    return Snapshot(step, tensors["model"], tensors.get("ema"), tensors["training"], state, links)
 
 
 class _Copies:

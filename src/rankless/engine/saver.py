@@ -8,34 +8,39 @@ rank 0 sends the lines of the journal, and at the next exchange every copy repor
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from rankless.engine.checkpoint import Copies, Snapshot
+from rankless.engine.data_sums import DataSums
 from rankless.engine.divergence import DivergedError
 from rankless.engine.mirrors import Mirrors, alone
 from rankless.engine.retention import Retention
 from rankless.engine.schedule import StepSchedule
+from rankless.engine.sinks.journal import JournalSink
 from rankless.engine.sinks.sink import Sinks
 from rankless.engine.state import TrainingState
 from rankless.errors import UserError, remedy
 from rankless.files.writing import keep_beside, write_atomically
 from rankless.hardware.shortages import shortage
-from rankless.recipe.load import dump, load
+from rankless.recipe.load import dump, load, to_json
 from rankless.recipe.schema import Recipe
-from rankless.runs import journal
+from rankless.runs import chain, journal
 from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import announced
 from rankless.runs.scoring import is_better
 from rankless.structures import Scores
 from rankless.world.process_group import World, is_lost_peer
+
+_PATIENCE = 5.0  # seconds that the last checkpoint waits for the list of the data's files
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Outcome:
         removed: the steps of checkpoints that were removed early to make room.
         has_best: whether this copy holds the weights of the best score, or there is no best score.
         saved_best: the best score with weights in this copy.
+        entry: the checkpoint's line of the chain; None if it was not written or has no chain.
     """
 
     problem: str | None
@@ -57,12 +63,27 @@ class Outcome:
     removed: list[int]
     has_best: bool
     saved_best: dict[str, Any] | None
+    entry: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run's checkpoints come from, besides the recipe.
+
+    Attributes:
+        environment: digest of the facts of this start (:func:`rankless.runs.starts.facts`) on rank 0.
+        files: the list of the data's files, on rank 0.
+    """
+
+    environment: str
+    files: DataSums | None
 
 
 class Saver:
     """The writer of checkpoints, which keeps track of the best one.
 
-    ``start`` is the number of steps already done. Without ``mirrors`` only rank 0 keeps a copy.
+    ``start`` is the number of steps already done. Without ``mirrors`` only rank 0 keeps a copy. Without an
+    ``origin`` the checkpoints have no chain.
 
     Attributes:
         is_best: whether the newest scores are the best so far and their weights are not saved yet.
@@ -79,7 +100,9 @@ class Saver:
         sinks: Sinks,
         start: int,
         mirrors: Mirrors | None = None,
+        origin: Origin | None = None,
     ) -> None:
+        self.origin, self._before = origin, None
         self.mirrors = mirrors or alone(world)
         self.failing: set[int] = set()
         self.recipe, self.run, self.state, self.world, self.sinks = recipe, run, state, world, sinks
@@ -108,6 +131,8 @@ class Saver:
             self.state.best = None
         unpointed = self.retention.start() if mine else None
         self.mirrors.send_journal()  # the line of this start, so that no copy ends with the previous one
+        if self.saved and self.origin and self.world.is_first:  # its line is missing after a sudden end
+            self._record(chain.entry_of(self.run.step_directory(self.saved)))
         for text in self.mirrors.told([text for text in (problem, unpointed) if text]):
             self.sinks.event("warning", self.saved, text)
 
@@ -151,12 +176,37 @@ class Saver:
         self.settle()
         self.is_best = False
         self.mirrors.send_journal()
-        self._begun = step, self._begin(step, wait=required) if self.mirrors.is_writer else None
+        links = self._links(seconds=_PATIENCE if required else 0.0)
+        self._begun = step, self._begin(step, links, wait=required) if self.mirrors.is_writer else None
         self.saved, self.saved_at = step, time.monotonic()
         if required:
             self.settle(required=True)
 
-    def _begin(self, step: int, *, wait: bool) -> Future[Outcome]:
+    def _links(self, *, seconds: float) -> dict[str, Any]:
+        """Return what binds the next checkpoint to the run, the same on every rank; every rank must call it.
+
+        It waits at most ``seconds`` for the list of the data's files.
+        """
+        mine: dict[str, Any] = {}
+        if self.origin and isinstance(self.mirrors.journal, JournalSink):
+            mine = {
+                "before": self._before,
+                "recipe": chain.digest_of(json.loads(to_json(self.retention.recipe))),
+                "data": self.state.data,
+                "images": self.origin.files.digest(seconds) if self.origin.files else None,
+                "environment": self.origin.environment,
+                "numbers": self.mirrors.journal.numbers.mark(),
+            }
+        return self.world.broadcast(mine) if self.mirrors.several else mine
+
+    def _record(self, entry: dict[str, Any] | None) -> None:
+        """Write a line of the chain into the journal of rank 0; its copies get it with the next lines."""
+        if entry and isinstance(self.mirrors.journal, JournalSink):
+            with self.sinks.lock:
+                self.mirrors.journal.checkpoint(entry)
+            self._before = entry["link"]
+
+    def _begin(self, step: int, links: Mapping[str, Any], *, wait: bool) -> Future[Outcome]:
         """Begin to write this rank's copy; with ``wait``, it is complete on return."""
         lines = self.mirrors.journal.problem if self.mirrors.journal else None
         with ExitStack() as stack:
@@ -168,6 +218,7 @@ class Saver:
                 if not shortage(error):
                     raise
                 wait = True  # without a copy, before the state changes
+            snapshot = replace(snapshot, links=links)
             write = partial(self._write, snapshot, lines, stack.pop_all())
         if not wait:
             return self._thread.submit(write)
@@ -188,7 +239,9 @@ class Saver:
         self.slowest = max(self.slowest, time.monotonic() - began)
         best = snapshot.state["best"]
         has_best = best is None or self.retention.has_best(best)
-        return Outcome(problem, advice, lines, self.retention.removed, has_best, self.retention.saved_best)
+        entry = None if problem else chain.entry_of(self.run.step_directory(snapshot.step))
+        saved_best = self.retention.saved_best
+        return Outcome(problem, advice, lines, self.retention.removed, has_best, saved_best, entry)
 
     def settle(self, *, required: bool = False) -> None:
         """Wait for the save in progress, if any, and report its outcome; every rank must call it."""
@@ -204,6 +257,7 @@ class Saver:
             outcomes = {0: mine} if mine else {}
         if outcomes and not any(one.has_best for one in outcomes.values()):
             self.state.best = outcomes[0].saved_best
+        self._record(next((one.entry for one in outcomes.values() if one.entry), None))
         self._report(step, outcomes, required=required)
 
     def look(self) -> None:
@@ -222,6 +276,8 @@ class Saver:
     def finish(self) -> None:
         """Send the journal's lines since the last save to its copies; every rank must call this."""
         self.mirrors.send_journal()
+        with suppress(OSError):  # this copy does without it
+            self.mirrors.send_file(self.run.data_sums, 0)
 
     def save_before_the_end(self, step: int) -> None:
         """Save the state before all ranks end with an error; no rank leaves before it is written.

@@ -26,7 +26,7 @@ from rankless.errors import UserError
 from rankless.printing import is_notebook
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
-from rankless.runs import starts
+from rankless.runs import chain, starts
 from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import death, ending
 from rankless.tasks.capabilities import capabilities
@@ -41,7 +41,7 @@ class DryRun:
 
     Attributes:
         steps: number of steps.
-        images: number of images predicted in an evaluation.
+        images: number of images predicted in an evaluation; 0 for a run without evaluations.
     """
 
     steps: int
@@ -60,6 +60,7 @@ class Setup:
         state: the state, new or restored from the newest checkpoint.
         start, last: number of steps already done, and done at the end.
         messages: messages for a person before the first step, each an event and a text.
+        environment: digest of the facts of this rank's environment.
     """
 
     task: Task
@@ -74,6 +75,7 @@ class Setup:
     start: int
     last: int
     messages: list[tuple[str, str]]
+    environment: str
 
     def batches(self) -> MicroBatches[Any]:
         """Return this rank's micro-batches of all remaining steps, as a context manager."""
@@ -177,7 +179,10 @@ def prepare(
     messages += [("copy", text) for text in restored.copied]
     state.check(start)
     last = min(dry_run.steps, schedule.steps) if dry_run else schedule.steps
-    return Setup(task, recipe, run, world, mirrors, dry_run, data, schedule, state, start, last, messages)
+    facts = chain.digest_of(starts.facts(environment))
+    return Setup(
+        task, recipe, run, world, mirrors, dry_run, data, schedule, state, start, last, messages, facts
+    )
 
 
 def _known_scores(task: Task) -> list[str]:

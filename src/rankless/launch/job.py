@@ -34,6 +34,9 @@ def check_parallel(kind: str) -> None:
         raise UserError(f"--parallel is '{kind}': expected {one_of(_PARALLEL)}{nearest(kind, _PARALLEL)}")
 
 
+DRY_RUN_IMAGES = 32
+
+
 @dataclass(frozen=True)
 class Job:
     """The work of the ranks.
@@ -44,6 +47,7 @@ class Job:
         logs: the folder of the ranks' logs.
         run: the run directory, resumed from its newest checkpoint if it has one (train).
         dry_run_steps: number of steps of a dry run; 0 for a real run (train).
+        dry_run_images: number of images that an evaluation of a dry run predicts; 0 for none (train).
         traced: whether to write digests of every tensor after each step (train).
         weights: the weights file (evaluate).
         launched: time and command of this start (train).
@@ -55,6 +59,7 @@ class Job:
     logs: str
     run: str = ""
     dry_run_steps: int = 0
+    dry_run_images: int = DRY_RUN_IMAGES
     traced: bool = False
     weights: str = ""
     launched: dict[str, Any] = field(default_factory=dict)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rankless.launch.devices import visible
 from rankless.launch.fork_server import ForkServer
 from rankless.launch.inline import refuse as refuse_inline
 from rankless.launch.inline import train as train_inline
-from rankless.launch.job import Job, check_parallel, job_folder, write_job
+from rankless.launch.job import DRY_RUN_IMAGES, Job, check_parallel, job_folder, write_job
 from rankless.launch.opening import (
     cards,
     checked,
@@ -59,6 +60,7 @@ def train(
     resume: bool = False,
     sinks: Sequence[type | str] = (),
     dry_run_steps: int = 0,
+    dry_run_images: int = DRY_RUN_IMAGES,
     traces: Path | None = None,
     inline: bool = False,
     parallel: str = "processes",
@@ -79,6 +81,7 @@ def train(
             error is reported and dropped, and the training continues.
         dry_run_steps: number of steps after which to stop, without printing (``rankless verify``); 0 for a
             real run.
+        dry_run_images: number of images that an evaluation of a dry run predicts; 0 evaluates nothing.
         traces: a folder for the traces that the ranks of a dry run write; None writes none.
         inline: train in the current process, on one device: for breakpoints, profilers and notebooks. The
             first Ctrl-C saves and ends the training, a second one interrupts it.
@@ -111,6 +114,7 @@ def train(
             job = training_job(
                 recipe, directory, names, dry_run_steps=dry_run_steps, traced=traces is not None
             )
+            job = replace(job, dry_run_images=dry_run_images)
             try:
                 if inline or in_threads:
                     finished, number = train_inline(job, ranks if in_threads else None)

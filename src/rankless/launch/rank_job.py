@@ -140,7 +140,7 @@ def train(
         launched=job.launched,
         task=task,
         stop=stop,
-        dry_run=DryRun(job.dry_run_steps) if job.dry_run_steps else None,
+        dry_run=DryRun(job.dry_run_steps, job.dry_run_images) if job.dry_run_steps else None,
         observe=trace,
         sinks={name: sink_class(name) for name in job.sinks} if world.is_first else None,
         pulse=pulse,

@@ -167,7 +167,8 @@ def _has_trained(run: RunDirectory) -> bool:
 
 def _vacate(run: RunDirectory) -> None:
     """Remove a run that an error kept from starting, so that its name is free again."""
-    for path in (run.recipe, run.environment, run.journal, run.report, run.evaluation, run.path / ".lock"):
+    files = (run.recipe, run.environment, run.data_sums, run.journal, run.report, run.evaluation)
+    for path in (*files, run.path / ".lock"):
         path.unlink(missing_ok=True)
     remove_tree(run.logs)
     with suppress(OSError):  # the folder has other files

@@ -1,10 +1,10 @@
 """The run directory, which training writes and all later commands read.
 
 runs/NAME/
-  recipe.yaml  environment.json  journal.jsonl  epochs.csv  logs/
+  recipe.yaml  environment.json  data.sha256  journal.jsonl  epochs.csv  logs/
   evaluation.json  report.html            (details of the best evaluation; the report for people)
   checkpoints/step-000001200/  model.safetensors  ema.safetensors  training.safetensors
-                               state.json  SHA256SUMS
+                               state.json  chain.json  SHA256SUMS
   checkpoints/last  checkpoints/best      (text files with a step's name, replaced atomically)
   last.safetensors  best.safetensors      (links to their weights, for people and other programs)
 """
@@ -41,6 +41,7 @@ class RunDirectory:
         self.path = Path(path)
         self.recipe = self.path / "recipe.yaml"
         self.environment = self.path / "environment.json"
+        self.data_sums = self.path / "data.sha256"
         self.journal = self.path / "journal.jsonl"
         self.evaluation = self.path / "evaluation.json"
         self.report = self.path / "report.html"

@@ -1,8 +1,8 @@
 """The journal of a run: one JSON object per line.
 
 Lines with ``step`` or ``evaluation`` hold numbers. They are the same however the run was interrupted and
-resumed, and occur once each; values that depend on the machine are under ``timing``. Lines with ``event``
-record events.
+resumed, and occur once each; values that depend on the machine are under ``timing``. Lines with
+``checkpoint`` are the chain (:mod:`rankless.runs.chain`). Lines with ``event`` record events.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int
         elif (at := step_of(entry)) <= step - (unscored and "evaluation" in entry):
             lines.append(text)
             kind = "evaluation" in entry
-            if at > last[kind]:
+            if at > last[kind] and "checkpoint" not in entry:
                 numbers, last[kind] = numbers + 1, at
     return lines, numbers, damaged
 
@@ -158,7 +158,7 @@ def _entry(text: str) -> dict[str, Any] | None:
         return None
     if not isinstance(entry, dict) or not isinstance(entry.get("timing", {}), dict):
         return None
-    steps = [entry[key] for key in ("step", "evaluation") if key in entry]
+    steps = [entry[key] for key in ("step", "evaluation", "checkpoint") if key in entry]
     if any(type(step) is not int or step < 0 for step in steps):
         return None
     if "evaluation" in entry and not isinstance(entry.get("scores"), dict):
@@ -229,7 +229,7 @@ def ending(path: Path) -> str | None:
 
 def step_of(entry: dict[str, Any]) -> int:
     """Return the step of an entry; 0 for an event."""
-    return int(entry.get("step", entry.get("evaluation", 0)))
+    return int(entry.get("step", entry.get("evaluation", entry.get("checkpoint", 0))))
 
 
 def last_step(path: Path) -> int:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rankless.files.reading import MIB, read_text, reason
 
+# These change no number: the recipe sets the threads, and Python only calls the libraries that compute.
+WITHOUT_EFFECT = re.compile(r".*_NUM_THREADS|OMP_.*|KMP_.*|GOMP_.*|CUDA_VISIBLE_DEVICES|python")
+MAY_DIFFER = ("python", "NVIDIA driver")
+"""The versions that may differ between ranks."""
+_SECTIONS = ("hardware", "instruction_set", "versions", "variables")
 _LONGEST = 64 * MIB  # some 20,000 starts
 
 
@@ -25,3 +32,14 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str]:
     if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
         return [], "it is not a list of starts"
     return entries, ""
+
+
+def facts(start: Mapping[str, Any]) -> dict[str, str]:
+    """Return what decides the bits of a start's numbers, by names such as ``versions.torch``."""
+    sections = {name: start[name] for name in _SECTIONS if isinstance(start.get(name), dict)}
+    return {
+        f"{section}.{name}": str(value)
+        for section, values in sections.items()
+        for name, value in values.items()
+        if not WITHOUT_EFFECT.fullmatch(name) and name not in MAY_DIFFER
+    }

@@ -17,6 +17,7 @@ class Capabilities:
     digest: str | None = None
     facts: Callable[[int], dict[str, Any]] = lambda step: {}
     evaluation_order: Callable[[], Any] = lambda: None
+    files: Callable[[], Sequence[str]] = lambda: ()
 
 
 def capabilities(examples: object) -> Capabilities:
@@ -24,7 +25,7 @@ def capabilities(examples: object) -> Capabilities:
     notes, digest = getattr(examples, "notes", ()), getattr(examples, "digest", None)
     methods = {
         name: method
-        for name in ("facts", "evaluation_order")
+        for name in ("facts", "evaluation_order", "files")
         if callable(method := getattr(examples, name, None))  # an attribute may have that name
     }
     return Capabilities(tuple(notes), digest, **methods)

@@ -28,6 +28,8 @@ class Examples(Protocol):
     - ``evaluation_order()``: returns the order in which images are batched for prediction, int64 (N,), or
       None. The images are scored in the order of their indices.
     - ``digest``: a string that changes with the data; a run resumed with other data reports the change.
+    - ``files()``: returns the paths of the files with the images; each start records their digests, so that
+      an audit names a changed file.
     - ``facts(step)``: returns additional entries for the journal's line of a step, JSON-ready. They must
       depend only on the step.
     """

@@ -19,7 +19,9 @@ from rankless.data.images.image_file import Decoded, Shown
 from rankless.data.images.sources import Cache, FileImages, ImageSource, Readable
 from rankless.data.index.annotation_cache import forget
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
+from rankless.data.index.byte_ranges import file_of
 from rankless.errors import UserError, counted, listed
+from rankless.files.remote import is_remote
 from rankless.structures import Sample
 
 
@@ -88,6 +90,10 @@ class _Annotated:
     def digest(self) -> str:
         return self.annotations.digest()
 
+    def files(self) -> list[str]:
+        files = dict.fromkeys(map(file_of, self.annotations.paths()))
+        return [file for file in files if not is_remote(file)]
+
     def opened(self, shown: Shown, cache: Cache) -> tuple[Self, tuple[str, ...]]:
         made = copy(self)
         made.images, notes = open_images(self.annotations, shown, cache)
@@ -155,6 +161,9 @@ class MatchedImages(DetectionImages):
 
     def digest(self) -> str | None:
         return self.images.digest()
+
+    def files(self) -> list[str]:
+        return self.images.files()
 
     def opened(self, shown: Shown, cache: Cache) -> tuple[MatchedImages, tuple[str, ...]]:
         made = copy(self)

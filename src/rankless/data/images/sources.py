@@ -78,6 +78,10 @@ class ImageSource(ABC, Generic[Value]):
         """Return a hash of the annotations; None if the images are generated."""
         return None
 
+    def files(self) -> list[str]:
+        """Return the local files with the images, shards only once; none if they are generated or remote."""
+        return []
+
     def opened(self, shown: Shown, cache: Cache) -> tuple[Any, tuple[str, ...]]:
         """Return this source for images of the size ``shown``, through a cache, and notes."""
         off = f"data.cache is {cache}, but this dataset is generated, not read from files, so caching is off"
@@ -110,6 +114,10 @@ class ImageExamples(Generic[Source]):
     def digest(self) -> str | None:
         """Return a hash of the annotations; None if the images are generated."""
         return self.images.digest()
+
+    def files(self) -> list[str]:
+        """Return the local files with the images."""
+        return self.images.files()
 
 
 @dataclass

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankless.engine.sinks.sink import RunStart, Sink
+from rankless.runs import journal as journals
+from rankless.runs.chain import Numbers
 from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import Journal, line
 from rankless.structures import Scores
@@ -54,12 +56,19 @@ class JournalSink(JournalCopy):
         journal: as for a copy; None is allowed only if there are copies.
         run: the run directory.
         copies: whether other machines keep copies, in which case a full disk does not end the run.
+
+    Attributes:
+        numbers: digest of the numbers so far.
+        links: the links of the chain so far.
     """
 
     def __init__(self, journal: Journal | None, run: RunDirectory, *, copies: bool = False) -> None:
         super().__init__(journal)
         self.run, self.copies = run, copies
         self._lines: list[bytes] = []
+        self.numbers, self.links = Numbers(), set[str]()
+        for entry in journals.read(journal.path) if journal else ():
+            self._count(entry)
 
     def start(self, run: RunStart) -> None:
         """Write a line for the start."""
@@ -80,12 +89,23 @@ class JournalSink(JournalCopy):
         """Write a line for an event."""
         self._write(event=name, at=step, text=text, timing=_now())
 
+    def checkpoint(self, entry: Mapping[str, Any]) -> None:
+        """Write a line of the chain, unless it is there."""
+        if entry["link"] not in self.links:
+            self._write(**entry)
+
     def take(self) -> bytes:
         """See :meth:`JournalCopy.take`."""
         lines, self._lines = b"".join(self._lines), []
         return lines
 
+    def _count(self, entry: Mapping[str, Any]) -> None:
+        self.numbers.add(entry)
+        if "link" in entry:
+            self.links.add(entry["link"])
+
     def _write(self, **entry: Any) -> None:
+        self._count(entry)
         if self.copies:
             self._lines.append(line(entry))
             self.append(self._lines[-1])

@@ -106,6 +106,9 @@ class Sinks:
         users: makers of the user's sinks by name. The first error of such a sink is reported and the sink is
             dropped, so it cannot change the training.
         progress: shows the progress of a part of the run other than its steps: title, amount done, total.
+
+    Attributes:
+        lock: held while the run's own sinks are written.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class Sinks:
         self._makers = dict(users or {})
         self._users: dict[str, Sink] = {}
         self._step = 0
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._deferred: list[tuple[str, int, str]] = []
 
     def start(self, run: RunStart) -> None:
@@ -153,7 +156,7 @@ class Sinks:
 
         Users' sinks need not be thread-safe, so they receive it with the next call.
         """
-        with self._lock:
+        with self.lock:
             for sink in self._built_in:
                 sink.event(name, step, text)
             self._deferred.append((name, step, text))
@@ -167,7 +170,7 @@ class Sinks:
                 sink.close()
 
     def _each(self, call: Callable[[Sink], object]) -> None:
-        with self._lock:
+        with self.lock:
             for sink in self._built_in:
                 call(sink)
             deferred, self._deferred = self._deferred, []

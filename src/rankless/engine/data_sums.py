@@ -1,0 +1,69 @@
+"""The list of the data's files with their SHA-256, made beside the training in the run directory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from threading import Event, Thread
+
+from rankless.files.writing import keep_beside, write_atomically
+from rankless.runs.chain import sum_of
+
+
+class DataSums:
+    """A thread that writes the list at ``path``, one line per file as ``sha256sum`` does.
+
+    A list of an earlier start with other content is kept beside it. ``files`` returns the paths; if there are
+    none, nothing is written.
+    """
+
+    def __init__(self, path: Path, files: Callable[[], Sequence[str]]) -> None:
+        self._path, self._files = path, files
+        self._sum: str | None = None
+        self._done, self._closed = Event(), False
+        Thread(target=self._make, name="data sums", daemon=True).start()
+
+    def digest(self, seconds: float) -> str | None:
+        """Return the SHA-256 of the list, waiting for it at most ``seconds``; None if there is none yet."""
+        return self._sum if self._done.wait(seconds) else None
+
+    def close(self) -> None:
+        """End the thread soon, however far it is."""
+        self._closed = True
+
+    def _make(self) -> None:
+        try:
+            lines = []
+            for name, digest in sums_of(self._files()):
+                if self._closed:
+                    return
+                lines.append(f"{digest}  {name}\n")
+            if lines:
+                self._sum = self._write("".join(lines))
+        finally:
+            self._done.set()
+
+    def _write(self, text: str) -> str | None:
+        digest = hashlib.sha256(os.fsencode(text)).hexdigest()
+        try:
+            if (before := sum_of(self._path)) not in (None, digest):
+                keep_beside(self._path)
+            if before != digest:
+                write_atomically(self._path, text)
+        except OSError:  # the chain does without it
+            return None
+        return digest
+
+
+def sums_of(files: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each file below :func:`common_folder`, and its SHA-256."""
+    root = common_folder(files)
+    for file in files:
+        yield os.path.relpath(file, root).replace("\n", "\\n"), sum_of(Path(file)) or "unreadable"
+
+
+def common_folder(files: Sequence[str]) -> str:
+    """Return the folder that the files have in common; below it, names stay where the data is moved."""
+    return os.path.commonpath({Path(file).absolute().parent for file in files}) if files else ""

@@ -1,0 +1,325 @@
+"""An audit of a run: intervals between its checkpoints are trained again and compared bit for bit."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankless.engine import checkpoint
+from rankless.engine.checkpoint import Snapshot
+from rankless.engine.data_sums import common_folder, sums_of
+from rankless.engine.environment import describe, label
+from rankless.engine.settings import computes_like
+from rankless.errors import INTERRUPTED, UserError, counted, listed
+from rankless.files.reading import read_text
+from rankless.launch import local
+from rankless.launch.opening import device
+from rankless.models.checkpoints import weights
+from rankless.recipe.load import changed, differences, dump, load
+from rankless.recipe.schema import Recipe
+from rankless.runs import chain, starts
+from rankless.runs.chain import Chain
+from rankless.runs.directory import RunDirectory, read_state
+from rankless.tasks import open_task, resolve_recipe
+from rankless.tasks.capabilities import capabilities
+from rankless.tasks.custom import absolute, refuse_unasked
+
+_PLACES = ("data.root", "data.folder")
+_MAY_CHANGE = (*_PLACES, "model.pretrained", "workers")
+_LONGEST_LIST = 1 << 30  # bytes of the list of the data's files
+_SHOWN = 8  # changed files that are named
+_LATER = 10**8  # steps; a copy saves only at its end
+
+
+class Interval(NamedTuple):
+    """The steps after the checkpoint of step ``first`` (0: the beginning) up to that of step ``last``."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}–{self.last}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of training an interval again; ``difference`` is the first tensor that differs, if any."""
+
+    interval: Interval
+    images: int
+    tensors: int
+    difference: str | None
+    seconds: float
+
+
+@dataclass
+class AuditReport:
+    """The result of an audit.
+
+    Attributes:
+        seed: seed of the draw.
+        link: the last link of the run's chain; None if it has none.
+        problems: sentences on what is not as it was recorded.
+        notes: sentences on what was not recorded.
+        results: one per interval trained again.
+        not_shown: the other intervals, each with the reason.
+    """
+
+    seed: int
+    link: str | None
+    problems: list[str]
+    notes: list[str]
+    results: list[Result] = field(default_factory=list)
+    not_shown: list[tuple[Interval, str]] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything compared is equal, and nothing was found changed."""
+        return not self.problems and all(one.difference is None for one in self.results)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain data for JSON."""
+        not_shown = [{"interval": one, "reason": reason} for one, reason in self.not_shown]
+        return {"ok": self.ok, **asdict(self), "not_shown": not_shown}
+
+
+def examined(run: RunDirectory) -> Chain:
+    """Return a run's chain, compared with its files and its ``recipe.yaml``; nothing is trained."""
+    if not run.steps():
+        what = "has no checkpoints" if run.path.exists() else "no such directory"
+        raise UserError(f"{run.path}: {what}; expected the directory of a run that has saved")
+    found = chain.read(run)
+    if found.sound:
+        step = found.sound[-1]
+        saved = weights.recipe_in(run.step_directory(step) / "model.safetensors")
+        try:
+            found.problems += [
+                f"{run.recipe}: {key} is {now}, but {before} in the checkpoint of step {step}"
+                for key, before, now in differences(saved, load(run.recipe))
+                if key not in _PLACES
+            ]
+        except UserError as error:
+            found.problems += error.problems
+    return found
+
+
+class Audit:
+    """An audit of a run, whose directory is only read.
+
+    Args:
+        path: the run directory.
+        overrides: where the data and the pretrained weights are, as changes to the recipe.
+        task: the custom task of the run, whose code is run; None for a built-in one.
+        devices: as for :func:`rankless.launch.local.train`.
+        echo: receives the report line by line.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        overrides: Sequence[str],
+        task: str | None,
+        devices: int | Sequence[int] | None,
+        echo: Callable[[str], None],
+    ) -> None:
+        self.run, self.overrides, self.task, self.devices = RunDirectory(path), overrides, task, devices
+        self.echo, self.chain = echo, examined(self.run)
+        if not self.chain.sound:
+            raise UserError([*self.chain.problems, f"{path}: has no complete checkpoint to start from"])
+        self.recipe = self._recipe_of(self.chain.sound[-1])
+        with computes_like(self.recipe):  # which sets variables, as in a rank
+            self.here = starts.facts(describe(device()))
+        self.starts = [starts.facts(entry) for entry in starts.read(self.run.environment)[0]]
+
+    def repeat(self, steps: int | None, seed: int) -> AuditReport:
+        """Draw intervals until they have ``steps`` steps, or take all, and train them again."""
+        link = self.chain.lines[-1].link if self.chain.lines else None
+        report = AuditReport(seed, link, self.chain.problems, self.chain.notes)
+        intervals = [Interval(*pair) for pair in pairwise([0, *self.chain.sound])]
+        refused = {one: reason for one in intervals if (reason := self._refusal(one))}
+        if len(refused) == len(intervals) and not report.problems:
+            raise UserError(f"{self.run.path}: steps {text}" for text in _by_reason(refused.items()))
+        drawn = _drawn([one for one in intervals if one not in refused], steps, seed)
+        report.problems += self._problems_of_data() if drawn else []
+        for text in (*report.notes, *(f"DIFFERENT: {problem}" for problem in report.problems)):
+            self.echo(text)
+        self.echo(f"seed {seed}: {len(drawn)} of {counted(len(intervals), 'interval')} between checkpoints")
+        for one in drawn:
+            if one == drawn[0]:
+                self.echo(f"{'steps':>15}  {'images':>10}  {'seconds':>8}  result")
+            report.results.append(result := self._result(one))
+            said = (
+                f"DIFFERENT: {result.difference}" if result.difference else f"equal, {result.tensors} tensors"
+            )
+            self.echo(f"{one!s:>15}  {result.images:>10}  {result.seconds:>8.1f}  {said}")
+        report.not_shown = [(one, refused.get(one, "not drawn")) for one in intervals if one not in drawn]
+        if (last := self.run.steps()[-1]) > intervals[-1].last:
+            report.not_shown.append(
+                (Interval(intervals[-1].last, last), "its checkpoint is not the recorded one")
+            )
+        for text in _conclusions(report):
+            self.echo(text)
+        return report
+
+    def _recipe_of(self, step: int) -> Recipe:
+        """Return the recipe that led to the checkpoint of ``step``, with the data's place here."""
+        saved = weights.recipe_in(self.run.step_directory(step) / "model.safetensors")
+        recipe = changed(saved, self.overrides) if self.overrides else saved
+        if wrong := [key for key, _, _ in differences(saved, recipe) if key not in _MAY_CHANGE]:
+            expected = f"expected one of {listed(_MAY_CHANGE)}; leave it out"
+            raise UserError(f"{key}: an audit keeps the recipe of the run; {expected}" for key in wrong)
+        if self.task is None:
+            refuse_unasked(recipe.task, self.run.path)
+        return replace(
+            recipe,
+            task=absolute(self.task or recipe.task),
+            data=replace(recipe.data, cache="none"),  # which may hold images that were changed since
+            checkpoint=replace(recipe.checkpoint, every=_LATER, name=""),
+        )
+
+    def _refusal(self, interval: Interval) -> str | None:
+        """Return why an interval cannot be trained again here; None if it can."""
+        lines = self.chain.between(*interval)
+        for line in reversed(lines):
+            for what in ("recipe", "data", "images"):
+                values = {getattr(line, what), getattr(lines[-1], what)}
+                if len(values - {None} if what == "images" else values) > 1:
+                    gone = f"the {what} changed after step {line.checkpoint}"
+                    return f"{gone}, and the checkpoint of that step is no longer there"
+        used = {line.environment for line in lines}
+        known = [one for one in self.starts if not used or chain.digest_of(one) in used]
+        if len(known) < len(used) or not known:
+            return f"{self.run.environment} does not have its environment"
+        if other := [text for one in known for text in other_facts(one, self.here, self.recipe)]:
+            return f"other bits are to be expected here: {'; '.join(dict.fromkeys(other))}"
+        pretrained = self.recipe.model.pretrained
+        if not interval.first and pretrained not in ("", "timm") and not Path(pretrained).exists():
+            return f"model.pretrained is '{pretrained}', which is not there; add model.pretrained=FILE"
+        return None
+
+    def _problems_of_data(self) -> Iterator[str]:
+        """Yield what differs between the data here and the data of the run's last start."""
+        recipe = resolve_recipe(self.recipe)
+        data = capabilities(open_task(recipe).training_data())
+        before = read_state(self.run.step_directory(self.chain.sound[-1])).get("data")
+        if None not in (before, data.digest) and before != data.digest:
+            yield f"data.root={recipe.data.root}: classes, boxes or image sizes are not those of the run"
+        files = data.files()
+        if not files or not self.run.data_sums.exists():
+            return
+        lines = read_text(self.run.data_sums, _LONGEST_LIST, errors="surrogateescape").split("\n")
+        recorded = {name: digest for digest, _, name in (line.partition("  ") for line in lines) if name}
+        here, root = dict(sums_of(files)), Path(common_folder(files))
+        wrong = [name for name in {**recorded, **here} if recorded.get(name) != here.get(name)]
+        for name in wrong[:_SHOWN]:
+            what = "is not the file that the run was trained on"
+            if name not in here or name not in recorded:
+                what = "is not there" if name in recorded else "was not in the data of the run"
+            yield f"{root / name}: {what}"
+        if len(wrong) > _SHOWN:
+            yield f"{root}: the same holds for {counted(len(wrong) - _SHOWN, 'more file')}"
+
+    def _result(self, interval: Interval) -> Result:
+        """Train an interval in a copy that begins with the checkpoint before it, and compare the ends."""
+        began, recipe = time.monotonic(), resolve_recipe(self._recipe_of(interval.last))
+        with tempfile.TemporaryDirectory(prefix="rankless-audit-") as folder:
+            copy = RunDirectory(Path(folder) / "run")
+            if interval.first:
+                self._begin(copy, interval.first, recipe)
+            code = local.train(
+                recipe,
+                copy.path,
+                devices=self.devices,
+                resume=interval.first > 0,
+                dry_run_steps=interval.last,
+                dry_run_images=0,
+                inline=self.devices == 1,  # without the start of another process
+            )
+            if code == INTERRUPTED:
+                raise KeyboardInterrupt
+            if code:
+                raise UserError(f"steps {interval} could not be trained again (code {code})")
+            ours, theirs = (checkpoint.load(run, interval.last) for run in (self.run, copy))
+            tensors, difference = compare(ours, theirs)
+        images = (interval.last - interval.first) * recipe.batch.images
+        return Result(interval, images, tensors, difference, round(time.monotonic() - began, 1))
+
+    def _begin(self, copy: RunDirectory, step: int, recipe: Recipe) -> None:
+        """Write the checkpoint of ``step`` into ``copy``, as one of the same run with ``recipe``."""
+        start = checkpoint.load(self.run, step)
+        start = replace(start, state={**start.state, "unscored": False})
+        names = weights.load(self.run.step_directory(step) / "model.safetensors", checked=True).class_names
+        checkpoint.save(copy, start, recipe, names)
+        copy.recipe.write_text(dump(recipe), encoding="utf-8")
+        copy.environment.write_bytes(self.run.environment.read_bytes())  # which marks a run
+
+
+def _conclusions(report: AuditReport) -> Iterator[str]:
+    """Yield sentences on what the audit has shown, and what it has not."""
+    shown: list[Interval] = []
+    for one in (result.interval for result in report.results if result.difference is None):
+        begins = shown.pop().first if shown and shown[-1].last == one.first else one.first
+        shown.append(Interval(begins, one.last))
+    for one in shown:
+        start = f"the checkpoint of step {one.first}" if one.first else "the beginning"
+        yield f"shown: from {start}, this data and recipe give the checkpoint of step {one.last}, bit for bit"
+    if report.not_shown:
+        yield f"not shown: steps {'; '.join(_by_reason(report.not_shown))}"
+
+
+def _by_reason(intervals: Iterable[tuple[Interval, str]]) -> Iterator[str]:
+    """Yield each reason once, after the intervals that it explains."""
+    found: dict[str, list[str]] = {}
+    for one, reason in intervals:
+        found.setdefault(reason, []).append(str(one))
+    return (f"{', '.join(them)}: {reason}" for reason, them in found.items())
+
+
+def _drawn(possible: Sequence[Interval], steps: int | None, seed: int) -> list[Interval]:
+    """Draw intervals until they have ``steps`` steps, or all; return them in order."""
+    order, drawn = random.Random(seed).sample(possible, len(possible)), list[Interval]()
+    while order and (steps is None or sum(last - first for first, last in drawn) < steps):
+        drawn.append(order.pop())
+    return sorted(drawn)
+
+
+def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Recipe) -> Iterator[str]:
+    """Yield the facts that differ between the run and this machine, and can change bits."""
+    for name in {**recorded, **here}:
+        section, _, key = name.partition(".")
+        # An unset variable counts as a value; missing packages compute nothing.
+        counts = section == "variables" or (name in recorded and name in here)
+        is_free = name == "hardware.CPU" and recipe.cpu_isa != "native"
+        was, has = recorded.get(name, "not set"), here.get(name, "not set")
+        if counts and not is_free and was != has:
+            yield f"{label(section, key)} is {was} in the run, {has} here"
+
+
+def compare(one: Snapshot, other: Snapshot) -> tuple[int, str | None]:
+    """Return the number of tensors of two states, and the first one whose bits differ, if any."""
+    count, first = 0, None
+    for part in ("model", "ema", "training"):
+        ours, theirs = getattr(one, part) or {}, getattr(other, part) or {}
+        names = {**ours, **theirs}
+        count += len(names)
+        wrong = [name for name in names if not _same_bits(ours.get(name), theirs.get(name))]
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        first = first or (f"{wrong[0]}{more} in {part}.safetensors" if wrong else None)
+    if one.state.get("scaler") != other.state.get("scaler"):
+        first = first or "the loss scale in state.json"
+    return count, first
+
+
+def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return torch.equal(*(value.contiguous().reshape(-1).view(torch.uint8) for value in (one, other)))

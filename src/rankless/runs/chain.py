@@ -1,0 +1,220 @@
+"""The chain of a run's checkpoints: lines of the journal, each with the digest of the one before.
+
+A line binds a checkpoint's files to the recipe, the data, the environment and the numbers in the journal up
+to it. A checkpoint's ``chain.json`` holds all of its line but the digests of its files, so the line of a
+checkpoint whose process was killed before it wrote the line can be made again. The lines of removed
+checkpoints stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rankless.errors import UserError
+from rankless.files import checksums
+from rankless.files.reading import MIB, read_text
+from rankless.runs import journal, starts
+from rankless.runs.directory import RunDirectory, damage, read_state
+
+NAME = "chain.json"
+_LONGEST = MIB
+
+
+class Line(msgspec.Struct):
+    """A line of the chain."""
+
+    checkpoint: int  # number of steps done
+    files: dict[str, str]  # SHA-256 of each of the checkpoint's files by name
+    recipe: str
+    environment: str  # digest of :func:`rankless.runs.starts.facts`
+    numbers: tuple[int, str]  # of lines with numbers in the journal so far, and their digest
+    link: str  # SHA-256 of the rest of this line
+    before: str | None = None  # the link of the line before
+    data: str | None = None  # digest of the annotations, if the data has one
+    images: str | None = None  # SHA-256 of the list of the data's files, if it has files and was complete
+
+
+@dataclass
+class Chain:
+    """The chain of a run.
+
+    Attributes:
+        lines: its lines, with those that only a checkpoint holds.
+        problems: sentences on what does not agree.
+        notes: sentences on what has no chain.
+        sound: steps whose checkpoint is complete and the recorded one, in increasing order.
+    """
+
+    lines: list[Line] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    sound: list[int] = field(default_factory=list)
+
+    def between(self, first: int, last: int) -> list[Line]:
+        """Return the lines after step ``first``, up to step ``last``."""
+        return [line for line in self.lines if first < line.checkpoint <= last]
+
+
+class Numbers:
+    """A running digest of the numbers in a journal, without what depends on the machine."""
+
+    def __init__(self) -> None:
+        self.count, self._sha = 0, hashlib.sha256()
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Add an entry of the journal, unless it has no numbers."""
+        if "step" in entry or "evaluation" in entry:
+            self.count += 1
+            self._sha.update(journal.line({key: value for key, value in entry.items() if key != "timing"}))
+
+    def mark(self) -> tuple[int, str]:
+        """Return the number of entries so far, and their digest."""
+        return self.count, self._sha.hexdigest()
+
+
+def digest_of(value: object) -> str:
+    """Return the SHA-256 of a value as JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def entry_of(folder: Path) -> dict[str, Any] | None:
+    """Return the journal's entry for a checkpoint; None if it has no chain or cannot be read."""
+    with suppress(OSError, UserError):
+        files, step = checksums.read(folder) or {}, read_state(folder)["step"]
+        if files.pop(NAME, "") and (links := links_in(folder)):
+            entry = {**links, "checkpoint": step, "files": files}
+            return {**entry, "link": digest_of(entry)}
+    return None
+
+
+def links_in(folder: Path) -> dict[str, Any]:
+    """Return what a checkpoint's ``chain.json`` holds; empty if it has none or an unreadable one."""
+    with suppress(OSError, ValueError, RecursionError):
+        links = json.loads(read_text(folder / NAME, _LONGEST))
+        return links if isinstance(links, dict) else {}
+    return {}
+
+
+def read(run: RunDirectory) -> Chain:
+    """Read the chain of a run and compare it with the checkpoints, the journal and the environments."""
+    chain = Chain()
+    entries: list[dict[str, Any]] = []
+    try:
+        entries = list(journal.read(run.journal))
+    except OSError as error:
+        chain.problems.append(f"{run.journal}: cannot be read ({error.strerror or error})")
+    for entry in entries:
+        if "checkpoint" in entry:
+            _follow(chain, entry, str(run.journal))
+    for step in run.steps():
+        _look_at(chain, run.step_directory(step), step, str(run.journal))
+    chain.problems += _numbers(chain.lines, entries, str(run.journal))
+    chain.problems += _other_files(chain.lines, run)
+    chain.problems += _links(run)
+    begins = chain.lines[0].checkpoint if chain.lines else None
+    older = [str(step) for step in chain.sound if begins is None or step < begins]
+    if older:
+        begin = "" if begins is None else f"; it begins with step {begins}"
+        chain.notes.append(f"no chain: an earlier version saved the steps {', '.join(older)}{begin}")
+    return chain
+
+
+def _follow(chain: Chain, entry: dict[str, Any], source: str) -> None:
+    """Add the next line, and the problem with it, if any."""
+    step, last = entry["checkpoint"], chain.lines[-1] if chain.lines else None
+    try:
+        line = msgspec.convert(entry, Line)
+    except msgspec.ValidationError as error:
+        chain.problems.append(f"{source}: the line of the checkpoint of step {step} is damaged ({error})")
+        return
+    if line.link != digest_of({key: value for key, value in entry.items() if key != "link"}):
+        chain.problems.append(f"{source}: the line of the checkpoint of step {step} was changed")
+    if line.before != (last.link if last else None):
+        follows = f"the line of step {last.checkpoint}" if last else "the beginning"
+        chain.problems.append(
+            f"{source}: the line of the checkpoint of step {step} does not follow {follows}: lines between "
+            "them were changed or removed"
+        )
+    chain.lines.append(line)
+
+
+def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
+    """Compare the checkpoint in ``folder`` with its line; add its line if only the checkpoint holds it."""
+    if problem := damage(folder):
+        chain.problems.append(f"{folder}: is damaged ({problem})")
+        return
+    added = {path.name for path in folder.glob("*.safetensors")} - {*(checksums.read(folder) or ())}
+    chain.problems += [f"{folder / name}: was added to the checkpoint" for name in sorted(added)]
+    entry, lines = entry_of(folder), [line for line in chain.lines if line.checkpoint == step]
+    last = chain.lines[-1] if chain.lines else None
+    if lines and entry and lines[-1].link == entry["link"]:
+        chain.sound.append(step)
+    elif entry and (last is None or last.checkpoint <= step) and entry.get("before") == (last and last.link):
+        _follow(chain, entry, str(folder))  # its process was killed, or has not written its line yet
+        chain.sound.append(step)
+    elif lines:
+        here = checksums.read(folder) or {}
+        names = [name for name, digest in lines[-1].files.items() if here.get(name) != digest]
+        chain.problems.append(
+            f"{folder}: {', '.join(names) or NAME} is not what was saved after step {step}, by {source}"
+        )
+    elif last is None or step < chain.lines[0].checkpoint:
+        if entry:
+            chain.problems.append(f"{folder}: {source} has no line for it: it was changed or cut")
+        else:
+            chain.sound.append(step)  # of an earlier version
+    else:
+        chain.problems.append(f"{folder}: is not in the chain of {source}, which goes on after its step")
+
+
+def _numbers(lines: Sequence[Line], entries: Sequence[Mapping[str, Any]], source: str) -> Iterator[str]:
+    """Yield the problem with the journal's numbers up to the first line that they do not agree with."""
+    numbers, wanted = Numbers(), {line.numbers[0] for line in lines}
+    marks = {0: numbers.mark()}
+    for entry in entries:
+        numbers.add(entry)
+        if numbers.count in wanted:
+            marks[numbers.count] = numbers.mark()
+    before = 0
+    for line in lines:
+        if marks.get(line.numbers[0]) != line.numbers:
+            yield (
+                f"{source}: the numbers of the steps {before + 1} to {line.checkpoint} (losses, rates, "
+                "scores) are not those recorded with the checkpoint"
+            )
+            return
+        before = line.checkpoint
+
+
+def _other_files(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
+    entries, problem = starts.read(run.environment)
+    known = {digest_of(starts.facts(entry)) for entry in entries}
+    for line in {line.environment: line for line in lines if line.environment not in known}.values():
+        of, why = f"the environment of the checkpoint of step {line.checkpoint}", problem or "it was changed"
+        yield f"{run.environment}: {of} is gone ({why})"
+    listed = [line for line in lines if line.images]
+    if listed and listed[-1].images != sum_of(run.data_sums):
+        step = listed[-1].checkpoint
+        yield f"{run.data_sums}: is not the list of files recorded with the checkpoint of step {step}"
+
+
+def _links(run: RunDirectory) -> Iterator[str]:
+    """Yield a problem for each link to a checkpoint's weights that is something else."""
+    for path in (run.path / "best.safetensors", run.path / "last.safetensors"):
+        if path.is_file() and not path.resolve().is_relative_to(run.checkpoints.resolve()):
+            yield f"{path}: is not a link to a checkpoint's weights"
+
+
+def sum_of(path: Path) -> str | None:
+    """Return the SHA-256 of a file; None if it cannot be read."""
+    with suppress(OSError):
+        return checksums.of_file(path)
+    return None

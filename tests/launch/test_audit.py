@@ -1,0 +1,318 @@
+"""``rankless audit`` and ``digest --chain``: a sound run passes, and every change to one is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import rankless
+from rankless.cli import main
+from rankless.errors import UserError
+from rankless.files import checksums
+from rankless.hardware import instruction_set
+from rankless.launch.audit import Audit, AuditReport, Interval, examined, other_facts
+from rankless.models.checkpoints.tensor_file import metadata_of
+from rankless.recipe.load import load
+from rankless.recipe.schema import Recipe
+from rankless.runs import chain
+from rankless.runs.directory import RunDirectory
+
+WORDS = ["batch.images=6", "batch.micro=3", "epochs=2", "workers=0", "evaluate.every=0"]
+SAVING = ["checkpoint.every=2", "checkpoint.keep=9"]  # after the steps 2, 4, 6 and 7
+
+
+@pytest.fixture(scope="module")
+def trained(small_recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("audited") / "run"
+    assert rankless.train(load(small_recipe, [*WORDS, *SAVING]), run, devices=1, inline=True) == 0
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> RunDirectory:
+    """A copy that a test may change."""
+    return RunDirectory(shutil.copytree(trained, tmp_path / "run", symlinks=True))
+
+
+def audited(run: Path, *overrides: str, steps: int | None = 1, devices: int = 1) -> AuditReport:
+    return Audit(run, overrides, None, devices, print).repeat(steps, seed=1)
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """The content and time of every file and folder."""
+    return {
+        str(path): (path.lstat().st_mtime_ns, path.is_file() and path.read_bytes())
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+def lines_of(run: RunDirectory) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.journal.read_text().splitlines()]
+
+
+def write_lines(run: RunDirectory, lines: list[dict[str, Any]]) -> None:
+    run.journal.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+
+def forge(folder: Path) -> str:
+    """Change a weight, and the checksums of the file and in SHA256SUMS; return its name."""
+    file = folder / "model.safetensors"
+    tensors, about = load_file(file), metadata_of(file)
+    name = max(tensors, key=lambda name: tensors[name].numel())
+    tensors[name].view(-1)[7] *= 1.0001
+    save_file(tensors, file, {key: value for key, value in about.items() if key != "crc32"})
+    sum_again(folder)
+    return name
+
+
+def sum_again(folder: Path) -> None:
+    listed = checksums.read(folder) or {}
+    sums = {name: checksums.of_file(folder / name) for name in listed if (folder / name).exists()}
+    (folder / checksums.NAME).write_text(checksums.text(sums))
+
+
+def link_again(run: RunDirectory) -> None:
+    """Make the whole chain again, as a careful forger would."""
+    made: dict[int, dict[str, Any]] = {}
+    before = None
+    for step in run.steps():
+        folder = run.step_directory(step)
+        links = chain.links_in(folder)
+        (folder / chain.NAME).write_text(json.dumps({**links, "before": before}))
+        sum_again(folder)
+        entry = chain.entry_of(folder)
+        assert entry
+        made[step], before = entry, entry["link"]
+    write_lines(run, [made[line["checkpoint"]] if "checkpoint" in line else line for line in lines_of(run)])
+
+
+def test_a_sound_run_is_shown_whole_and_not_touched(trained: Path) -> None:
+    before = state_of(trained)
+    assert examined(RunDirectory(trained)).problems == []
+    said: list[str] = []
+    report = Audit(trained, (), None, 1, said.append).repeat(None, seed=5)
+    assert report.ok and report.not_shown == [] and report.seed == 5
+    assert [one.interval for one in report.results] == [
+        Interval(0, 2),
+        Interval(2, 4),
+        Interval(4, 6),
+        Interval(6, 7),
+    ]
+    assert [one.images for one in report.results] == [12, 12, 12, 6]
+    assert said[-1] == (
+        "shown: from the beginning, this data and recipe give the checkpoint of step 7, bit for bit"
+    )
+    assert state_of(trained) == before
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("forked_ranks")
+def test_two_ranks_repeat_what_one_trained(trained: Path) -> None:
+    report = audited(trained, steps=3, devices=2)
+    assert report.ok and sum(len(one.interval) for one in report.results) >= 3
+    assert {reason for _, reason in report.not_shown} == {"not drawn"}
+    again = {one for one, _ in report.not_shown} | {one.interval for one in report.results}
+    assert len(again) == 4
+
+
+def test_a_changed_image_is_named_and_changes_the_weights(run: RunDirectory, tmp_path: Path) -> None:
+    data = shutil.copytree(Path(load(run.recipe).data.root).parent, tmp_path / "moved")
+    file = data / "data.yaml"
+    text = file.read_text().splitlines()
+    file.write_text("\n".join([f"path: {data}", *text[1:]]) + "\n")
+    elsewhere = f"data.root={file}"
+    assert audited(run.path, elsewhere).ok  # at another place it is the same data
+    image = data / "images/train/07.png"
+    pixels = np.array(Image.open(image))
+    pixels[10:30, 10:30] = 255
+    Image.fromarray(pixels).save(image)
+    report = audited(run.path, elsewhere, steps=None)
+    assert report.problems == [f"{image}: is not the file that the run was trained on"]
+    assert any(one.difference for one in report.results) and not report.ok
+    (data / "images/train/07.png").unlink()
+    (data / "labels/train/07.txt").unlink()
+    with pytest.raises(UserError, match="21 images, but the data now has 20"):
+        audited(run.path, elsewhere)
+
+
+def test_a_changed_weight_is_found_though_all_checksums_were_made_again(run: RunDirectory) -> None:
+    folder = run.step_directory(4)
+    name = forge(folder)
+    assert examined(run).problems == [
+        f"{folder}: model.safetensors is not what was saved after step 4, by {run.journal}"
+    ]
+    report = audited(run.path, steps=None)
+    assert not report.ok and [one.interval for one in report.results] == [
+        Interval(0, 2),
+        Interval(2, 6),
+        Interval(6, 7),
+    ]
+    link_again(run)
+    assert examined(run).problems == []
+    differing = {one.interval: one.difference for one in audited(run.path, steps=None).results}
+    assert differing[Interval(2, 4)] == f"{name} in model.safetensors"
+    assert differing[Interval(4, 6)] and not differing[Interval(0, 2)] and not differing[Interval(6, 7)]
+
+
+def edited(lines: list[dict[str, Any]]) -> str:
+    [step] = [line for line in lines if line.get("step") == 3]
+    step["loss"] *= 0.5
+    return "the numbers of the steps 3 to 4 (losses, rates, scores) are not those recorded"
+
+
+def relinked(lines: list[dict[str, Any]]) -> str:
+    [line] = [line for line in lines if line.get("checkpoint") == 4]
+    line["recipe"] = "0" * 64
+    return "the line of the checkpoint of step 4 was changed"
+
+
+def removed(lines: list[dict[str, Any]]) -> str:
+    lines[:] = [line for line in lines if line.get("checkpoint") != 4]
+    return "the line of the checkpoint of step 6 does not follow the line of step 2"
+
+
+def damaged(lines: list[dict[str, Any]]) -> str:
+    [line] = [line for line in lines if line.get("checkpoint") == 6]
+    line["numbers"] = "many"
+    return "the line of the checkpoint of step 6 is damaged"
+
+
+@pytest.mark.parametrize("change", [edited, relinked, removed, damaged])
+def test_an_edited_journal(run: RunDirectory, change: Callable[[list[dict[str, Any]]], str]) -> None:
+    lines = lines_of(run)
+    said = change(lines)
+    write_lines(run, lines)
+    assert f"{run.journal}: {said}" in "\n".join(examined(run).problems)
+
+
+def test_exchanged_checkpoints(run: RunDirectory) -> None:
+    one, other, aside = run.step_directory(2), run.step_directory(4), run.path / "aside"
+    one.rename(aside), other.rename(one), aside.rename(other)
+    assert [problem.partition(" (")[0] for problem in examined(run).problems] == [
+        f"{one}: is damaged",
+        f"{other}: is damaged",
+    ]
+    for folder, step in ((one, 2), (other, 4)):
+        state = json.loads((folder / "state.json").read_text())
+        (folder / "state.json").write_text(json.dumps({**state, "step": step}))
+        sum_again(folder)
+    assert [problem.partition(" is not what was saved")[0] for problem in examined(run).problems] == [
+        f"{one}: ema.safetensors, model.safetensors, state.json, training.safetensors",
+        f"{other}: ema.safetensors, model.safetensors, state.json, training.safetensors",
+    ]
+
+
+def test_other_changed_files(run: RunDirectory) -> None:
+    run.recipe.write_text(run.recipe.read_text().replace("lr: 0.02", "lr: 0.03"))
+    run.environment.write_text(run.environment.read_text().replace(rankless.__version__, "9.9.9"))
+    run.data_sums.write_text(run.data_sums.read_text().replace("07.png", "08.png"))
+    best = run.path / "best.safetensors"
+    best.unlink()
+    for file in (best, run.step_directory(6) / "other.safetensors"):
+        file.write_bytes(b"other weights")
+    text = "\n".join(examined(run).problems)
+    assert f"{best}: is not a link to a checkpoint's weights" in text
+    assert f"{run.step_directory(6) / 'other.safetensors'}: was added to the checkpoint" in text
+    assert f"{run.recipe}: optim.lr is 0.03, but 0.02 in the checkpoint of step 7" in text
+    assert f"{run.environment}: the environment of the checkpoint of step 7 is gone (it was changed)" in text
+    assert f"{run.data_sums}: is not the list of files recorded with the checkpoint of step 7" in text
+
+
+def test_the_list_of_the_data_is_that_of_sha256sum(run: RunDirectory) -> None:
+    images = Path(load(run.recipe).data.root).parent / "images/train"
+    listed = dict(line.split("  ") for line in run.data_sums.read_text().splitlines())
+    assert listed == {hashlib.sha256(file.read_bytes()).hexdigest(): file.name for file in images.iterdir()}
+
+
+def test_a_resumed_run_goes_on_with_the_chain(run: RunDirectory) -> None:
+    lines = lines_of(run)
+    write_lines(run, [line for line in lines if line.get("checkpoint") != 7])  # killed before it was written
+    assert examined(run).problems == []
+    longer = load(run.recipe, ["epochs=3"])
+    assert rankless.train(longer, run.path, devices=1, resume=True, inline=True) == 0
+    for step in (2, 4, 6, 8, 10):  # as if fewer were kept
+        shutil.rmtree(run.step_directory(step))
+    found = examined(run)
+    assert found.problems == [] and found.sound == [7, 11]
+    assert [line.checkpoint for line in found.lines] == [2, 4, 6, 7, 8, 10, 11]
+    report = audited(run.path, steps=None)
+    assert report.ok and [one.interval for one in report.results] == [Interval(0, 7), Interval(7, 11)]
+    shutil.rmtree(run.step_directory(7))
+    with pytest.raises(UserError, match="steps 0–11: the recipe changed after step 7, and the checkpoint"):
+        audited(run.path)
+
+
+def test_a_checkpoint_that_is_saved_again_after_a_fallback(run: RunDirectory) -> None:
+    (run.step_directory(7) / "state.json").write_text("{}")
+    assert [problem.partition(" (")[0] for problem in examined(run).problems] == [
+        f"{run.step_directory(7)}: is damaged"
+    ]
+    more_often = load(run.recipe, ["checkpoint.every=1"])  # so that the line of step 7 is another one
+    assert rankless.train(more_often, run.path, devices=1, resume=True, inline=True) == 0
+    found = examined(run)
+    assert found.problems == [] and [line.checkpoint for line in found.lines] == [2, 4, 6, 7]
+
+
+def test_a_run_of_an_earlier_version_has_no_chain(run: RunDirectory) -> None:
+    write_lines(run, [line for line in lines_of(run) if "checkpoint" not in line])
+    run.data_sums.unlink()
+    for step in run.steps():
+        folder = run.step_directory(step)
+        (folder / chain.NAME).unlink()
+        sum_again(folder)
+    report = audited(run.path)
+    assert report.ok and report.link is None
+    assert report.notes == ["no chain: an earlier version saved the steps 2, 4, 6, 7"]
+    assert rankless.train(load(run.recipe, ["epochs=3"]), run.path, devices=1, resume=True, inline=True) == 0
+    found = examined(run)
+    assert found.problems == [] and [line.checkpoint for line in found.lines] == [8, 10, 11]
+    assert found.notes == ["no chain: an earlier version saved the steps 2, 4, 6, 7; it begins with step 8"]
+
+
+def test_another_cpu_is_refused_unless_the_recipe_fixes_the_instructions(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was = instruction_set.model()
+    monkeypatch.setattr(instruction_set, "model", lambda: "Another 9000")
+    with pytest.raises(UserError, match=re.escape(f"the CPU is {was} in the run, Another 9000 here")):
+        audited(trained)
+    facts = {"hardware.CPU": "A", "versions.torch": "1", "variables.MKL_CBWR": "AVX2"}
+    assert list(other_facts(facts, {**facts, "hardware.CPU": "B"}, Recipe(cpu_isa="avx2"))) == []
+    assert list(other_facts(facts, {"versions.torch": "2"}, Recipe())) == [
+        "torch is 1 in the run, 2 here",
+        "MKL_CBWR is AVX2 in the run, not set here",
+    ]
+
+
+def test_the_commands(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["digest", str(run.path), "--chain"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"{lines_of(run)[-2]['link']}  {run.path} step 7 (kept)"
+    forge(run.step_directory(2))
+    assert main(["digest", str(run.path), "--chain", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False and len(report["problems"]) == 1 and len(report["chain"]) == 4
+    for words in (
+        ["optim.lr=0.1"],
+        ["--seed", "x"],
+        ["--steps", "0"],
+        ["--all", "--steps", "3"],
+        ["data.root=/not/there"],
+    ):
+        assert main(["audit", str(run.path), "--devices", "1", *words]) == 2
+    said = capsys.readouterr().err
+    assert "optim.lr: an audit keeps the recipe of the run; expected one of 'data.root'" in said
+    assert "--seed has 'x': expected a whole number" in said and "/not/there" in said
+    assert main(["audit", os.fspath(run.path / "nothing")]) == 2
+    assert "nothing: no such directory; expected the directory of a run" in capsys.readouterr().err
