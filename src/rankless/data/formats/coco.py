@@ -166,6 +166,9 @@ class _Reader(ListedImages):
             else:
                 x1, y1, width, height = box
                 x2, y2 = x1 + width, y1 + height
+                if isinstance(entry.attributes, dict) and (degrees := entry.attributes.get("rotation")):
+                    x1, y1, x2, y2 = outlines.turned((x1, y1, x2, y2), degrees)  # as CVAT writes it
+                    self.report("turned", where)
             area = _area(entry, x2 - x1, y2 - y1)
             self.made.add_box(image, (x1, y1, x2, y2), label, line, flags, area)
         except (TypeError, OverflowError):

@@ -8,7 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankless.data.formats.darknet_description import Description, description_in, read_description
+from rankless.data.formats.darknet_description import (
+    YAML_NAMES,
+    Description,
+    description_in,
+    read_description,
+)
 from rankless.data.formats.folders import (
     FolderNames,
     ImageSearch,
@@ -75,7 +80,7 @@ def recognize(root: Path) -> str:
     """Return why ``root`` has a layout of Darknet; empty if not."""
     if root.is_file():
         return f"'{root.name}' describes it" if description_in(root) else ""
-    for name in ("data.yaml", "data.yml"):
+    for name in YAML_NAMES:
         if (root / name).is_file():
             return f"it has '{name}'"
     if any(file.is_file() for file in root.glob("*.data")):
