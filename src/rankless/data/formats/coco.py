@@ -43,7 +43,7 @@ LAYOUT = (
     "'annotations/instances_train.json' with the images in 'train' or 'images/train', "
     "'train/_annotations.coco.json' beside the images, or one such .json file"
 )
-_BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json")
+_BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json", "result.json")
 """Annotation files in a split's folder, beside its images or above them."""
 _LISTS = re.compile(rb'"(images|annotations|categories)"\s*:')
 _ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')

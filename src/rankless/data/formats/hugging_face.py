@@ -2,7 +2,7 @@
 
 A row of ``metadata.jsonl``, ``metadata.csv`` or ``metadata.parquet`` names its image in ``file_name``,
 relative to the file. In other Parquet files, the rows contain the images. A row has ``objects``, a dict of
-lists or a list of dicts with ``bbox`` (x, y, width, height in pixels) and ``category``, or it has a ``label``.
+lists or a list of dicts with ``bbox`` (x, y, width, height in pixels) and ``category``, or a ``label``.
 """
 
 from __future__ import annotations
