@@ -121,6 +121,10 @@ class Labeling:
         """Write "CVAT for images 1.1"."""
         root = ElementTree.Element("annotations")
         ElementTree.SubElement(root, "version").text = "1.1"
+        task = ElementTree.SubElement(ElementTree.SubElement(root, "meta"), "task")
+        labels = ElementTree.SubElement(task, "labels")
+        for name in self._names:
+            ElementTree.SubElement(ElementTree.SubElement(labels, "label"), "name").text = name
         for number, (name, image) in enumerate(self._images()):
             about = {"id": str(number), "name": _plain(name)}
             about |= {side: str(image[side]) for side in ("width", "height")}
@@ -161,7 +165,6 @@ def _plain(text: str) -> str:
 
 
 def _save(root: ElementTree.Element, file: Path) -> None:
+    """Write XML in ASCII without a declaration, which Label Studio refuses in a pasted text."""
     ElementTree.indent(root)
-    file.write_bytes(
-        b'<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, "utf-8") + b"\n"
-    )
+    file.write_bytes(ElementTree.tostring(root, "us-ascii", xml_declaration=False) + b"\n")
