@@ -189,8 +189,9 @@ class ImageSearch:
             if not cut and name.startswith("/"):
                 folder = f"/{folder}"
             for names in self._folders(folder):
-                if match := names.like(last) or names.like(_UPLOADED.sub("", last)):
-                    self.shortened += cut > 0
+                exactly = names.like(last)
+                if match := exactly or names.like(_UPLOADED.sub("", last)):
+                    self.shortened += cut > 0 or not exactly
                     return f"{names.folder}/{match}"
         return ""
 
