@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import yaml
@@ -26,7 +25,10 @@ TRUTH: Truth = {
         "yard": [("cat", (0, 0, 60, 40))],
         "empty": [],
     },
-    "valid": {"park": [("cat", (8, 8, 24, 40)), ("dog", (32, 16, 64, 48))], "lawn": [("dog", (4, 4, 12, 12))]},
+    "valid": {
+        "park": [("cat", (8, 8, 24, 40)), ("dog", (32, 16, 64, 48))],
+        "lawn": [("dog", (4, 4, 12, 12))],
+    },
 }
 
 
@@ -89,7 +91,8 @@ def voc(stem: str, boxes: Boxes, head: str, first: int) -> str:
         for name, (a, b, c, d) in boxes
     )
     size = f"<size><width>{WIDTH}</width><height>{HEIGHT}</height><depth></depth></size>"
-    return f"<annotation><filename>{stem}.jpg</filename>{head}{size}<segmented>0</segmented>{objects}</annotation>"
+    head = f"<filename>{stem}.jpg</filename>{head}"
+    return f"<annotation>{head}{size}<segmented>0</segmented>{objects}</annotation>"
 
 
 # CVAT: a task without a subset is 'default'; the subsets that it offers are 'Train', 'Validation' and 'Test'.
@@ -114,7 +117,10 @@ def cvat_coco(root: Path, truth: Truth) -> None:
 
 
 def cvat_voc(root: Path, truth: Truth) -> None:
-    write(root / "labelmap.txt", "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncat:1,0,0::\ndog:0,1,0::\n")
+    write(
+        root / "labelmap.txt",
+        "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncat:1,0,0::\ndog:0,1,0::\n",
+    )
     for subset, images in _subsets(truth, "default").items():
         write(root / "ImageSets/Main" / f"{subset}.txt", "".join(f"{stem}\n" for stem in images))
         for stem, boxes in images.items():
@@ -208,7 +214,13 @@ def roboflow_coco(root: Path, truth: Truth) -> None:
     categories = [{"id": 0, "name": "animals", "supercategory": "none"}]
     categories += [{"id": at, "name": name, "supercategory": "animals"} for at, name in enumerate(_SORTED, 1)]
     for split, images in truth.items():
-        made = coco(images, {name: at for at, name in enumerate(_SORTED, 1)}, categories, first=0, name=lambda s: f"{_rf(s)}.jpg")
+        made = coco(
+            images,
+            {name: at for at, name in enumerate(_SORTED, 1)},
+            categories,
+            first=0,
+            name=lambda s: f"{_rf(s)}.jpg",
+        )
         write(root / split / "_annotations.coco.json", json.dumps(made))
         for stem in images:
             put(root / split / f"{_rf(stem)}.jpg", stem)
@@ -218,7 +230,10 @@ def roboflow_yolo(root: Path, truth: Truth) -> None:
     _readme(root)
     data: dict[str, Any] = {"train": "../train/images", "val": "../valid/images", "test": "../test/images"}
     data |= {"nc": len(_SORTED), "names": list(_SORTED)}
-    write(root / "data.yaml", yaml.safe_dump(data | {"roboflow": {"workspace": "w", "version": 1}}, sort_keys=False))
+    write(
+        root / "data.yaml",
+        yaml.safe_dump(data | {"roboflow": {"workspace": "w", "version": 1}}, sort_keys=False),
+    )
     for split, images in truth.items():
         for stem, boxes in images.items():
             put(root / split / "images" / f"{_rf(stem)}.jpg", stem)
@@ -275,7 +290,13 @@ def fiftyone(root: Path, truth: Truth) -> None:
         for stem, boxes in images.items():
             put(root / "data" / f"{stem}.jpg", stem)
             found = [
-                {"_id": {"$oid": f"{at:024x}"}, "_cls": "Detection", "label": name, "tags": [], "attributes": {}}
+                {
+                    "_id": {"$oid": f"{at:024x}"},
+                    "_cls": "Detection",
+                    "label": name,
+                    "tags": [],
+                    "attributes": {},
+                }
                 | {"bounding_box": [a / WIDTH, b / HEIGHT, (c - a) / WIDTH, (d - b) / HEIGHT]}
                 for at, (name, (a, b, c, d)) in enumerate(boxes)
             ]
@@ -310,7 +331,9 @@ def hugging_face(root: Path, truth: Truth, *, numbers: bool = False, as_list: bo
         for stem, boxes in images.items():
             put(root / split / f"{stem}.jpg", stem)
             objects: Any = _objects(boxes, NAMES if numbers else None)
-            lines.append(json.dumps({"file_name": f"{stem}.jpg", "objects": _listed(objects) if as_list else objects}))
+            lines.append(
+                json.dumps({"file_name": f"{stem}.jpg", "objects": _listed(objects) if as_list else objects})
+            )
         write(root / split / "metadata.jsonl", "".join(f"{line}\n" for line in lines))
     if numbers:
         write(root / "classes.txt", "".join(f"{name}\n" for name in NAMES))
@@ -329,14 +352,17 @@ def _feature(dtype: str) -> dict[str, str]:
 
 
 def parquet(root: Path, truth: Truth, *, compression: str = "none", old: bool = False) -> None:
-    """As ``datasets`` writes it; ``old`` as before its version 4, with a Sequence of dicts and compressed images."""
+    """As ``datasets`` writes it; ``old`` as before version 4: a Sequence of dicts, and compressed images."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     label = {"names": list(NAMES), "_type": "ClassLabel"}
     box = {"feature": _feature("float32"), "length": 4, "_type": "Sequence" if old else "List"}
     if old:
-        objects: Any = {"feature": {"bbox": box, "category": label, "area": _feature("int64")}, "_type": "Sequence"}
+        objects: Any = {
+            "feature": {"bbox": box, "category": label, "area": _feature("int64")},
+            "_type": "Sequence",
+        }
     else:
         each = {"bbox": box, "category": label, "area": _feature("int64")}
         objects = {name: {"feature": kind, "_type": "List"} for name, kind in each.items()}
@@ -368,14 +394,14 @@ def parquet(root: Path, truth: Truth, *, compression: str = "none", old: bool = 
                     metadata={"huggingface": info},
                 ),
             )
-            file = root / "data" / f"{'validation' if split == 'valid' else split}-{number:05}-of-{len(images):05}.parquet"
+            file = (
+                root
+                / "data"
+                / f"{'validation' if split == 'valid' else split}-{number:05}-of-{len(images):05}.parquet"
+            )
             file.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(table, file, compression=compression, use_dictionary=False)
 
 
 def parquet_old(root: Path, truth: Truth) -> None:
     parquet(root, truth, compression="snappy", old=True)
-
-
-def read_xml(path: Path) -> ElementTree.Element:
-    return ElementTree.parse(path).getroot()

@@ -1,4 +1,4 @@
-"""The loop on the page about labeling tools, with its commands: label, train, predict, correct, train again."""
+"""The loop on the page about labeling tools, by its commands: label, train, predict, correct, train again."""
 
 from __future__ import annotations
 

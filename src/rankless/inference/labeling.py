@@ -156,7 +156,7 @@ def _is_file(image: dict[str, Any]) -> bool:
 
 
 def _absolute(image: dict[str, Any]) -> str:
-    return os.path.abspath(image["source"])  # noqa: PTH100 - Path would keep ".."
+    return os.path.abspath(str(image["source"]))  # noqa: PTH100 - Path would keep ".."
 
 
 def _plain(text: str) -> str:

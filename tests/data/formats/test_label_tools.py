@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
-import label_tools
 import pytest
-from label_tools import TRUTH, Truth, write
 
+import label_tools
+from label_tools import TRUTH, Truth, write
 from rankless.curation.checking import check
 from rankless.data.datasets.open_split import examine, open_annotations
 from rankless.data.index.annotations import Annotations
@@ -43,9 +41,7 @@ LAYOUTS = {
 ONE_SPLIT = {name for name in LAYOUTS if name.startswith("label_studio")}
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
 needs_pyarrow = pytest.mark.skipif(not HAS_PYARROW, reason="pyarrow is not installed")
-EVERY = [
-    pytest.param(name, marks=needs_pyarrow if name.startswith("parquet") else ()) for name in LAYOUTS
-]
+EVERY = [pytest.param(name, marks=needs_pyarrow if name.startswith("parquet") else ()) for name in LAYOUTS]
 
 
 def exported(layout: str, root: Path, truth: Truth = TRUTH) -> Path:
@@ -78,7 +74,9 @@ def test_class_names_and_boxes(layout: str, tmp_path: Path) -> None:
         assert found(examine(str(root), "val")) == TRUTH["valid"]
     checked = check(str(root))
     if layout == "roboflow_yolo":
-        assert "'test: ../test/images' does not exist: there is no such split" in examine(str(root), "val").about
+        assert (
+            "'test: ../test/images' does not exist: there is no such split" in examine(str(root), "val").about
+        )
     assert not [line for findings in checked.findings.values() for line in findings.stopping()]
     assert any(f"read as {LAYOUTS[layout]} because" in line for line in examine(str(root), "train").about)
 
@@ -120,10 +118,14 @@ def test_images_of_label_studio_are_found_by_their_first_name(name: str, tmp_pat
 
 
 @needs_pyarrow
-@pytest.mark.parametrize(("layout", "file"), [("parquet", "train-00000-of-00003.parquet"), ("parquet_old", "images-")])
+@pytest.mark.parametrize(
+    ("layout", "file"), [("parquet", "train-00000-of-00003.parquet"), ("parquet_old", "images-")]
+)
 def test_images_in_parquet_are_the_stored_bytes(layout: str, file: str, tmp_path: Path) -> None:
     annotations = examine(str(exported(layout, tmp_path)), "train")
-    assert [content(annotations, at) for at in range(3)] == [label_tools.encoded(stem) for stem in TRUTH["train"]]
+    assert [content(annotations, at) for at in range(3)] == [
+        label_tools.encoded(stem) for stem in TRUTH["train"]
+    ]
     inside, name = annotations.path(0).split("//")
     assert Path(inside).name.startswith(file) and name == "street one.jpg"
 
@@ -201,13 +203,21 @@ def test_parquet_that_is_damaged_or_ambiguous_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        ({"points": {"_cls": "Keypoints", "keypoints": []}}, "its samples have Keypoints; expected a field of"),
-        ({name: {"_cls": "Detections", "detections": []} for name in "ab"}, r"several fields of Detections \(a, b\)"),
+        (
+            {"points": {"_cls": "Keypoints", "keypoints": []}},
+            "its samples have Keypoints; expected a field of",
+        ),
+        (
+            {name: {"_cls": "Detections", "detections": []} for name in "ab"},
+            r"several fields of Detections \(a, b\)",
+        ),
     ],
 )
 def test_samples_of_fiftyone_without_one_field_of_boxes_are_named(labels, said: str, tmp_path: Path) -> None:
     label_tools.put(tmp_path / "data" / "a.jpg", "a")
-    write(tmp_path / "samples.json", json.dumps({"samples": [{"filepath": "data/a.jpg", "tags": [], **labels}]}))
+    write(
+        tmp_path / "samples.json", json.dumps({"samples": [{"filepath": "data/a.jpg", "tags": [], **labels}]})
+    )
     write(tmp_path / "metadata.json", "{}")
     with pytest.raises(UserError, match=said):
         examine(str(tmp_path), "train")

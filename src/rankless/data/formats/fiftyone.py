@@ -5,17 +5,15 @@ A box is x, y, width, height as fractions of the image. Splits are the samples' 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rankless.data.formats.folders import ImageSearch
-from rankless.data.formats.listed_images import ListedImages
+from rankless.data.formats.rows import Row, Table, read_tables
 from rankless.data.formats.splits import WORDS, chosen, usual_order
-from rankless.data.index.annotations import CROWD
+from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw
 from rankless.errors import UserError, printable
 from rankless.files import reading
@@ -47,18 +45,30 @@ def read(root: Path, split: str) -> Raw:
     by_split = _by_split(samples)
     name = chosen(root, split, by_split, LAYOUT)
     kind, label_field = _label_field(root / _FILE, samples)
-    found = {str(each.get("label")) for one in samples for each in _labels(one, label_field)}
-    reader = _Reader(
-        root / _FILE, ImageSearch([root]), names=sorted(found), kind=kind, label_field=label_field
-    )
-    for sample in by_split[name]:
-        reader.add(sample)
-    about = [f"labels are those of the field '{label_field}'"]
-    boxed = kind == _KINDS[0]
-    depends = [str(root), str(root / _FILE)]
-    return reader.raw(
-        reader.names, depends, about, "it lists no image", boxed=boxed, normalized=boxed, counted="label"
-    )
+    tables = {
+        each: _Samples(root / _FILE, by_split[each], label_field, boxed=kind == _KINDS[0])
+        for each in by_split
+    }
+    raw = read_tables(root, [tables.pop(name)], list(tables.values()))
+    raw.about.insert(0, f"labels are those of the field '{label_field}'")
+    return raw
+
+
+class _Samples(Table):
+    """The samples of one split, as rows."""
+
+    def __init__(self, file: Path, samples: list[Sample], label_field: str, *, boxed: bool) -> None:
+        super().__init__(file)
+        self._samples, self._label_field, self._boxed = samples, label_field, boxed
+
+    def rows(self, findings: Findings) -> Iterator[Row]:
+        for number, sample in enumerate(self._samples, 1):
+            value = sample.get(self._label_field)
+            value = value if isinstance(value, dict) else {}
+            labels: dict[str, Any] = {"label": value.get("label")}
+            if self._boxed:
+                labels = {"objects": value.get("detections") or {"bounding_box": [], "label": []}}
+            yield number, {"file_name": sample.get("filepath"), **labels}
 
 
 def _samples(root: Path) -> list[Sample]:
@@ -102,46 +112,3 @@ def _label_field(file: Path, samples: list[Sample]) -> tuple[str, str]:
             "with: dataset.select_fields(NAME).export(…)"
         )
     return kind, _USUAL if _USUAL in names else names[0]
-
-
-def _labels(sample: Sample, label_field: str) -> list[Mapping[str, Any]]:
-    value = sample.get(label_field)
-    if not isinstance(value, dict):
-        return []
-    labels = value.get("detections", []) if value.get("_cls") == _KINDS[0] else [value]
-    return [each for each in labels if isinstance(each, dict)] if isinstance(labels, list) else []
-
-
-@dataclass
-class _Reader(ListedImages):
-    """Reader of one split's samples."""
-
-    names: list[str] = field(kw_only=True)
-    kind: str = field(kw_only=True)
-    label_field: str = field(kw_only=True)
-
-    def add(self, sample: Sample) -> None:
-        """Add an image and its labels."""
-        name = sample.get("filepath")
-        where = f": {printable(str(name))}"
-        if not isinstance(name, str):
-            self.report("not understood", where, "a 'filepath' that is no text")
-            return
-        if not (path := self.locate(name, where)):
-            return
-        image = self.image(path)
-        labels = _labels(sample, self.label_field)
-        if not labels and self.kind != _KINDS[0]:
-            self.report("no class", where)
-        for number, each in enumerate(labels, 1):
-            label = self.names.index(str(each.get("label")))
-            if self.kind != _KINDS[0]:
-                self.made.add_label(image, label)
-                continue
-            try:
-                x, y, width, height = each["bounding_box"]
-                crowd = CROWD if each.get("iscrowd") else 0
-                self.made.add_box(image, (x, y, x + width, y + height), label, number, crowd)
-            except (TypeError, ValueError, KeyError, OverflowError):
-                shown = printable(str(each.get("bounding_box")))
-                self.report("not a number", where, f"'{shown}'; expected x, y, width, height")

@@ -13,9 +13,11 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
+from rankless.data.formats.rows import Row, Stored, Table
 from rankless.data.index.byte_ranges import path_in
+from rankless.data.index.findings import Findings
 from rankless.data.index.scan import storage
 from rankless.errors import UserError, printable
 from rankless.extras import needed
@@ -27,32 +29,14 @@ _ENDINGS = {b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp"
 """Endings of images without a name, by their first bytes; the others are JPEGs."""
 
 
-class Stored(NamedTuple):
-    """An encoded image and its place in a file.
+class ParquetTable(Table):
+    """A Parquet file; see :class:`rankless.data.formats.rows.Table`."""
 
-    Attributes:
-        path: as in :func:`rankless.data.index.byte_ranges.path_in`.
-        offset: position of its first byte in the file that ``path`` names.
-        content: its bytes.
-    """
-
-    path: str
-    offset: int
-    content: bytes
-
-
-class ParquetFile:
-    """An open Parquet file.
-
-    Attributes:
-        images: the first column of images; empty if there is none.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        pyarrow = needed("pyarrow.parquet", "parquet", str(path))
+    def __init__(self, file: Path) -> None:
+        super().__init__(file)
+        pyarrow = needed("pyarrow.parquet", "parquet", str(file))
         try:
-            self._file = pyarrow.ParquetFile(path)
+            self._file = pyarrow.ParquetFile(file)
         except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
             raise self._damaged(error) from None
         self._kinds = {field.name: {*map(str, _fields(field.type))} for field in self._file.schema_arrow}
@@ -60,11 +44,11 @@ class ParquetFile:
 
     def _damaged(self, error: Exception) -> UserError:
         reason = printable(str(error), 200)
-        return UserError(f"{self.path}: cannot be read as Parquet: {reason}; copy or download it again")
+        return UserError(f"{self.file}: cannot be read as Parquet: {reason}; copy or download it again")
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows without their images."""
-        yield from self._rows(columns=[name for name in self._kinds if name != self.images])
+    def rows(self, findings: Findings) -> Iterator[Row]:
+        plain = [name for name in self._kinds if name != self.images]
+        yield from enumerate(self._rows(columns=plain), 1)
 
     def _rows(self, **which: Any) -> Iterator[dict[str, Any]]:
         try:
@@ -74,7 +58,6 @@ class ParquetFile:
             raise self._damaged(error) from None
 
     def class_names(self, outer: str, key: str) -> list[str] | None:
-        """Return the names of the ``ClassLabel`` called ``key``, below the column ``outer`` if not empty."""
         try:
             features = json.loads(self._file.schema_arrow.metadata[b"huggingface"])["info"]["features"]
             return _names_below(features[outer] if outer else features, key)
@@ -82,11 +65,10 @@ class ParquetFile:
             return None
 
     def stored(self) -> Iterator[Stored | None]:
-        """Yield the image of each row; None for a row without one."""
         about, leaf = self._file.metadata, f"{self.images}.bytes"
         column = next(at for at in range(about.num_columns) if about.schema.column(at).path == leaf)
         with ExitStack() as stack:
-            opened = stack.enter_context(reading.opened(self.path))
+            opened = stack.enter_context(reading.opened(self.file))
             whole = stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
             copy: BinaryIO | None = None
             for group in range(about.num_row_groups):
@@ -104,7 +86,7 @@ class ParquetFile:
                     in_place = offset >= 0
                     if in_place:
                         at = offset + len(content)
-                        yield Stored(path_in(os.fspath(self.path), name), offset, content)
+                        yield Stored(path_in(os.fspath(self.file), name), offset, content)
                         continue
                     copy = copy or stack.enter_context(stack.enter_context(beside(self._copy())).open("wb"))
                     yield Stored(path_in(os.fspath(self._copy()), name), copy.tell(), content)
@@ -112,8 +94,8 @@ class ParquetFile:
 
     def _copy(self) -> Path:
         """Return the file for copies of the images, whose name changes with the Parquet file."""
-        state = self.path.stat()
-        key = f"{self.path.absolute()} {state.st_mtime_ns} {state.st_size}".encode(errors="surrogateescape")
+        state = self.file.stat()
+        key = f"{self.file.absolute()} {state.st_mtime_ns} {state.st_size}".encode(errors="surrogateescape")
         return storage() / f"images-{hashlib.sha256(key).hexdigest()[:16]}"
 
 
