@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rankless.data.formats.rows import Row, Stored, Table
 from rankless.data.index.byte_ranges import path_in
@@ -70,7 +70,8 @@ class ParquetTable(Table):
         with ExitStack() as stack:
             opened = stack.enter_context(reading.opened(self.file))
             whole = stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-            copy: BinaryIO | None = None
+            target, copy = Path(), None
+            names = set[str]()
             for group in range(about.num_row_groups):
                 chunk = about.row_group(group).column(column)
                 at = chunk.dictionary_page_offset or chunk.data_page_offset
@@ -81,16 +82,29 @@ class ParquetTable(Table):
                     if not (content := image.get("bytes")):
                         yield None
                         continue
-                    name = _name(image.get("path"), content, f"{group}-{number:06}")
+                    name = (image.get("path") or "").replace("\\", "/").rpartition("/")[2]
+                    if not name or name in names:
+                        name = f"{group}-{number:06}{name and '-'}{name or _ending(content)}"
+                    names.add(name)
                     offset = whole.find(content, at, end) if in_place else -1
                     in_place = offset >= 0
                     if in_place:
                         at = offset + len(content)
                         yield Stored(path_in(os.fspath(self.file), name), offset, content)
                         continue
-                    copy = copy or stack.enter_context(stack.enter_context(beside(self._copy())).open("wb"))
-                    yield Stored(path_in(os.fspath(self._copy()), name), copy.tell(), content)
-                    copy.write(content)
+                    try:
+                        if copy is None:
+                            target = self._copy()
+                            copy = stack.enter_context(stack.enter_context(beside(target)).open("wb"))
+                        offset = copy.tell()
+                        copy.write(content)
+                    except OSError as error:
+                        raise UserError(
+                            f"{self.file}: its images are compressed; no copy can be made in {target.parent} "
+                            f"({reading.reason(error)}); set RANKLESS_CACHE to a folder that has room"
+                        ) from error
+                    # The last name is unique, so a division of the images ignores the cache's place.
+                    yield Stored(path_in(os.fspath(target), f"{self.file.stem}-{name}"), offset, content)
 
     def _copy(self) -> Path:
         """Return the file for copies of the images, whose name changes with the Parquet file."""
@@ -104,10 +118,8 @@ def _fields(kind: Any) -> list[str]:
     return [kind.field(at).name for at in range(kind.num_fields)] if hasattr(kind, "field") else []
 
 
-def _name(path: str | None, content: bytes, number: str) -> str:
-    if path and (name := path.replace("\\", "/").rpartition("/")[2]):
-        return name
-    return number + next((ending for start, ending in _ENDINGS.items() if content.startswith(start)), ".jpg")
+def _ending(content: bytes) -> str:
+    return next((ending for start, ending in _ENDINGS.items() if content.startswith(start)), ".jpg")
 
 
 def _names_below(feature: Any, key: str) -> list[str] | None:
