@@ -65,6 +65,7 @@ def found(annotations: Annotations) -> dict[str, list[tuple[str, tuple[float, ..
 @pytest.mark.parametrize("layout", EVERY)
 def test_class_names_and_boxes(layout: str, tmp_path: Path) -> None:
     root = exported(layout, tmp_path)
+    assert sorted(examine(str(root), "train").class_names) == ["cat", "dog"]  # no group, no background
     train = found(examine(str(root), "train"))
     if layout in ONE_SPLIT:
         assert train == EVERYTHING
