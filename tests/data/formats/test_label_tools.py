@@ -54,7 +54,13 @@ def exported(layout: str, root: Path, truth: Truth = TRUTH) -> Path:
 def found(annotations: Annotations) -> dict[str, list[tuple[str, tuple[float, ...]]]]:
     """Class names and boxes by the image's stem, without what the tools make of a name."""
     return {
-        re.sub("[-_]", " ", re.sub(r"^[0-9a-f]{8}-|_jpg\.rf\..*", "", Path(annotations.path(index)).stem)): [
+        re.sub(
+            "[-_]",
+            " ",
+            re.sub(
+                r"^([0-9a-f]{8}|\w+-\d{5}-of-\d{5})-|_jpg\.rf\..*", "", Path(annotations.path(index)).stem
+            ),
+        ): [
             (annotations.class_names[label], tuple(round(side, 3) for side in box))
             for box, label, *_ in annotations.objects(index)
         ]
@@ -175,6 +181,7 @@ def test_the_values_decide_what_a_box_means(boxes, expected, note, tmp_path: Pat
         ({"bbox": [[1, 1, 5, 5]]}, "the boxes have no class; expected 'category' beside 'bbox'"),
         ({"names": ["cat"]}, "neither boxes nor classes; expected 'objects' with 'bbox'"),
         ({"bbox": [[1, 1, 5, 5]], "category": ["cat", "dog"]}, ":1: not understood: 1 box, but 2 classes"),
+        ({"bbox": [[1, 1, 5, 5]] * 2, "category": ["cat", 0]}, r"a name \('cat'\) and a number \(0\)"),
         ({"bbox": [[1, 1, 5]], "category": ["cat"]}, ":1: not a number: .*expected four numbers"),
         ({"bbox": [[1, 1, 5, 5]], "category": [None]}, ":1: unnamed class: None; expected a class"),
     ],
@@ -183,6 +190,13 @@ def test_rows_that_are_wrong_are_named(objects, said: str, tmp_path: Path) -> No
     root = rows(tmp_path / "animals", {"file_name": "a.jpg", "objects": objects})
     with pytest.raises(UserError, match=said):
         open_annotations(str(root), "train")
+
+
+def test_names_that_are_digits_stay_names(tmp_path: Path) -> None:
+    made = {"file_name": "a.jpg", "objects": {"bbox": [[1, 1, 5, 5], [9, 9, 5, 5]], "category": ["10", "9"]}}
+    annotations = examine(str(rows(tmp_path / "digits", made)), "train")
+    assert annotations.class_names == ("9", "10")
+    assert found(annotations) == {"a": [("10", (1, 1, 6, 6)), ("9", (9, 9, 14, 14))]}
 
 
 def test_numbers_get_the_given_names(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class _Samples(Table):
     def __init__(self, file: Path, samples: list[Sample], label_field: str, *, boxed: bool) -> None:
         super().__init__(file)
         self._samples, self._label_field, self._boxed = samples, label_field, boxed
+        self.normalized = boxed
 
     def rows(self, findings: Findings) -> Iterator[Row]:
         for number, sample in enumerate(self._samples, 1):

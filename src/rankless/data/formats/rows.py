@@ -55,9 +55,11 @@ class Table:
 
     Attributes:
         images: the column of the images, if a file of this class contains them.
+        normalized: whether boxes are fractions of the image's sides; None if the values decide.
     """
 
     images = ""
+    normalized: bool | None = None
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -110,7 +112,10 @@ def read_tables(
     depends = [str(each) for each in (root, *(table.file.parent for table in tables), names_file) if each]
     depends += [str(table.file) for table in (*tables, *others)]
     raw = reader.raw_of(depends, [f"class names from {names_file}"] if names_file else [])
-    return _with_corners(raw)
+    if tables[0].normalized is None:
+        return _with_corners(raw)
+    raw.normalized = tables[0].normalized
+    return raw
 
 
 def _columns(tables: Sequence[Table]) -> _Columns:
@@ -170,9 +175,16 @@ def _names(
             found.update(_class(each.get(columns.label)) for each in _objects(row, columns))
         except ValueError:
             continue  # reported when the split is read
-    found.discard(None)
-    if not found or not all(isinstance(each, int) for each in found):
-        return tuple(sorted(map(str, found))), None
+    texts = {each for each in found if isinstance(each, str)}
+    numbers = sorted(each for each in found if isinstance(each, int))
+    if texts and numbers:
+        raise UserError(
+            f"{tables[0].file}: '{columns.label}' is a name ('{printable(min(texts))}') and a number "
+            f"({numbers[0]}); expected all names, or all numbers"
+        )
+    if not numbers:
+        in_order = all(each.isascii() and each.isdigit() and len(each) < 10 for each in texts)
+        return tuple(sorted(texts, key=int) if in_order else sorted(texts)), None
     return numbered_names(
         [root if root.is_dir() else root.parent],
         given,
@@ -184,7 +196,7 @@ def _names(
 def _class(value: Any) -> int | str | None:
     """Return a class as a number or a name; None if it is neither."""
     if isinstance(value, str):
-        return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value or None
+        return value or None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -196,6 +208,10 @@ class _Reader(ListedImages):
     names: Sequence[str] = field(kw_only=True)
     ranges: list[tuple[int, int]] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.labels: dict[Any, int] = {name: label for label, name in enumerate(self.names)}
+        self.labels |= {label: label for label in range(len(self.names))}
 
     def add(self, table: Table) -> None:
         """Add the rows of one file."""
@@ -259,10 +275,8 @@ class _Reader(ListedImages):
 
     def _label(self, value: Any, where: str) -> int | None:
         label = _class(value)
-        if str(label) in self.names:
-            return self.names.index(str(label))
-        if isinstance(label, int) and 0 <= label < len(self.names):
-            return label
+        if label in self.labels:
+            return self.labels[label]
         if isinstance(label, int):
             self.report("class out of range", where, f"{label}; expected 0 to {len(self.names) - 1}")
         else:
