@@ -55,7 +55,7 @@ def test_commands_parse(line: Line):
     name = None
     if "recipe" in bound.arguments:
         name, overrides = recipe_and_overrides(bound.arguments["recipe"])
-        named = (None, *shipped(), "mydata")  # a folder with data may stand in place of a recipe
+        named = (None, *shipped(), "mydata", "mydata-2")  # a folder with data may stand in place of a recipe
         assert name in named or name.endswith(".yaml") or line.is_inline, line
     else:
         overrides = [word for word in words if re.match(r"[a-z][a-z_.]*=", word)]

@@ -59,7 +59,9 @@ def predict(
     save: Annotated[
         str,
         Parameter(
-            help="Results to write: annotated, json, jsonl, coco, yolo, voc, csv, counts, crops, heatmaps.",
+            name=("--save", "--format"),
+            help="Results to write: annotated, json, jsonl, coco, yolo, voc, label-studio, cvat, csv, "
+            "counts, crops, heatmaps.",
             metavar="KINDS",
         ),
     ] = "annotated,json",

@@ -16,7 +16,10 @@ from rankless.data.formats.voc_xml import NOT_XML, VocObject, written
 from rankless.data.formats.writing import on_one_line
 from rankless.errors import UserError, nearest, one_of, printable
 
-KINDS = ("annotated", "json", "jsonl", "coco", "yolo", "voc", "csv", "counts", "crops", "heatmaps")
+KINDS = (
+    *("annotated", "json", "jsonl", "coco", "yolo", "voc", "label-studio", "cvat"),
+    *("csv", "counts", "crops", "heatmaps"),
+)
 """Values of ``--save``."""
 
 

@@ -100,11 +100,12 @@ class Recording:
             self._leave_nothing(journal)
             return report
         class_names = getattr(self.opened.finders[0], "class_names", ())
-        saving.write_formats(journal, self.out, self.kinds, class_names, self.outputs)
+        model = str(self.opened.path)
+        notes = saving.write_formats(journal, self.out, self.kinds, class_names, self.outputs, model)
         if self.resume:  # files written before the stop belong to this prediction
             self.outputs.keep(self.out / name for name in journal.files())
         report.removed.extend(saving.remove_others(self.outputs, self.out))
-        report.notes.extend(self._notes())
+        report.notes.extend([*notes, *self._notes()])
         if "crops" in self.kinds and not (self.out / "crops").is_dir():
             report.notes.append("nothing was found, so there are no crops")
         journal.remove()

@@ -20,6 +20,7 @@ from rankless.inference import formats
 from rankless.inference.formats import KINDS, Entry
 from rankless.inference.heatmaps import overlaid
 from rankless.inference.journal import Journal
+from rankless.inference.labeling import Labeling
 from rankless.inference.model_loading import Finder
 from rankless.inference.pipeline import Answered
 from rankless.inference.predict_custom import CustomFinder
@@ -33,6 +34,8 @@ _SINGLE = {
     "json": ("predictions.json",),
     "jsonl": ("predictions.jsonl",),
     "coco": ("coco_images.json", "coco_results.json"),
+    "label-studio": ("label_studio.json", "label_studio_config.xml"),
+    "cvat": ("cvat.xml", "cvat_labels.json"),
     "csv": ("predictions.csv",),
     "counts": ("counts.csv",),
 }
@@ -133,14 +136,27 @@ def crops(result: DetectionResult, stem: str, suffix: str) -> Iterator[tuple[str
 
 
 def write_formats(
-    journal: Journal, out: Path, kinds: frozenset[str], class_names: Sequence[str], outputs: Outputs
-) -> None:
-    """Write the results of all images from the journal, in each requested format."""
+    journal: Journal,
+    out: Path,
+    kinds: frozenset[str],
+    class_names: Sequence[str],
+    outputs: Outputs,
+    model: str,
+) -> list[str]:
+    """Write the results of all images from the journal, in each requested format; return notes.
+
+    ``model`` is the name that pre-annotations give the model.
+    """
 
     def entries() -> Iterator[Entry]:
         return iter(journal)
 
+    labeling = Labeling(lambda: (entry.image for entry in entries()), class_names, model)
     writers: dict[str, Callable[[Path], None]] = {
+        "label_studio.json": labeling.write_tasks,
+        "label_studio_config.xml": labeling.write_interface,
+        "cvat.xml": labeling.write_cvat,
+        "cvat_labels.json": labeling.write_cvat_labels,
         "predictions.json": lambda file: formats.write_json(entries, file),
         "predictions.jsonl": lambda file: formats.write_jsonl(entries, file),
         "coco_images.json": lambda file: formats.write_coco_images(entries, file, class_names),
@@ -159,6 +175,7 @@ def write_formats(
         outputs.include([out / name])
         with outputs.writing(out / name) as file:
             writers[name](file)
+    return list(labeling.notes(kinds))
 
 
 def single_files(kinds: frozenset[str]) -> list[str]:

@@ -167,8 +167,9 @@ class Augment:
 
 
 Format = Literal[
-    "auto", "webdataset", "coco", "voc", "darknet", "csv", "lines", "cifar", "oxford-pets", "image-folder"
-]
+    "auto", "webdataset", "coco", "voc", "darknet", "fiftyone", "hugging-face", "csv", "lines", "cifar",
+    "oxford-pets", "image-folder",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, config=config)

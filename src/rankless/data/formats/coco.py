@@ -43,7 +43,7 @@ LAYOUT = (
     "'annotations/instances_train.json' with the images in 'train' or 'images/train', "
     "'train/_annotations.coco.json' beside the images, or one such .json file"
 )
-_BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json")
+_BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json", "result.json")
 """Annotation files in a split's folder, beside its images or above them."""
 _LISTS = re.compile(rb'"(images|annotations|categories)"\s*:')
 _ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')
@@ -166,6 +166,9 @@ class _Reader(ListedImages):
             else:
                 x1, y1, width, height = box
                 x2, y2 = x1 + width, y1 + height
+                if isinstance(entry.attributes, dict) and (degrees := entry.attributes.get("rotation")):
+                    x1, y1, x2, y2 = outlines.turned((x1, y1, x2, y2), degrees)  # as CVAT writes it
+                    self.report("turned", where)
             area = _area(entry, x2 - x1, y2 - y1)
             self.made.add_box(image, (x1, y1, x2, y2), label, line, flags, area)
         except (TypeError, OverflowError):

@@ -45,6 +45,7 @@ class Annotation(msgspec.Struct, gc=False):
     area: Any = None
     iscrowd: Any = None
     ignore: Any = None
+    attributes: Any = None
     segmentation: msgspec.Raw = msgspec.Raw(b"null")
 
 

@@ -19,6 +19,8 @@ from rankless.files.yaml12 import not_yaml
 
 _FACTS = {"path", "names", "nc", "download", "kpt_shape", "flip_idx", "colors", "skeleton"}
 _REMARKS = {"author", "date", "description", "license", "version", "task", "url", "roboflow"}
+YAML_NAMES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
+"""Names of descriptions in a data set's folder; FiftyOne writes ``dataset.yaml``."""
 _DATA_SPLITS = ("train", "valid", "val", "test")
 
 
@@ -62,10 +64,10 @@ class Description:
 
 
 def description_in(root: Path) -> Path | None:
-    """Return the ``data.yaml`` or ``.data`` file that ``root`` is or contains."""
+    """Return the ``data.yaml`` (``dataset.yaml``) or ``.data`` file that ``root`` is or contains."""
     if root.is_file():
         return root if root.suffix.lower() in {".yaml", ".yml", ".data"} else None
-    for name in ("data.yaml", "data.yml"):
+    for name in YAML_NAMES:
         if (root / name).is_file():
             return root / name
     files = sorted(file for file in root.glob("*.data") if file.is_file()) if root.is_dir() else []

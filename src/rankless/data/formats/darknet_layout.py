@@ -8,7 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankless.data.formats.darknet_description import Description, description_in, read_description
+from rankless.data.formats.darknet_description import (
+    YAML_NAMES,
+    Description,
+    description_in,
+    read_description,
+)
 from rankless.data.formats.folders import (
     FolderNames,
     ImageSearch,
@@ -20,7 +25,7 @@ from rankless.data.formats.folders import (
     walk,
 )
 from rankless.data.formats.lines import lines_of, list_kind
-from rankless.data.formats.splits import chosen, is_usual, usual_order
+from rankless.data.formats.splits import chosen, is_for_tests, is_usual, usual_order
 from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.errors import UserError, counted, printable
 from rankless.files import reading
@@ -75,7 +80,7 @@ def recognize(root: Path) -> str:
     """Return why ``root`` has a layout of Darknet; empty if not."""
     if root.is_file():
         return f"'{root.name}' describes it" if description_in(root) else ""
-    for name in ("data.yaml", "data.yml"):
+    for name in YAML_NAMES:
         if (root / name).is_file():
             return f"it has '{name}'"
     if any(file.is_file() for file in root.glob("*.data")):
@@ -96,8 +101,16 @@ def recognize(root: Path) -> str:
 def splits(root: Path) -> list[str]:
     """Return the splits in the description, the lists or the folders."""
     file = description_in(root)
-    described = read_description(file).splits if file else {}
-    return usual_order(described or _folders(root.parent if root.is_file() else root))
+    described = read_description(file) if file else None
+    if described and described.splits:
+        return usual_order(described.splits.keys() - set(_without_tests(described)))
+    return usual_order(_folders(root.parent if root.is_file() else root))
+
+
+def _without_tests(described: Description) -> list[str]:
+    """Return the test splits that do not exist, although Roboflow describes one always."""
+    given = described.splits.items()
+    return [name for name, paths in given if is_for_tests(name) and not any(map(described.resolve, paths))]
 
 
 def find_split(root: Path, split: str, class_names: Sequence[str] | None = None) -> Split:
@@ -138,6 +151,11 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
 def _described(described: Description, wanted: str) -> Split:
     name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
     result, problems = Split(class_names=described.class_names), list(described.problems)
+    result.notes += [
+        f"'{missing}: {described.splits[missing][0]}' does not exist: there is no such split"
+        for missing in _without_tests(described)
+        if missing != name
+    ]
     for entry in described.splits[name]:
         path = described.resolve(entry)
         if not path:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 from rankless.data.images.image_file import is_image
 from rankless.data.index.findings import Findings
@@ -20,6 +22,7 @@ from rankless.errors import UserError, counted
 from rankless.files import reading
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
+_UPLOADED = re.compile(r"^[0-9a-f]{8}(-|__)")
 NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
 
 
@@ -168,8 +171,8 @@ class ImageSearch:
         r"""Return the file that ``name`` means; empty if there is none.
 
         Tried in order: the name as it is; with ``\`` as ``/``; in another case or Unicode form, or without
-        ending; and all of this without its first folder, its first two, and so on, because lists may name
-        folders of another machine.
+        ending; without the prefix that Label Studio gives an uploaded file; and all of this without its first
+        folder, its first two, and so on, because lists may name folders of another machine.
         """
         if not name.strip():
             return ""
@@ -178,14 +181,17 @@ class ImageSearch:
             for names in self._folders(folder):
                 if last in names.exactly:
                     return f"{names.folder}/{last}"
+        if name.startswith(("/data/", "data/")):  # an address in Label Studio
+            name = unquote(name.rpartition("?d=")[2])
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
         for cut in range(len(parts)):
             folder, last = "/".join(parts[cut:-1]), parts[-1]
             if not cut and name.startswith("/"):
                 folder = f"/{folder}"
             for names in self._folders(folder):
-                if match := names.like(last):
-                    self.shortened += cut > 0
+                exactly = names.like(last)
+                if match := exactly or names.like(_UPLOADED.sub("", last)):
+                    self.shortened += cut > 0 or not exactly
                     return f"{names.folder}/{match}"
         return ""
 

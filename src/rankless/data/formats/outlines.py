@@ -17,6 +17,15 @@ def around(xs: Sequence[float], ys: Sequence[float]) -> Box:
     return min(xs), min(ys), max(xs), max(ys)
 
 
+def turned(box: Box, degrees: float) -> Box:
+    """Return the xyxy bounds of an xyxy box that is turned around its center."""
+    x1, y1, x2, y2 = box
+    cos, sin = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
+    width, height = (x2 - x1) * cos + (y2 - y1) * sin, (x2 - x1) * sin + (y2 - y1) * cos
+    x, y = (x1 + x2) / 2, (y1 + y2) / 2
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
 def of_segmentation(segmentation: Any) -> Box | None:
     """Return the xyxy bounds, in pixels, of a COCO segmentation; None if it is invalid or has no extent.
 

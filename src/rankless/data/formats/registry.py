@@ -27,6 +27,8 @@ _PAGES = {
     "coco": "coco",
     "voc": "voc",
     "darknet": "darknet",
+    "fiftyone": "fiftyone",
+    "hugging-face": "hugging_face",
     "csv": "csv_table",
     "lines": "lines",
     "cifar": "cifar",
@@ -34,8 +36,11 @@ _PAGES = {
     "image-folder": "image_folder",
 }
 NAMES = tuple(_PAGES)
-WRITABLE = tuple(name for name in NAMES if name not in ("cifar", "oxford-pets"))
-NUMBERED = ("darknet", "lines", "webdataset")
+_READ_ONLY = ("cifar", "fiftyone", "hugging-face", "oxford-pets")
+_AS_OTHERS = ("fiftyone", "hugging-face")
+"""Formats whose divided or repaired copies are COCO JSON or class folders."""
+WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
+NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
 """Formats in which a class may be a number without a name; their ``read`` accepts ``class_names``."""
 _OUTER = ("coco", "voc", "darknet")
 """Formats with boxes that use several folders."""
@@ -101,6 +106,8 @@ def format_named(name: str) -> Format:
 
 def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write a data set in a format; see :meth:`Format.write`."""
+    if name in _AS_OTHERS:
+        name = "coco" if any(data.has_boxes for data in splits.values()) else "image-folder"
     page = format_named(name)
     if not hasattr(page, "write"):
         raise UserError(

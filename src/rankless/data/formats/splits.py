@@ -44,13 +44,16 @@ def without_year(names: Iterable[str]) -> dict[str, str]:
 def known_as(wanted: str, existing: Collection[str]) -> str:
     """Return the name in ``existing`` that ``wanted`` means; ``wanted`` itself if none or several match.
 
-    If there is no validation split but several splits, a test split counts as one.
+    If there is no validation split but several splits, a test split counts as one. ``default``, the subset of
+    a CVAT task without one, counts as the training split if there is no other.
     """
     group = next((group for group in _ALIKE if wanted.casefold() in group), ())
     short = {name: _YEAR.sub("", name) for name in existing}
     alike = [name for name in existing if short[name].casefold() in group or short[name] == wanted]
     if not alike and group == _ALIKE[1] and len(existing) > 1:
         alike = [name for name in existing if is_for_tests(name)]
+    if not alike and group == _ALIKE[0] and "default" in existing:
+        return "default"
     return alike[0] if wanted not in existing and len(alike) == 1 else wanted
 
 

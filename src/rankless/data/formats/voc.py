@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rankless.data.formats.darknet_description import YAML_NAMES
 from rankless.data.formats.folders import FolderNames, SplitFiles, composed, read_text, subfolders
 from rankless.data.formats.splits import as_file_name, chosen, usual_order
 from rankless.data.formats.voc_xml import NOT_XML, Annotation, VocObject, parse, unreadable, written
@@ -78,7 +79,7 @@ class VocSplit(SplitFiles):
 
 def recognize(root: Path) -> str:
     """Return why ``root`` is laid out as Pascal VOC; a folder with ``data.yaml`` or ``labels`` is not."""
-    others = ("data.yaml", "data.yml", "labels")
+    others = (*YAML_NAMES, "labels")
     if not root.is_dir() or any((root / name).exists() for name in others):
         return ""
     if years := _years(root):
@@ -276,7 +277,7 @@ def read(root: Path, split: str) -> Raw:
 
 def read_annotations(items: list[tuple[str, ...]]) -> Raw:
     """Parse XML files and read image headers, given as (image, XML file or empty)."""
-    made, labels = RawBuilder(), dict[str, int]()
+    made, labels, from_zero = RawBuilder(), dict[str, int](), False
     for file, annotation in items:
         parsed = Annotation([], (0, 0), [])
         if annotation:
@@ -291,8 +292,12 @@ def read_annotations(items: list[tuple[str, ...]]) -> Raw:
         for each in parsed.objects:
             x1, y1, x2, y2 = each.box
             label = labels.setdefault(each.name, len(labels))
-            made.add_box(image, (x1 - 1, y1 - 1, x2, y2), label, each.number, DIFFICULT * each.difficult)
-    return with_headers(_raw(made, labels, items))
+            box = x1 - parsed.first_pixel, y1 - parsed.first_pixel, x2, y2
+            made.add_box(image, box, label, each.number, DIFFICULT * each.difficult)
+        from_zero |= not parsed.first_pixel
+    raw = _raw(made, labels, items)
+    raw.one_based = not from_zero
+    return with_headers(raw)
 
 
 def read_class_names(items: list[tuple[str, ...]]) -> Raw:

@@ -42,12 +42,15 @@ class Annotation(NamedTuple):
         size: the image's size, see :func:`rankless.data.index.raw.stated_size`.
         problems: kind (one of :data:`rankless.data.index.findings.KINDS`) and sentence of each problem.
         readable: False if the file is no annotation, so that its objects are unknown.
+        first_pixel: the number of the first pixel. It is 1 in Pascal VOC, and 0 in the files of CVAT and
+            Label Studio, whose ``xmax`` and ``ymax`` are the right and the lower edge.
     """
 
     objects: list[VocObject]
     size: tuple[int, int]
     problems: list[tuple[str, str]]
     readable: bool = True
+    first_pixel: int = 1
 
 
 def parse(content: bytes) -> Annotation:
@@ -69,7 +72,13 @@ def parse(content: bytes) -> Annotation:
     problems: list[tuple[str, str]] = []
     elements = enumerate(root.findall("object"), 1)
     objects = [known for number, element in elements if (known := _object(element, number, problems))]
-    return Annotation(objects, _size(root), problems)
+    return Annotation(objects, _size(root), problems, first_pixel=_first_pixel(root))
+
+
+def _first_pixel(root: ElementTree.Element) -> int:
+    """Return the number of the first pixel, known from the program that wrote the file."""
+    of_cvat = all(_text(root, f"source/{name}") == "Unknown" for name in ("database", "annotation", "image"))
+    return 0 if of_cvat or _text(root, "owner/name") == "Label Studio" else 1
 
 
 def written(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> bytes:
@@ -131,12 +140,27 @@ def _object(element: ElementTree.Element, number: int, problems: list[tuple[str,
         sides = _bounds(polygon, report)
     else:
         report("not understood", " has no <bndbox>")
+    degrees = _degrees(element, report)
     if len(problems) > before:
         return None
     if box is None:
         report("outline", "")
     x1, y1, x2, y2 = sides
+    if degrees:
+        x1, y1, x2, y2 = outlines.turned((x1, y1, x2, y2), degrees)
+        report("turned", "")
     return VocObject(name, (x1, y1, x2, y2), difficult in _TRUE, number)
+
+
+def _degrees(element: ElementTree.Element, report: Callable[[str, str], None]) -> float:
+    """Return the angle that CVAT states as the attribute ``rotation``; 0 if there is none."""
+    for attribute in element.iterfind("attributes/attribute"):
+        if _text(attribute, "name") == "rotation":
+            text = _text(attribute, "value")
+            if (degrees := _float(text)) is None:
+                report("not a number", f": its rotation is '{printable(text, 40)}'; expected degrees")
+            return degrees or 0.0
+    return 0.0
 
 
 def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list[float]:

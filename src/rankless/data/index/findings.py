@@ -68,6 +68,7 @@ KINDS: dict[str, Kind] = {
     ),
     "a pixel thin": Kind("reported", "box is", "boxes are", "at most one pixel wide or high"),
     "outline": Kind("reported", "box is", "boxes are", "the bounds of an outline, because no box is given"),
+    "turned": Kind("reported", "box is", "boxes are", "the upright bounds of a turned one"),
     "difficult": Kind("reported", "box is", "boxes are", "marked difficult: neither trained on nor scored"),
     "crowd": Kind("reported", "box marks", "boxes mark", "a crowd: neither trained on nor scored"),
     # The image.

@@ -20,6 +20,7 @@ from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw, RawBuilder, joined
 from rankless.data.index.scan_chunks import Item, NotStored, Report, Work, chunks, load, read_chunk
 from rankless.errors import UserError
+from rankless.files.cache_folder import private_folder
 from rankless.hardware.cores import usable_cores
 from rankless.printing import ProgressBar
 
@@ -39,6 +40,12 @@ def storing_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         _store.reset(before)
+
+
+def storage() -> Path:
+    """Return a folder for copies of images that exists as long as the annotations which are being read."""
+    store = _store.get()
+    return store.parent if store is not None else private_folder()
 
 
 def scan(

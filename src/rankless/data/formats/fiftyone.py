@@ -1,0 +1,115 @@
+"""Reader of FiftyOne's own format: ``samples.json`` and ``metadata.json`` with the images in ``data``.
+
+A box is x, y, width, height as fractions of the image. Splits are the samples' tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rankless.data.formats.rows import Row, Table, read_tables
+from rankless.data.formats.splits import WORDS, chosen, usual_order
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
+from rankless.errors import UserError, printable
+from rankless.files import reading
+
+TITLE = "FiftyOne"
+LAYOUT = "'samples.json', 'metadata.json' and the images in 'data'"
+_FILE = "samples.json"
+_EXPECTED = "expected the samples that FiftyOneDataset exports"
+_KINDS = ("Detections", "Classification")
+_USUAL = "ground_truth"
+
+Sample = Mapping[str, Any]
+
+
+def recognize(root: Path) -> str:
+    """Return why ``root`` is FiftyOne's; empty if it is not."""
+    there = all((root / name).is_file() for name in (_FILE, "metadata.json"))
+    return f"it has '{_FILE}' and 'metadata.json'" if there else ""
+
+
+def splits(root: Path) -> list[str]:
+    """Return the tags that are usual names of splits; ``train`` if there is none."""
+    return usual_order(_by_split(_samples(root)))
+
+
+def read(root: Path, split: str) -> Raw:
+    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    samples = _samples(root)
+    by_split = _by_split(samples)
+    name = chosen(root, split, by_split, LAYOUT)
+    kind, label_field = _label_field(root / _FILE, samples)
+    tables = {
+        each: _Samples(root / _FILE, by_split[each], label_field, boxed=kind == _KINDS[0])
+        for each in by_split
+    }
+    raw = read_tables(root, [tables.pop(name)], list(tables.values()))
+    raw.about.insert(0, f"labels are those of the field '{label_field}'")
+    return raw
+
+
+class _Samples(Table):
+    """The samples of one split, as rows."""
+
+    def __init__(self, file: Path, samples: list[Sample], label_field: str, *, boxed: bool) -> None:
+        super().__init__(file)
+        self._samples, self._label_field, self._boxed = samples, label_field, boxed
+        self.normalized = boxed
+
+    def rows(self, findings: Findings) -> Iterator[Row]:
+        for number, sample in enumerate(self._samples, 1):
+            value = sample.get(self._label_field)
+            value = value if isinstance(value, dict) else {}
+            labels: dict[str, Any] = {"label": value.get("label")}
+            if self._boxed:
+                labels = {"objects": value.get("detections") or {"bounding_box": [], "label": []}}
+            yield number, {"file_name": sample.get("filepath"), **labels}
+
+
+def _samples(root: Path) -> list[Sample]:
+    file = root / _FILE
+    try:
+        samples = msgspec.json.decode(reading.read_bytes(file))["samples"]
+        if isinstance(samples, list) and all(isinstance(each, dict) for each in samples):
+            return samples
+        problem = "'samples' is no list of objects"
+    except OSError as error:
+        problem = f"cannot be read: {reading.reason(error)}"
+    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError) as error:
+        problem = f"no JSON with 'samples': {printable(str(error))}"
+    raise UserError(f"{file}: {problem}; {_EXPECTED}")
+
+
+def _by_split(samples: list[Sample]) -> dict[str, list[Sample]]:
+    made: dict[str, list[Sample]] = {}
+    for sample in samples:
+        tags = sample.get("tags")
+        usual = [tag for tag in tags if tag in WORDS] if isinstance(tags, list) else []
+        made.setdefault(usual[0] if usual else "train", []).append(sample)
+    return made
+
+
+def _label_field(file: Path, samples: list[Sample]) -> tuple[str, str]:
+    """Return the kind and the name of the field with the labels: boxes before classes."""
+    fields: dict[str, set[str]] = {}
+    for sample in samples:
+        for name, value in sample.items():
+            if isinstance(value, dict) and isinstance(value.get("_cls"), str):
+                fields.setdefault(value["_cls"], set()).add(name)
+    kind = next((kind for kind in _KINDS if kind in fields), "")
+    names = sorted(fields.get(kind, ()))
+    if not names:
+        have = ", ".join(sorted(fields.keys() - {"ImageMetadata"})) or "no labels"
+        raise UserError(f"{file}: its samples have {have}; expected a field of Detections or Classification")
+    if len(names) > 1 and _USUAL not in names:
+        raise UserError(
+            f"{file}: several fields of {kind} ({', '.join(names)}); expected one, or '{_USUAL}'; export one "
+            "with: dataset.select_fields(NAME).export(…)"
+        )
+    return kind, _USUAL if _USUAL in names else names[0]

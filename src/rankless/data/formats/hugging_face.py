@@ -1,0 +1,112 @@
+"""Reader of data sets as Hugging Face's package ``datasets`` lays them out: ``metadata.jsonl``, or Parquet.
+
+A row of ``metadata.jsonl``, ``metadata.csv`` or ``metadata.parquet`` names its image in ``file_name``,
+relative to the file. In other Parquet files, the rows contain the images. See :mod:`.rows`.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rankless.data.formats.folders import subfolders
+from rankless.data.formats.parquet import ParquetTable
+from rankless.data.formats.rows import Row, Table, read_tables
+from rankless.data.formats.splits import chosen, usual_order
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import Raw
+from rankless.errors import UserError, printable
+from rankless.files import reading
+
+TITLE = "Hugging Face"
+LAYOUT = (
+    "'train/metadata.jsonl' (or .csv, .parquet) beside the images, or 'data/train-00000-of-00001.parquet'"
+)
+_METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+_NUMBER = re.compile(r"(^|-)\d{4,}(-of-\d+)?(-[0-9a-f]{8,})?$")
+"""The end of a shard's name after its split: ``train-00000-of-00001`` or ``0000``."""
+_MOST = 50  # folders; more are classes
+
+
+def recognize(root: Path) -> str:
+    """Return why ``root`` is laid out for ``datasets``; empty if it is not."""
+    if root.is_file():
+        return "it is a Parquet file" if root.suffix == ".parquet" else ""
+    first = next((files[0] for files in _files(root).values()), None)
+    return f"it has '{first.relative_to(root)}'" if first else ""
+
+
+def splits(root: Path) -> list[str]:
+    """Return the splits."""
+    return usual_order(_files(root))
+
+
+def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
+    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    files = _files(root)
+    name = chosen(root, split, files, LAYOUT)
+    tables = {each: [_table(file) for file in files[each]] for each in files}
+    raw = read_tables(root, tables.pop(name), [one for each in tables.values() for one in each], class_names)
+    # A new folder or file there may be another split.
+    raw.depends += [str(each) for each in (root / "data", *subfolders(root)) if each.is_dir()]
+    return raw
+
+
+def _files(root: Path) -> dict[str, list[Path]]:
+    """Return the files of each split."""
+    if root.is_file():
+        return {_NUMBER.sub("", root.stem) or "train": [root]}
+    folders = subfolders(root)
+    for tops in ([root], folders, subfolders(root / "data")):
+        there = {
+            top: next((top / name for name in _METADATA if (top / name).is_file()), None) for top in tops
+        }
+        if found := {"train" if top == root else top.name: [file] for top, file in there.items() if file}:
+            return found
+    tops = [root, root / "data", *(folders if len(folders) <= _MOST else ())]
+    shards = {top: found for top in dict.fromkeys(tops) if (found := _shards(top))}
+    if any("" in found for found in shards.values()):  # a folder per split
+        return {top.name if top in tops[2:] else "train": found[""] for top, found in shards.items()}
+    if len(shards) > 1:
+        names = ", ".join(map(str, shards))
+        raise UserError(
+            f"{root}: several folders have Parquet files ({names}); give one of them as data.root"
+        )
+    return next(iter(shards.values()), {})
+
+
+def _shards(folder: Path) -> dict[str, list[Path]]:
+    """Return the Parquet files in a folder by split, which is empty for a mere number."""
+    shards: dict[str, list[Path]] = {}
+    for file in sorted(folder.glob("*.parquet")):
+        shards.setdefault(_NUMBER.sub("", file.stem), []).append(file)
+    return shards
+
+
+def _table(file: Path) -> Table:
+    return ParquetTable(file) if file.suffix == ".parquet" else _Lines(file)
+
+
+class _Lines(Table):
+    """``metadata.jsonl`` or ``metadata.csv``."""
+
+    def rows(self, findings: Findings) -> Iterator[Row]:
+        try:
+            with reading.opened_text(self.file) as lines:
+                if self.file.suffix == ".csv":
+                    yield from enumerate(csv.DictReader(lines), 2)
+                    return
+                for number, line in enumerate(lines, 1):
+                    try:
+                        if line.strip():
+                            yield number, msgspec.json.decode(line, type=dict)
+                    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                        problem = f"{printable(str(error))}; expected an object in JSON"
+                        findings.add("not understood", f"{self.file}:{number}", problem)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            why = str(error) if isinstance(error, csv.Error) else reading.reason(error)
+            raise UserError(f"{self.file}: cannot be read: {why}; expected rows in UTF-8") from None

@@ -1,0 +1,136 @@
+"""Parquet files of the package ``datasets``: their rows, their class names, and the images inside them.
+
+An image is a struct of its encoded ``bytes`` and a ``path``. If its column is not compressed, the image is a
+byte range of the Parquet file. Other images are copied once, beside the cached annotations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rankless.data.formats.rows import Row, Stored, Table
+from rankless.data.index.byte_ranges import path_in
+from rankless.data.index.findings import Findings
+from rankless.data.index.scan import storage
+from rankless.errors import UserError, printable
+from rankless.extras import needed
+from rankless.files import reading
+from rankless.files.writing import beside
+
+_AT_ONCE = 64  # rows
+_ENDINGS = {b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp", b"II*": ".tif"}
+"""Endings of images without a name, by their first bytes; the others are JPEGs."""
+
+
+class ParquetTable(Table):
+    """A Parquet file; see :class:`rankless.data.formats.rows.Table`."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file)
+        pyarrow = needed("pyarrow.parquet", "parquet", str(file))
+        try:
+            self._file = pyarrow.ParquetFile(file)
+        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+            raise self._damaged(error) from None
+        self._kinds = {field.name: {*map(str, _fields(field.type))} for field in self._file.schema_arrow}
+        self.images = next((name for name, kinds in self._kinds.items() if kinds == {"bytes", "path"}), "")
+
+    def _damaged(self, error: Exception) -> UserError:
+        reason = printable(str(error), 200)
+        return UserError(f"{self.file}: cannot be read as Parquet: {reason}; copy or download it again")
+
+    def rows(self, findings: Findings) -> Iterator[Row]:
+        plain = [name for name in self._kinds if name != self.images]
+        yield from enumerate(self._rows(columns=plain), 1)
+
+    def _rows(self, **which: Any) -> Iterator[dict[str, Any]]:
+        try:
+            for batch in self._file.iter_batches(batch_size=_AT_ONCE, **which):
+                yield from batch.to_pylist()
+        except (OSError, ValueError) as error:
+            raise self._damaged(error) from None
+
+    def class_names(self, outer: str, key: str) -> list[str] | None:
+        try:
+            features = json.loads(self._file.schema_arrow.metadata[b"huggingface"])["info"]["features"]
+            return _names_below(features[outer] if outer else features, key)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def stored(self) -> Iterator[Stored | None]:
+        about, leaf = self._file.metadata, f"{self.images}.bytes"
+        column = next(at for at in range(about.num_columns) if about.schema.column(at).path == leaf)
+        with ExitStack() as stack:
+            opened = stack.enter_context(reading.opened(self.file))
+            whole = stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+            target, copy = Path(), None
+            names = set[str]()
+            for group in range(about.num_row_groups):
+                chunk = about.row_group(group).column(column)
+                at = chunk.dictionary_page_offset or chunk.data_page_offset
+                end = at + chunk.total_compressed_size
+                in_place = chunk.compression == "UNCOMPRESSED"
+                for number, row in enumerate(self._rows(row_groups=[group], columns=[self.images])):
+                    image = row[self.images] or {}
+                    if not (content := image.get("bytes")):
+                        yield None
+                        continue
+                    name = (image.get("path") or "").replace("\\", "/").rpartition("/")[2]
+                    if not name or name in names:
+                        name = f"{group}-{number:06}{name and '-'}{name or _ending(content)}"
+                    names.add(name)
+                    offset = whole.find(content, at, end) if in_place else -1
+                    in_place = offset >= 0
+                    if in_place:
+                        at = offset + len(content)
+                        yield Stored(path_in(os.fspath(self.file), name), offset, content)
+                        continue
+                    try:
+                        if copy is None:
+                            target = self._copy()
+                            copy = stack.enter_context(stack.enter_context(beside(target)).open("wb"))
+                        offset = copy.tell()
+                        copy.write(content)
+                    except OSError as error:
+                        raise UserError(
+                            f"{self.file}: its images are compressed; no copy can be made in {target.parent} "
+                            f"({reading.reason(error)}); set RANKLESS_CACHE to a folder that has room"
+                        ) from error
+                    # The last name is unique, so a division of the images ignores the cache's place.
+                    yield Stored(path_in(os.fspath(target), f"{self.file.stem}-{name}"), offset, content)
+
+    def _copy(self) -> Path:
+        """Return the file for copies of the images, whose name changes with the Parquet file."""
+        state = self.file.stat()
+        key = f"{self.file.absolute()} {state.st_mtime_ns} {state.st_size}".encode(errors="surrogateescape")
+        return storage() / f"images-{hashlib.sha256(key).hexdigest()[:16]}"
+
+
+def _fields(kind: Any) -> list[str]:
+    """Return the names of the fields of a struct; of another type none."""
+    return [kind.field(at).name for at in range(kind.num_fields)] if hasattr(kind, "field") else []
+
+
+def _ending(content: bytes) -> str:
+    return next((ending for start, ending in _ENDINGS.items() if content.startswith(start)), ".jpg")
+
+
+def _names_below(feature: Any, key: str) -> list[str] | None:
+    """Return the class names of the first feature called ``key``, at any depth."""
+    if isinstance(feature, list):
+        feature = feature[0] if feature else None
+    if not isinstance(feature, dict):
+        return None
+    if (named := feature.get(key)) is not None:
+        while isinstance(named, list) or (isinstance(named, dict) and "feature" in named):  # a sequence
+            named = named[0] if isinstance(named, list) else named["feature"]
+        if isinstance(named, dict) and named.get("_type") == "ClassLabel":
+            return [str(name) for name in named["names"]]
+    return next((names for each in feature.values() if (names := _names_below(each, key))), None)

@@ -1,0 +1,307 @@
+"""Reader of rows, each an image with its objects or its class, as data hubs and FiftyOne store them.
+
+A row has ``objects``, a dict of lists or a list of dicts with ``bbox`` (x, y, width, height) and
+``category``, or a ``label``. Its image is a file, or bytes beside it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rankless.data.formats.folders import ImageSearch, numbered_names
+from rankless.data.formats.listed_images import ListedImages
+from rankless.data.index.annotations import CROWD
+from rankless.data.index.findings import Findings
+from rankless.data.index.raw import NO_AREA, Raw
+from rankless.data.index.scan import size
+from rankless.errors import UserError, counted, printable
+
+Row = tuple[int, dict[str, Any]]
+"""A row and its number in the file."""
+
+_FILE = re.compile(r"(.*_)?file_name")
+_BOXES, _CROWD = ("bbox", "bboxes", "boxes", "box", "bounding_box"), ("iscrowd", "is_crowd")
+_CLASSES = ("category", "categories", "category_id", "label", "labels", "class", "classes", "class_id")
+_LABELS = ("label", "labels", "class", "category", "fine_label")
+_LOOKED_AT = 1000  # rows
+_WHOLE = 1.001  # if no number is larger, the numbers are fractions of the image's sides
+_SLACK = 1.0  # pixels by which a box may reach over the edge of its image
+
+
+class Stored(NamedTuple):
+    """An encoded image and its place in a file.
+
+    Attributes:
+        path: as in :func:`rankless.data.index.byte_ranges.path_in`.
+        offset: position of its first byte in the file that ``path`` names.
+        content: its bytes.
+    """
+
+    path: str
+    offset: int
+    content: bytes
+
+
+class Table:
+    """A file with rows, which name the files of their images.
+
+    Attributes:
+        images: the column of the images, if a file of this class contains them.
+        normalized: whether boxes are fractions of the image's sides; None if the values decide.
+    """
+
+    images = ""
+    normalized: bool | None = None
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def rows(self, findings: Findings) -> Iterator[Row]:
+        """Yield the rows without images; add what is no row to ``findings``."""
+        raise NotImplementedError
+
+    def class_names(self, outer: str, key: str) -> list[str] | None:
+        """Return the names of the classes in the column ``key`` of ``outer``, if the file has them."""
+        return None
+
+    def stored(self) -> Iterator[Stored | None]:
+        """Yield the image of each row; None for a row without one."""
+        return iter(())
+
+
+class _Columns(NamedTuple):
+    """The names of a row's parts.
+
+    Attributes:
+        image: the column with the image's file name; empty if the image is in the file.
+        outer: the column of the objects; empty if ``box`` and ``label`` are columns themselves.
+        box, label: the keys of an object; ``box`` is empty if images have one class each.
+    """
+
+    image: str
+    outer: str
+    box: str
+    label: str
+
+
+def read_tables(
+    root: Path, tables: Sequence[Table], others: Sequence[Table], given: Sequence[str] | None = None
+) -> Raw:
+    """Read the split that consists of ``tables``.
+
+    Args:
+        root: the data's folder or file.
+        tables: the files of the split.
+        others: the files of the other splits, whose classes count, too.
+        given: names of classes that are only numbers.
+    """
+    columns = _columns(tables)
+    names, names_file = _names(root, [*tables, *others], columns, given)
+    first = tables[0].file
+    reader = _Reader(first, ImageSearch([first.parent]), columns=columns, names=names)
+    for table in tables:
+        reader.add(table)
+    depends = [str(each) for each in (root, *(table.file.parent for table in tables), names_file) if each]
+    depends += [str(table.file) for table in (*tables, *others)]
+    raw = reader.raw_of(depends, [f"class names from {names_file}"] if names_file else [])
+    if tables[0].normalized is None:
+        return _with_corners(raw)
+    raw.normalized = tables[0].normalized
+    return raw
+
+
+def _columns(tables: Sequence[Table]) -> _Columns:
+    """Return the columns of the rows, which the first rows decide."""
+    where, image, label = tables[0].file, "", ""
+    for _, row in islice(chain.from_iterable(table.rows(Findings()) for table in tables), _LOOKED_AT):
+        if not tables[0].images:
+            image = image or next(filter(_FILE.fullmatch, row), "")
+        for outer, inner in (("", row), *((name, _first(value)) for name, value in row.items())):
+            if box := next((each for each in _BOXES if inner.get(each) is not None), ""):
+                return _Columns(image, outer, box, next((each for each in _CLASSES if each in inner), ""))
+        label = label or next((each for each in _LABELS if each in row), "")
+    if not (tables[0].images or image):
+        raise UserError(f"{where}: no images; expected a column 'file_name', or encoded images")
+    if not label:
+        raise UserError(
+            f"{where}: neither boxes nor classes; expected 'objects' with 'bbox' and 'category', or a 'label'"
+        )
+    return _Columns(image, "", "", label)
+
+
+def _first(value: Any) -> Mapping[str, Any]:
+    """Return the keys of the objects in a column: a dict of lists, or a list of dicts."""
+    value = value[0] if isinstance(value, list) and value else value
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(row: Mapping[str, Any], columns: _Columns) -> list[Mapping[str, Any]]:
+    """Return a row's objects as dicts; raise ValueError if there are not as many classes as boxes."""
+    value = row.get(columns.outer) if columns.outer else row
+    if not columns.box:
+        return [row]
+    if isinstance(value, list):
+        return [each if isinstance(each, dict) else {} for each in value]
+    keys = [columns.box, columns.label, *_CROWD, "area"]
+    lists = {key: each for key in keys if isinstance(each := (value or {}).get(key), list)}
+    count = len(lists.get(columns.box, ()))
+    if len(lists.get(columns.label, ())) != count:
+        classes = len(lists.get(columns.label, ()))
+        raise ValueError(f"{counted(count, 'box', 'boxes')}, but {counted(classes, 'class', 'classes')}")
+    return [{key: each[at] for key, each in lists.items() if len(each) == count} for at in range(count)]
+
+
+def _names(
+    root: Path, tables: Sequence[Table], columns: _Columns, given: Sequence[str] | None
+) -> tuple[tuple[str, ...], Path | None]:
+    """Return the class names, and the file that lists them, if there is one."""
+    if not columns.label:
+        where = tables[0].file
+        raise UserError(f"{where}: the boxes have no class; expected 'category' beside '{columns.box}'")
+    found: set[int | str | None] = set()
+    for table in tables:
+        if named := table.class_names(columns.outer, columns.label):
+            return tuple(named), None
+    for _, row in chain.from_iterable(table.rows(Findings()) for table in tables):
+        try:
+            found.update(_class(each.get(columns.label)) for each in _objects(row, columns))
+        except ValueError:
+            continue  # reported when the split is read
+    texts = {each for each in found if isinstance(each, str)}
+    numbers = sorted(each for each in found if isinstance(each, int))
+    if texts and numbers:
+        raise UserError(
+            f"{tables[0].file}: '{columns.label}' is a name ('{printable(min(texts))}') and a number "
+            f"({numbers[0]}); expected all names, or all numbers"
+        )
+    if not numbers:
+        in_order = all(each.isascii() and each.isdigit() and len(each) < 10 for each in texts)
+        return tuple(sorted(texts, key=int) if in_order else sorted(texts)), None
+    return numbered_names(
+        [root if root.is_dir() else root.parent],
+        given,
+        f"{root}: the classes are numbers without names; expected a 'classes.txt' there (one name a line, "
+        "the first is class 0)",
+    )
+
+
+def _class(value: Any) -> int | str | None:
+    """Return a class as a number or a name; None if it is neither."""
+    if isinstance(value, str):
+        return value or None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+@dataclass
+class _Reader(ListedImages):
+    """Reader of one split's rows."""
+
+    columns: _Columns = field(kw_only=True)
+    names: Sequence[str] = field(kw_only=True)
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.labels: dict[Any, int] = {name: label for label, name in enumerate(self.names)}
+        self.labels |= {label: label for label in range(len(self.names))}
+
+    def add(self, table: Table) -> None:
+        """Add the rows of one file."""
+        self.file = table.file
+        if not table.images:
+            for number, row in table.rows(self.made.findings):
+                name = row.get(self.columns.image)
+                if not isinstance(name, str) or not name:
+                    problem = f"no '{self.columns.image}'; expected a file's name"
+                    self.report("not understood", f":{number}", problem)
+                elif (path := self.locate(name, f":{number}")) in self.numbers:
+                    self.report("listed twice", f":{number}", f"'{printable(name)}'")
+                elif path:
+                    self._add(row, self.image(path), number)
+            return
+        for (number, row), stored in zip(table.rows(self.made.findings), table.stored(), strict=True):
+            if stored is None:
+                self.report("no image", f":{number}", "no bytes")
+                continue
+            self.ranges.append((stored.offset, len(stored.content)))
+            self.sizes.append(size(io.BytesIO(stored.content), stored.path, self.made.findings))
+            self._add(row, self.made.add_image(stored.path, str(table.file)), number)
+
+    def raw_of(self, depends: list[str], about: list[str]) -> Raw:
+        """Return the split."""
+        boxed = bool(self.columns.box)
+        if not self.ranges:
+            return self.raw(self.names, depends, about, "it has no row with an image", boxed=boxed)
+        return self.made.raw(
+            names=self.names,
+            depends=depends,
+            about=about,
+            boxed=boxed,
+            byte_ranges=np.array(self.ranges, np.int64),
+            sizes=np.array(self.sizes, np.int32),
+        )
+
+    def _add(self, row: Mapping[str, Any], image: int, number: int) -> None:
+        try:
+            objects = _objects(row, self.columns)
+        except ValueError as error:
+            self.report("not understood", f":{number}", str(error))
+            return
+        for each in objects:
+            label = self._label(each.get(self.columns.label), f":{number}")
+            if label is None:
+                continue
+            if not self.columns.box:
+                self.made.add_label(image, label, number)
+                continue
+            try:
+                x, y, width, height = each[self.columns.box]
+                crowd = CROWD if any(each.get(key) for key in _CROWD) else 0
+                area = NO_AREA if each.get("area") is None else float(each["area"])
+                self.made.add_box(image, (x, y, x + width, y + height), label, number, crowd, area)
+            except (TypeError, ValueError, KeyError, OverflowError):
+                shown = printable(str(each.get(self.columns.box)))
+                self.report(
+                    "not a number", f":{number}", f"'{shown}'; expected four numbers: x, y, width, height"
+                )
+
+    def _label(self, value: Any, where: str) -> int | None:
+        label = _class(value)
+        if label in self.labels:
+            return self.labels[label]
+        if isinstance(label, int):
+            self.report("class out of range", where, f"{label}; expected 0 to {len(self.names) - 1}")
+        else:
+            kind = "unnamed class" if self.columns.box else "no class"
+            self.report(kind, where, f"{printable(repr(value))}; expected a class")
+        return None
+
+
+def _with_corners(raw: Raw) -> Raw:
+    """Decide by the values whether boxes are fractions, and whether they are corners, and say so."""
+    if raw.boxes is None or not len(raw.boxes) or not np.isfinite(raw.boxes).all():
+        return raw
+    boxes, written = raw.boxes, raw.boxes.copy()
+    written[:, 2:] -= boxes[:, :2]
+    raw.normalized = bool((np.abs(written) <= _WHOLE).all())
+    most = np.ones_like(written) if raw.normalized else np.tile(raw.sizes[raw.image, ::-1], 2).astype(float)
+    slack = _WHOLE - 1 if raw.normalized else _SLACK
+    known = most[:, 0] > 0
+    beyond = int(((boxes > most + slack).any(1) & known).sum())
+    if beyond and (written[known] <= most[known] + slack).all() and (written[:, 2:] > written[:, :2]).all():
+        raw.boxes = written
+        raw.about.append(
+            "boxes are read as corners x1, y1, x2, y2: as x, y, width, height "
+            f"{counted(beyond, 'box', 'boxes')} would reach over the edge of the image"
+        )
+    if raw.normalized:
+        raw.about.append("boxes are normalized to 0–1")
+    return raw

@@ -1,0 +1,170 @@
+"""Predictions as pre-annotations for Label Studio and CVAT, so that a person only corrects them.
+
+Label Studio's tasks hold boxes in percent of the image; their results fit the labeling interface in
+``label_studio_config.xml``. CVAT imports ``cvat.xml`` as "CVAT 1.1" into a task that has the same images.
+Both know images by their path below the folder that holds all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from rankless.data.formats.voc_xml import NOT_XML
+from rankless.errors import counted
+
+Images = Callable[[], Iterator[dict[str, Any]]]
+"""A function that returns an iterator over the images' objects in ``predictions.json``, from the first."""
+
+KINDS = {"label-studio", "cvat"}
+"""Of ``--save``."""
+_FROM, _TO = "label", "image"
+_NO_FILE = "of a video, a stream or the built-in data"
+
+
+class Labeling:
+    """The pre-annotations of one prediction.
+
+    Args:
+        images: the predictions. Only images that are files are written.
+        class_names: names of the classes.
+        model: what Label Studio shows as the version of the model.
+    """
+
+    def __init__(self, images: Images, class_names: Sequence[str], model: str) -> None:
+        self._every, self._names, self._model = images, [_plain(name) for name in class_names], model
+
+    @cached_property
+    def root(self) -> Path:
+        """The folder that holds all images."""
+        folders = {os.path.dirname(_absolute(image)) for image in filter(_is_file, self._every())}  # noqa: PTH120
+        return Path(os.path.commonpath(folders)) if folders else Path.cwd()
+
+    def notes(self, kinds: frozenset[str]) -> Iterator[str]:
+        """Yield sentences on the import of the files of ``kinds``."""
+        if "label-studio" in kinds:
+            yield (
+                "label_studio.json is for a Label Studio with LABEL_STUDIO_LOCAL_FILES_SERVING_ENABLED=true, "
+                f"LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT={self.root.parent}, and local storage {self.root}"
+            )
+        if kinds & KINDS and (left_out := sum(not _is_file(image) for image in self._every())):
+            images = counted(left_out, "image is", "images are")
+            yield f"{images} {_NO_FILE}, and not in the files for labeling"
+
+    def _images(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield each image's path below the root, and its object."""
+        for image in filter(_is_file, self._every()):
+            yield os.path.relpath(_absolute(image), self.root), image
+
+    def write_tasks(self, file: Path) -> None:
+        """Write Label Studio's tasks: a JSON list with one task per line."""
+        with file.open("w", encoding="utf-8") as out:
+            out.write("[")
+            for number, (name, image) in enumerate(self._images()):
+                out.write((",\n" if number else "\n") + json.dumps(self._task(name, image)))
+            out.write("\n]\n")
+
+    def _task(self, name: str, image: dict[str, Any]) -> dict[str, Any]:
+        width, height = image["width"], image["height"]
+        results = []
+        for number, found in enumerate(_found(image)):
+            label = self._names[found["label"]]
+            value: dict[str, Any] = {"choices": [label]}
+            if box := found.get("box"):
+                value = {
+                    "x": 100 * box[0] / width,
+                    "y": 100 * box[1] / height,
+                    "width": 100 * (box[2] - box[0]) / width,
+                    "height": 100 * (box[3] - box[1]) / height,
+                    "rotation": 0,
+                    "rectanglelabels": [label],
+                }
+            results.append(
+                {
+                    "id": f"{number}",
+                    "type": list(value)[-1],
+                    "from_name": _FROM,
+                    "to_name": _TO,
+                    "original_width": width,
+                    "original_height": height,
+                    "image_rotation": 0,
+                    "value": value,
+                    "score": found["score"],
+                }
+            )
+        scores = [result["score"] for result in results]
+        address = f"/data/local-files/?d={quote(os.fsencode(f'{self.root.name}/{name}'))}"
+        prediction = {"model_version": self._model, "result": results}
+        if scores:
+            prediction["score"] = sum(scores) / len(scores)
+        return {"data": {_TO: address}, "predictions": [prediction]}
+
+    def write_interface(self, file: Path) -> None:
+        """Write the labeling interface of Label Studio whose names the tasks use."""
+        view = ElementTree.Element("View")
+        ElementTree.SubElement(view, "Image", name=_TO, value=f"${_TO}")
+        tag, label = ("RectangleLabels", "Label")
+        if any("classes" in image for image in self._every()):
+            tag, label = "Choices", "Choice"
+        labels = ElementTree.SubElement(view, tag, name=_FROM, toName=_TO)
+        for name in self._names:
+            ElementTree.SubElement(labels, label, value=name)
+        _save(view, file)
+
+    def write_cvat(self, file: Path) -> None:
+        """Write "CVAT for images 1.1"."""
+        root = ElementTree.Element("annotations")
+        ElementTree.SubElement(root, "version").text = "1.1"
+        task = ElementTree.SubElement(ElementTree.SubElement(root, "meta"), "task")
+        labels = ElementTree.SubElement(task, "labels")
+        for name in self._names:
+            ElementTree.SubElement(ElementTree.SubElement(labels, "label"), "name").text = name
+        for number, (name, image) in enumerate(self._images()):
+            about = {"id": str(number), "name": _plain(name)}
+            about |= {side: str(image[side]) for side in ("width", "height")}
+            element = ElementTree.SubElement(root, "image", about)
+            for found in _found(image):
+                about = {"label": self._names[found["label"]], "source": "auto"}
+                if box := found.get("box"):
+                    about |= {"occluded": "0", "z_order": "0"}
+                    about |= {
+                        side: f"{at:.2f}" for side, at in zip(("xtl", "ytl", "xbr", "ybr"), box, strict=True)
+                    }
+                ElementTree.SubElement(element, "box" if box else "tag", about)
+        _save(root, file)
+
+    def write_cvat_labels(self, file: Path) -> None:
+        """Write the labels for the tab "Raw" of a CVAT project or task."""
+        labels = [{"name": name, "attributes": []} for name in self._names]
+        file.write_text(json.dumps(labels, indent=1) + "\n", encoding="utf-8")
+
+
+def _found(image: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the detections, or the most likely class."""
+    found: list[dict[str, Any]] = image.get("detections") or image.get("classes", [])[:1]
+    return found
+
+
+def _is_file(image: dict[str, Any]) -> bool:
+    return "frame" not in image and os.path.isfile(image["source"])  # noqa: PTH113 - never raises
+
+
+def _absolute(image: dict[str, Any]) -> str:
+    return os.path.abspath(str(image["source"]))  # noqa: PTH100 - Path would keep ".."
+
+
+def _plain(text: str) -> str:
+    """Return a text that XML can hold."""
+    return NOT_XML.sub("\ufffd", text)
+
+
+def _save(root: ElementTree.Element, file: Path) -> None:
+    """Write XML in ASCII without a declaration, which Label Studio refuses in a pasted text."""
+    ElementTree.indent(root)
+    file.write_bytes(ElementTree.tostring(root, "us-ascii", xml_declaration=False) + b"\n")
