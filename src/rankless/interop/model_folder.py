@@ -18,6 +18,7 @@ from rankless.errors import UserError, counted, printable
 from rankless.files import yaml12
 from rankless.files.outputs import Outputs
 from rankless.models.checkpoints import weights
+from rankless.recipe.familiar import is_by_name
 from rankless.recipe.load import dump
 from rankless.recipe.schema import BUILT_IN_TASKS
 from rankless.runs import journal, starts
@@ -161,7 +162,7 @@ def _training(loaded: weights.Weights, record: Record, name: str, data: str) -> 
     """Return the command that repeats the training, or why there is none."""
     if published := loaded.extra.get("imported_from"):
         return f"The weights were imported from {_plain(published)}; how they were trained is not recorded."
-    data += " model.pretrained=WEIGHTS" if loaded.recipe.model.pretrained not in ("", "timm") else ""
+    data += "" if is_by_name(loaded.recipe.model.pretrained) else " model.pretrained=WEIGHTS"
     commands = f"    rankless train {name}/recipe.yaml --run again{data}\n"
     if record.name:
         commands += f"    rankless digest again/checkpoints/{record.name}\n"
@@ -175,7 +176,8 @@ def _licenses(loaded: weights.Weights) -> str:
     """Return the table of licenses to fill in."""
     rows = {"these weights": "**FILL IN**, also as `license` at the top of this file"}
     if start := loaded.extra.get("imported_from") or loaded.recipe.model.pretrained:
-        rows[f"the weights that they come from: {_plain(Path(start).name)}"] = "**FILL IN**"
+        start = start if is_by_name(start) else Path(start).name
+        rows[f"the weights that they come from: {_plain(start)}"] = "**FILL IN**"
     rows[f"the data: {_plain(Path(loaded.recipe.data.root).name)}; **FILL IN** its source"] = "**FILL IN**"
     rows["the program, Rankless"] = "Apache-2.0"
     return _table("", "license", rows)

@@ -39,6 +39,7 @@ from rankless.launch.record import record_death, record_error
 from rankless.launch.requests import Requests
 from rankless.launch.sharing import refuse_idle, too_few
 from rankless.launch.supervisor import GRACE, Progress, RoundEnd, supervise, where_from
+from rankless.models.published import prefetch
 from rankless.printing import say, warn
 from rankless.recipe.load import dump, from_json, load, to_json
 from rankless.recipe.schema import IN_RECIPE, Recipe
@@ -101,6 +102,8 @@ def train(
         if inline or in_threads:
             refuse_inline(recipe, wanted, parallel)
         recipe = resolve_recipe(recipe)
+        if not resume:
+            prefetch(recipe.model)
         ranks = 1 if inline and not in_threads else ranks_for(wanted, recipe)
         with opened(directory, recipe, resume=resume) as recipe:
             if resume and is_finished(directory, recipe):

@@ -35,6 +35,7 @@ from rankless.launch.rank_log import RankOutput
 from rankless.launch.record import record_error
 from rankless.launch.resume import was_started_by
 from rankless.launch.run_lock import locked, refuse_nothing
+from rankless.models.published import prefetch
 from rankless.printing import say
 from rankless.recipe.load import from_json, to_json
 from rankless.recipe.schema import Recipe
@@ -91,6 +92,8 @@ class MemberRun:
         recipe, self.sinks = checked(recipe, None, self.asked.sinks)
         if first:
             rank_job.fork_loaders_early(recipe)
+            if not self.asked.resume:
+                prefetch(recipe.model)  # one rank of each machine downloads, the others wait
         return recipe if first and self.environment.local_rank else resolve_recipe(recipe)
 
     def _join_and_train(self, recipe: Recipe | None) -> int:

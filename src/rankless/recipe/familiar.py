@@ -126,9 +126,14 @@ def imported(name: str) -> tuple[str, str]:
 
 
 PUBLISHED = (
-    "published weights are imported first (rankless import FILE --model NAME --out NEW.safetensors), and "
-    "those of timm's classifiers are model.pretrained=timm; docs/weights.md lists where to find them"
+    "published weights are model.pretrained=published, or published/NAME (rankless weights list); other files "
+    "are imported first (rankless import FILE --model NAME --out NEW.safetensors)"
 )
+
+
+def is_by_name(pretrained: str) -> bool:
+    """Return whether ``model.pretrained`` names no file of this machine: published weights, or none."""
+    return pretrained in ("", "timm", "published") or pretrained.startswith(("published/", "hf://"))
 
 
 def line_of_file(name: str, values: Mapping[str, str]) -> str:

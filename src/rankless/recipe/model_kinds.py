@@ -53,8 +53,9 @@ class ModelKeys:
     """Size of the network's input in pixels: one side, or [height, width]; multiples of 32 for a detector;
     ``auto`` is the size the model was published with."""
     pretrained: Annotated[Text, TRAINING] = ""
-    """Weights to start from: a run, a file that Rankless wrote or imported, or ``timm``. Without ``name`` and
-    ``cfg``, the network is that of the weights."""
+    """Weights to start from: a run, a file that Rankless wrote or imported, ``hf://OWNER/NAME/FILE``, or
+    ``published``, ``published/NAME`` or ``timm``, which are downloaded. Without ``name`` and ``cfg``, the
+    network is that of the weights."""
     freeze: Annotated[Duration, TRAINING] = 0
     """How long the backbone is frozen: steps, or as in ``5 epochs`` or ``10%`` (of the run)."""
     checkpointing: Bool = False

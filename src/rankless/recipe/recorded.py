@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError
+from rankless.files.hub import path_of
 from rankless.files.reading import MIB, opened
 from rankless.recipe.fields import BUILT_IN_TASKS, given
 from rankless.runs.directory import weights_of
@@ -53,7 +54,7 @@ def with_network(tree: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(model, Mapping) or not isinstance(file, str) or "name" in model or "cfg" in model:
         return dict(tree)
     try:
-        theirs = (recipe_in(weights_of(Path(file), warn=lambda _: None)) if file else None) or {}
+        theirs = (recipe_in(weights_of(path_of(file), warn=lambda _: None)) if file else None) or {}
     except (UserError, OSError, ValueError):
         theirs = {}
     task = theirs.get("task")

@@ -45,6 +45,7 @@ from rankless.launch.run_lock import locked
 from rankless.launch.supervisor import GRACE
 from rankless.messages import line
 from rankless.models.checkpoints.weights import digest_file
+from rankless.models.published import prefetch
 from rankless.recipe.load import from_json, to_json
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory, damage
@@ -162,6 +163,8 @@ class HostProcess:
         recipe = resolve_recipe(recipe)
         if command.resume:
             recipe = check_resume(run, recipe)
+        else:
+            prefetch(recipe.model)
         finished = finished_at(run, recipe) if command.resume else None
         recipe = opening.with_precision(recipe)
         return messages.Prepared(recipe=to_json(recipe), sinks=names, finished=finished)

@@ -134,13 +134,7 @@ def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
         content = reading.read_bytes(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(content) < 20:
-        raise UserError(f"{path}: {len(content)} bytes are too few for a Darknet weights file")
-    major, minor, _ = struct.unpack_from("<3i", content)
-    # Darknet writes 0.1 or 0.2; versions from 1000 (transposed fully connected layers) are not supported.
-    if not (0 <= major < 1000 and 0 <= minor < 1000):
-        raise UserError(f"{path}: does not begin like a Darknet weights file (version {major}.{minor})")
-    wide = major * 10 + minor >= 2
+    wide = _is_wide(content[:20], path)
     (seen,) = struct.unpack_from("<Q" if wide else "<I", content, 12)
     body = content[20 if wide else 16 :]
     if len(body) % 4:
@@ -148,6 +142,23 @@ def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
             f"{path}: is truncated or damaged: {len(body):,} bytes are not a whole number of float32"
         )
     return np.frombuffer(body, "<f4").astype(np.float32), int(seen)
+
+
+def check_header(path: Path) -> None:
+    """Raise if a file does not begin like Darknet's weights."""
+    with reading.opened(path) as file:
+        _is_wide(file.read(20), path)
+
+
+def _is_wide(head: bytes, path: Path) -> bool:
+    """Return whether the header counts the images in 64 bits; raise if it is not one of Darknet's."""
+    if len(head) < 20:
+        raise UserError(f"{path}: {len(head)} bytes are too few for a Darknet weights file")
+    major, minor, _ = struct.unpack_from("<3i", head)
+    # Darknet writes 0.1 or 0.2; versions from 1000 (transposed fully connected layers) are not supported.
+    if not (0 <= major < 1000 and 0 <= minor < 1000):
+        raise UserError(f"{path}: does not begin like a Darknet weights file (version {major}.{minor})")
+    return bool(major * 10 + minor >= 2)
 
 
 def _layers(network: Network) -> Iterator[tuple[str, list[_Part]]]:

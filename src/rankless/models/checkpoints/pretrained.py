@@ -8,25 +8,29 @@ another size keeps its initial values, and one of the same size is loaded by pos
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.models.checkpoints.fit import Misfits, compare
+from rankless.files import checksums, hub
+from rankless.models import published
+from rankless.models.checkpoints.darknet_weights import read_weights
+from rankless.models.checkpoints.fit import COUNTER, Misfits, compare
+from rankless.models.checkpoints.foreign import read_checkpoint
 from rankless.models.checkpoints.weights import load_into, load_tensors
 from rankless.models.classifiers.adapters import timm_weights
+from rankless.models.classifiers.catalog import TIMM
+from rankless.models.darknet.architectures import COCO_CLASSES
+from rankless.models.detectors import darknet
 from rankless.recipe.load import from_json
 from rankless.recipe.model_kinds import ModelKeys
 from rankless.recipe.recorded import recipe_in
 from rankless.runs.directory import weights_of
 from rankless.runs.trained_weights import trained_weights_of
-
-TIMM = "timm"
-"""The value that selects the published weights of timm for the classifier."""
 
 _SHOWN = 8
 
@@ -44,16 +48,20 @@ def start_from(
             (or parameters) whose shapes depend on the number of classes: ``("fc", "levels.0.predict")``. For
             its optional method ``head_layout``, see :mod:`rankless.models.detectors.protocol`.
         pretrained: ``model.pretrained``: a weights file, a run (its best weights), any safetensors file with
-            the model's keys; ``timm`` for timm's published weights of this classifier; empty does nothing.
+            the model's keys, also on the Hugging Face Hub; ``published``, ``published/NAME`` or ``timm`` for
+            a file of :mod:`rankless.models.published`; empty does nothing.
         class_names: the model's class names; matched with the file's, if it has any.
-        described: the recipe's ``model``; compared with the file's if the weights do not fit.
+        described: the recipe's ``model``, for which files are published; compared with that of a file if the
+            weights do not fit.
 
     Returns:
         Messages: the source of the weights, and the tensors that were not loaded.
     """
     if not pretrained:
         return []
-    state, known, source = _of_timm(model) if pretrained == TIMM else _of_a_file(pretrained)
+    described = described or ModelKeys(name=_name_of(model))
+    wanted = published.asked_for(replace(described, pretrained=pretrained))
+    state, known, source = _published(model, wanted, described) if wanted else _of_a_file(pretrained)
     if bad := [name for name, one in state.items() if not one.isfinite().all()]:
         raise UserError(
             f"model.pretrained: {source}: NaN or infinite values in {_listed(bad)}; take another checkpoint"
@@ -65,7 +73,7 @@ def start_from(
         state = {**state, **arranged}
     else:
         state, initialized = _without_other_heads(model, state, len(known), len(class_names))
-    if described and pretrained != TIMM and (misfits := compare(model.state_dict(), state)):
+    if not wanted and (misfits := compare(model.state_dict(), state)):
         _refuse_another_network(pretrained, described, misfits, len(model.state_dict()))
     load_into(model, state, f"model.pretrained: {source}")
     messages = [f"starting from the weights in {source}"]
@@ -147,8 +155,13 @@ def _by_class(
 def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
     """Return the tensors, the class names of their head, and their source."""
     try:
-        path = trained_weights_of(Path(pretrained))
-        return *load_tensors(path), str(path)
+        if not pretrained.startswith(hub.PREFIX):
+            path = trained_weights_of(Path(pretrained))
+            return *load_tensors(path), str(path)
+        address = hub.parse(pretrained)
+        path = hub.file_of(address)
+        at = path.parents[address.file.count("/")].name
+        return *load_tensors(path), f"{replace(address, revision=at)} (SHA-256 {checksums.of_file(path)})"
     except UserError as error:
         raise UserError(f"model.pretrained is '{pretrained}': {one}" for one in error.problems) from None
 
@@ -156,7 +169,7 @@ def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str
 def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, tensors: int) -> None:
     """Raise an error that says why the weights do not fit, if known, instead of a table of tensors."""
     what = f"model.pretrained is '{pretrained}'"
-    tree = recipe_in(weights_of(Path(pretrained), warn=lambda _: None))
+    tree = recipe_in(weights_of(hub.path_of(pretrained), warn=lambda _: None))
     if tree is None:
         if len(misfits.missing) == tensors:
             raise UserError(
@@ -188,16 +201,29 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def _of_timm(model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
-    """Return the same as :func:`_of_a_file`, without class names, which timm does not provide."""
-    variant: Any = getattr(model, "variant", None)
-    if variant is None:
-        raise UserError(
-            "model.pretrained is 'timm', but the model is not one of timm's; give a weights file, such as "
-            "one that rankless import wrote"
-        )
-    name = variant.name.removeprefix("timm/")
-    return timm_weights(name), (), f"timm's {name}"
+def _published(
+    model: nn.Module, wanted: published.PublishedFile, described: ModelKeys
+) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
+    """Return the same as :func:`_of_a_file`; layers that a backbone's file lacks keep their values."""
+    path, sha256 = published.fetch(wanted)
+    ours, source = model.state_dict(), f"{wanted.name}: {path} (SHA-256 {sha256})"
+    if wanted.is_darknet:
+        read = read_weights(path, darknet.network(described, COCO_CLASSES))
+        if read.filled < read.convolutions:
+            source = f"the first {read.filled} of {read.convolutions} convolutions of {source}"
+        return {**ours, **read.state}, wanted.categories, source
+    theirs = load_tensors(path)[0] if path.suffix == ".safetensors" else read_checkpoint(path).state
+    if wanted.name.startswith(TIMM):
+        return timm_weights(wanted.name.removeprefix(TIMM), theirs), (), source
+    # The DenseNets of torchvision were saved when norm1 and conv1 could be called norm.1 and conv.1.
+    theirs = {re.sub(r"\.(norm|conv)\.([12])\.", r".\1\2.", name): one for name, one in theirs.items()}
+    counters = {name: one for name, one in ours.items() if name.endswith(COUNTER)}
+    return {**counters, **theirs}, wanted.categories, source
+
+
+def _name_of(model: nn.Module) -> str:
+    """Return the name of a classifier; the name of no model for others."""
+    return str(getattr(getattr(model, "variant", None), "name", "none"))
 
 
 def _heads(model: nn.Module) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Classifiers that torchvision and timm build, freshly initialized, and timm's published weights."""
+"""Classifiers that torchvision and timm build, freshly initialized, and the names in timm's weights."""
 
 from __future__ import annotations
 
@@ -149,17 +149,12 @@ def _three(values: tuple[float, ...]) -> tuple[float, float, float]:
     return (red, green, blue)
 
 
-def timm_weights(name: str) -> dict[str, Tensor]:
-    """Return the published weights of timm's model ``name``, which are downloaded if needed."""
+def timm_weights(name: str, published: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the published weights of timm's model ``name`` with the names that the model has today."""
     import timm
 
-    timm_facts(name)
-    try:
-        state: dict[str, Tensor] = timm.create_model(name, pretrained=True).state_dict()
-    except Exception as error:  # many types: from the network, the hub or the disk
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"model.pretrained is 'timm': the weights of '{name}' cannot be downloaded ({reason}); give a "
-            "file that was downloaded elsewhere: rankless import FILE --out weights.safetensors"
-        ) from error
+    offered = {"state_dict": published, "custom_load": False}
+    state: dict[str, Tensor] = timm.create_model(
+        name, pretrained=True, pretrained_cfg_overlay=offered
+    ).state_dict()
     return state

@@ -1,0 +1,267 @@
+"""Downloads over HTTP: resumed after a break, and checked before they get their name.
+
+``NAME.part`` holds what has arrived, and ``NAME.part.tag`` the server's tag of its content, so that the rest
+is only requested of the same content. The part is locked while a process fills it; others wait for the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http.client
+import os
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rankless.errors import UserError, printable, remedy
+from rankless.files import checksums, reading
+from rankless.files.hub import OFFLINE, is_offline
+from rankless.files.writing import has_name
+from rankless.printing import ProgressBar, say
+
+MIRROR = "RANKLESS_WEIGHTS_MIRROR"
+"""The variable with the address of a folder that has the same files as their publishers."""
+_TRIES = 5  # without a further byte
+_PAUSE = 0.2  # seconds before the second try, doubled with every further one
+_TIMEOUT = 30.0  # seconds without a byte
+_CHUNK = 1 << 18  # bytes
+_LASTING = {400, 401, 403, 404, 405, 410, 451, 501}
+"""HTTP status codes that a retry does not change."""
+_BROKEN = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
+"""Errors of a connection; other ``OSError`` are the disk's."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A file that its publisher offers.
+
+    Attributes:
+        url: its address.
+        length: in bytes; 0 if it is not known exactly.
+        about: its length to a few hundred bytes, for messages.
+        digest: its checksum, or the first digits of it; empty if no source confirms one.
+        algorithm: of the checksum: ``sha256`` or ``sha1``.
+    """
+
+    url: str
+    length: int = 0
+    digest: str = ""
+    algorithm: str = "sha256"
+    about: int = 0
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def address(self) -> str:
+        """Where it is fetched from: its publisher, or the mirror."""
+        mirror = os.environ.get(MIRROR, "").rstrip("/")
+        if mirror and not mirror.startswith(("https://", "http://")):
+            raise UserError(
+                f"{MIRROR} is '{mirror}': expected an address, as in https://mirror.example/weights"
+            )
+        return f"{mirror}/{self.name}" if mirror else self.url
+
+    def described(self) -> str:
+        """Return the file's name, length and checksum as text."""
+        length = f" of {self.length:,} bytes" if self.length else ""
+        length = length or (f" of about {self.about / 1e6:,.1f} MB" if self.about else "")
+        if not self.digest:
+            return f"{self.name}{length}, whose checksum no source confirms"
+        return f"{self.name}{length} with the {self.checksum} {self.digest}{'…' * self.is_short}"
+
+    @property
+    def is_short(self) -> bool:
+        """Whether only the first digits of the checksum are known."""
+        return len(self.digest) < hashlib.new(self.algorithm).digest_size * 2
+
+    @property
+    def checksum(self) -> str:
+        """The name of the algorithm, as in ``SHA-256``."""
+        return self.algorithm.upper().replace("SHA", "SHA-")
+
+
+def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda _: None) -> tuple[Path, str]:
+    """Return a published file's path in ``folder`` and its SHA-256, after downloading it if it is not there.
+
+    Args:
+        offer: the file.
+        folder: the cache; it is made if needed.
+        check: raises a UserError if the content cannot be what was offered; called with the downloaded file.
+    """
+    path = folder / offer.name
+    if not path.exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(path.with_name(f"{path.name}.part"), path) as file:
+                if file is not None:
+                    _download(offer, path, file, check)
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be written ({error.strerror or error}); {remedy(error)}, and try again: "
+                "what has arrived is kept"
+            ) from error
+    if path.stat().st_size != (offer.length or path.stat().st_size):
+        found = f"it has {path.stat().st_size:,} bytes"
+    elif other := _other_digest(offer, path):
+        found = f"its {offer.checksum} is {other}"
+    else:
+        return path, checksums.of_file(path)
+    raise UserError(f"{path}: {found}; expected {offer.described()}; remove it, and it is downloaded again")
+
+
+@contextmanager
+def _locked(part: Path, path: Path) -> Iterator[IO[bytes] | None]:
+    """Yield the locked part, opened for writing; None if another process has finished the file meanwhile."""
+    while True:
+        with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", 0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"waiting for another process, which downloads {path.name}")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:  # some network file systems have no locks
+                pass
+            if path.exists():
+                part.unlink(missing_ok=True)
+                yield None
+                return
+            if has_name(file.fileno(), part):
+                yield file
+                return
+
+
+def _download(offer: Offer, path: Path, file: IO[bytes], check: Callable[[Path], object]) -> None:
+    """Fill the part, check it, and rename it."""
+    part, tag = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.part.tag")
+    if is_offline():
+        raise _by_hand(offer, path, f"{OFFLINE} is set")
+    address, left = offer.address, _TRIES
+    complete = offer.digest and file.seek(0, os.SEEK_END) and not _other_digest(offer, part)
+    while not complete:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            _receive(offer, address, file, tag)
+            break
+        except urllib.error.HTTPError as error:
+            if error.code in _LASTING:
+                raise _by_hand(offer, path, f"the server answers {error.code} {error.reason}") from error
+            reason = f"the server answers {error.code} {error.reason}"
+        except _BROKEN as error:
+            reason = str(getattr(error, "reason", "") or error or type(error).__name__)
+        except _OtherFileError as error:
+            _forget(part, tag)
+            raise _by_hand(offer, path, f"{error}; nothing of it is kept") from None
+        left = left - 1 if file.seek(0, os.SEEK_END) <= before else _TRIES
+        if not left:
+            raise _by_hand(offer, path, f"{reason}, in {_TRIES} tries")
+        time.sleep(_PAUSE * 2 ** (_TRIES - left))
+    os.fsync(file.fileno())
+    try:
+        if other := _other_digest(offer, part):
+            what = f"the server sent another file, with the {offer.checksum} {other}"
+            raise _by_hand(offer, path, f"{what}; nothing of it is kept")
+        check(part)
+    except UserError:
+        _forget(part, tag)
+        raise
+    part.replace(path)
+    tag.unlink(missing_ok=True)
+    if not offer.digest:
+        say(f"{path.name}: no source confirms its checksum; its SHA-256 is {checksums.of_file(path)}")
+
+
+class _OtherFileError(Exception):
+    """The server offers something else than the expected file."""
+
+
+def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
+    """Append what is missing to the part. If the connection breaks, raise; what has arrived stays."""
+    at = file.seek(0, os.SEEK_END)
+    known = reading.read_text(tag, 1000) if at and tag.exists() else ""
+    headers = {"User-Agent": "rankless", "Accept-Encoding": "identity"}
+    if known:
+        headers |= {"Range": f"bytes={at}-", "If-Range": known}
+    try:
+        response: Any = urllib.request.urlopen(
+            urllib.request.Request(address, headers=headers), timeout=_TIMEOUT
+        )
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # the part is as long as the content, or longer
+            raise
+        file.truncate(0)
+        raise ConnectionError("the server has no further bytes") from error
+    with response:
+        if response.status != 206 or _tag(response) != known or not _starts_at(response, at):
+            if response.status == 206:  # of other content, or another range than was asked for
+                file.truncate(0)
+                raise ConnectionError("the server sent another range")
+            at = 0
+            file.truncate(0)
+            tag.write_text(_tag(response), encoding="ascii", errors="replace")
+        length = response.headers.get("Content-Length")
+        total = at + int(length) if length and length.isdecimal() else 0
+        if offer.length and total not in (0, offer.length):
+            page = ", a web page" if "html" in response.headers.get("Content-Type", "") else ""
+            raise _OtherFileError(f"the server offers {total:,} bytes{page}")
+        file.seek(at)
+        with ProgressBar(total or offer.length or 1, offer.name, done=at) as bar:
+            _copy(response, file, at, total or offer.length, bar)
+    end = file.tell()
+    if end < (total or offer.length):
+        raise ConnectionError(f"the connection broke off after {end:,} of {total or offer.length:,} bytes")
+
+
+def _copy(response: Any, file: IO[bytes], at: int, total: int, bar: ProgressBar) -> None:
+    began, first = time.monotonic(), at
+    while chunk := response.read1(_CHUNK):
+        if at == 0 and chunk.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
+            raise _OtherFileError("the server sent a web page")
+        if total and at + len(chunk) > total:
+            raise _OtherFileError(f"the server sends more than {total:,} bytes")
+        rest = memoryview(chunk)
+        while rest:
+            rest = rest[file.write(rest) :]
+        at += len(chunk)
+        speed = (at - first) / max(time.monotonic() - began, 1e-3)
+        of_total = f" of {total / 1e6:,.1f}" if total else ""
+        bar.update(at, f"{bar.title}: {at / 1e6:,.1f}{of_total} MB", max(total - at, 0) / max(speed, 1.0))
+
+
+def _tag(response: Any) -> str:
+    """Return what identifies the content: its strong ETag, or the time of its last change."""
+    etag = response.headers.get("ETag", "")
+    return str(etag if etag.startswith('"') else response.headers.get("Last-Modified", ""))
+
+
+def _starts_at(response: Any, at: int) -> bool:
+    return str(response.headers.get("Content-Range", "")).startswith(f"bytes {at}-")
+
+
+def _forget(*files: Path) -> None:
+    for file in files:
+        with suppress(OSError):
+            file.unlink()
+
+
+def _other_digest(offer: Offer, path: Path) -> str:
+    """Return the file's checksum if another one was published; empty if it agrees, or none is known."""
+    with reading.opened(path) as file:
+        found = hashlib.file_digest(file, offer.algorithm).hexdigest()
+    return "" if found.startswith(offer.digest) else found
+
+
+def _by_hand(offer: Offer, path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{offer.address}: cannot be downloaded: {printable(reason, 300)}; expected {offer.described()}; "
+        f"get it elsewhere, and put it at {path}"
+    )

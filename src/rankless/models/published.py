@@ -1,0 +1,216 @@
+"""The weights that the publishers of the models offer, by name.
+
+The table beside this module holds Darknet's files. Those of torchvision and timm are read from the installed
+libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankless.errors import UserError, nearest
+from rankless.files import checksums, hub, yaml12
+from rankless.files.cache_folder import cache_folder
+from rankless.files.download import Offer, obtain
+from rankless.models.checkpoints.darknet_weights import check_header
+from rankless.models.classifiers.adapters import timm_facts
+from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
+from rankless.models.detectors import torchvision as detectors
+from rankless.recipe.model_kinds import ModelKeys
+
+PUBLISHED = "published"
+"""The value of ``model.pretrained`` for the weights that the model's publisher offers."""
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """A file of published weights.
+
+    Attributes:
+        name: its name here: a Darknet file without ``.weights``, ``MODEL.WEIGHTS`` of torchvision, or
+            ``timm/MODEL.TAG``.
+        models: values of ``model.name`` that it fits. The first file of a model is its default.
+        source: an address with a checksum, or a file on the Hugging Face Hub.
+        score: as published, with the data.
+        license: what the publisher says about it.
+        categories: names of its classes; empty if they are not published with it.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    source: Offer | hub.HubAddress
+    score: str = ""
+    license: str = "not stated"
+    categories: tuple[str, ...] = ()
+
+    @property
+    def is_darknet(self) -> bool:
+        """Whether it is in Darknet's format."""
+        return isinstance(self.source, Offer) and (
+            self.source.name.endswith(".weights") or ".conv." in self.source.name
+        )
+
+    @property
+    def checked_by(self) -> str:
+        """The checksum that its content is compared with."""
+        if not isinstance(self.source, Offer):
+            return "the Hub's SHA-256"
+        if not self.source.digest:
+            return "unconfirmed"
+        return f"{self.source.checksum}{', first digits' if self.source.is_short else ''}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry as plain data."""
+        offer = self.source if isinstance(self.source, Offer) else Offer("")
+        return {
+            "name": self.name,
+            "models": list(self.models),
+            "address": offer.url or str(self.source),
+            "bytes": offer.length or None,
+            "about_bytes": offer.length or offer.about or None,
+            "checked_by": self.checked_by,
+            "digest": offer.digest or None,
+            "score": self.score or None,
+            "license": self.license,
+        }
+
+
+_LICENSES = {"github.com": "the repository's, Unlicense (AlexeyAB/darknet, issue 8881)"}
+_OF_DATA = "may depend on the data (torchvision's README)"
+
+
+def all_published() -> list[PublishedFile]:
+    """Return Darknet's and torchvision's files, the default of a model before its others."""
+    return [*_of_darknet(), *_of_torchvision()]
+
+
+def all_of_timm(matches: Callable[[str], bool]) -> Iterator[PublishedFile]:
+    """Yield timm's files whose names match."""
+    import timm
+
+    return (_of_timm(name) for name in timm.list_pretrained() if matches(TIMM + name))
+
+
+def named(name: str) -> PublishedFile:
+    """Return the file of this name, or the default file of the model of this name."""
+    if name.startswith(TIMM):
+        timm_facts(name.removeprefix(TIMM))  # refuses unknown names
+        return _of_timm(name.removeprefix(TIMM))
+    files = all_published()
+    for found in (*(one for one in files if one.name == name), *(one for one in files if name in one.models)):
+        return found
+    known = [*(one.name for one in files), *(model for one in files for model in one.models)]
+    raise UserError(
+        f"'{name}': no weights are published under this name; expected one that rankless weights list "
+        f"prints, or timm/NAME{nearest(name, known)}"
+    )
+
+
+def asked_for(model: ModelKeys) -> PublishedFile | None:
+    """Return the published file that ``model.pretrained`` names; None if it names something else."""
+    name = model.name
+    try:
+        if model.pretrained == "timm":
+            if name not in CLASSIFIERS and not name.startswith(TIMM):
+                raise UserError(f"'{name}': not one of timm's; give a weights file, or '{PUBLISHED}'")
+            return named(TIMM + name.removeprefix(TIMM))
+        if model.pretrained == PUBLISHED:
+            if getattr(model, "cfg", ""):
+                raise UserError(
+                    "model.cfg names a network of your own; name the file, as in published/yolov4"
+                )
+            return named(name)
+        if not model.pretrained.startswith(f"{PUBLISHED}/"):
+            return None
+        found = named(model.pretrained.removeprefix(f"{PUBLISHED}/"))
+        if name not in found.models and not getattr(model, "cfg", ""):
+            raise UserError(f"'{found.name}': fits {', '.join(found.models)}, but model.name is '{name}'")
+    except UserError as error:
+        raise UserError(
+            f"model.pretrained is '{model.pretrained}': {one}" for one in error.problems
+        ) from None
+    return found
+
+
+def fetch(wanted: PublishedFile) -> tuple[Path, str]:
+    """Return a published file's path and SHA-256, after downloading it if it is not there."""
+    source = wanted.source
+    if not isinstance(source, Offer):
+        path = hub.file_of(source)
+        return path, checksums.of_file(path)
+    if wanted.is_darknet:
+        return obtain(source, cache_folder() / "weights", check_header)
+    import torch
+
+    return obtain(source, Path(torch.hub.get_dir()) / "checkpoints")
+
+
+def prefetch(model: ModelKeys) -> None:
+    """Download what ``model.pretrained`` names, if it is not on this machine, before its ranks start."""
+    if model.pretrained.startswith(hub.PREFIX):
+        hub.file_of(hub.parse(model.pretrained))
+    elif wanted := asked_for(model):
+        fetch(wanted)
+
+
+def _of_darknet() -> Iterator[PublishedFile]:
+    table = Path(__file__).with_suffix(".yaml")
+    for row in yaml12.read(table.read_text(encoding="utf-8"), table.name)[0]:
+        algorithm = "sha1" if "sha1" in row else "sha256"
+        offer = Offer(row["url"], row["length"], row.get(algorithm, ""), algorithm)
+        name, models = offer.name.removesuffix(".weights"), tuple(row.get("models", ()))
+        license_ = _LICENSES.get(row["url"].split("/")[2], "not stated")
+        categories = () if models else coco_classes()
+        yield PublishedFile(name, models or (name,), offer, row.get("score", ""), license_, categories)
+
+
+def coco_classes() -> tuple[str, ...]:
+    """Return the names of COCO's 80 classes, in the order of Darknet's heads."""
+    from torchvision.models.detection import RetinaNet_ResNet50_FPN_V2_Weights as Known
+
+    names = Known.DEFAULT.meta["categories"]
+    return tuple(name for name in names if name not in ("__background__", "N/A"))
+
+
+def _of_torchvision() -> Iterator[PublishedFile]:
+    from torchvision.models import get_model_weights, list_models
+
+    there = set(list_models())
+    for name in (*CLASSIFIERS, *detectors.MODELS):
+        plain = name.removeprefix("torchvision/")
+        if plain not in there:
+            continue
+        offered = get_model_weights(plain)
+        for one in sorted(offered, key=lambda each: each is not offered.DEFAULT):
+            ((data, scores),) = one.meta["_metrics"].items()
+            score = ", ".join(f"{what} {value:g}" for what, value in scores.items())
+            categories = tuple(one.meta["categories"])
+            if name in detectors.MODELS:  # some count the background as a class
+                categories = categories[-detectors.MODELS[name].classes :]
+            about = round(one.meta["_file_size"] * 2**20)
+            digits = one.url.removesuffix(".pth").rpartition("-")[2]
+            offer = Offer(one.url, digest=digits, about=about)
+            yield PublishedFile(f"{name}.{one.name}", (name,), offer, f"{data} {score}", _OF_DATA, categories)
+
+
+def _of_timm(name: str) -> PublishedFile:
+    """Return the weights of timm's model ``name``, with or without the tag of its weights."""
+    import timm
+
+    config: Any = timm.get_pretrained_cfg(name)
+    models = tuple(dict.fromkeys((f"{TIMM}{name}", f"{TIMM}{config.architecture}")))
+    full = f"{TIMM}{config.architecture}{f'.{config.tag}' if config.tag else ''}"
+    license_ = config.license or "not stated"
+    if config.hf_hub_id:
+        where = hub.parse(f"{hub.PREFIX}{config.hf_hub_id}/{config.hf_hub_filename or 'model.safetensors'}")
+        return PublishedFile(full, models, where, license=license_)
+    if not config.url:
+        raise UserError(f"'{TIMM}{name}': timm offers no weights for it")
+    digits = config.url.removesuffix(".pth").rpartition("-")[2]
+    is_digest = len(digits) >= 8 and set(digits) <= set("0123456789abcdef")
+    return PublishedFile(
+        full, models, Offer(config.url, digest=digits if is_digest else ""), license=license_
+    )
