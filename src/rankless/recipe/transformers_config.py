@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError, nearest, one_of
-from rankless.files import reading
+from rankless.files import hub, reading
 
 KINDS: Mapping[str, str] = {
     "rt_detr": "RTDetr",
@@ -40,14 +40,25 @@ def normalizes(kind: str) -> bool:
     return kind in ("detr", "conditional_detr", "deformable_detr")
 
 
-def is_folder(path: Path) -> bool:
-    """Check whether a folder has a ``config.json`` of transformers, and is not one that Rankless wrote."""
-    if not (path / CONFIG).is_file() or (path / "recipe.yaml").is_file():
-        return False
-    try:
-        return "model_type" in _object(path / CONFIG)
-    except UserError:
-        return False
+def folder_of(text: str) -> Path | None:
+    """Return the local folder that a path or an ``hf://OWNER/NAME`` address names, if it is transformers'.
+
+    The address's files are downloaded unless they are in the cache. A folder that Rankless wrote, or without
+    a ``config.json``, is not one of transformers.
+    """
+    if text.startswith(hub.PREFIX):
+        address = hub.parse(text)
+        if address.file:
+            return None
+        try:
+            folder = hub.fetch(address, cached=True)
+        except UserError:
+            folder = hub.fetch(address)
+    else:
+        folder = Path(text)
+    if not text or not (folder / CONFIG).is_file() or (folder / "recipe.yaml").is_file():
+        return None
+    return folder
 
 
 def read_config(given: str, where: str = "model.config") -> dict[str, Any]:

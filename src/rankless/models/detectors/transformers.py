@@ -44,7 +44,7 @@ from rankless.structures import DetectionBatch, LossSum
 CUSTOM = "hf/config"
 """The name of a detector with a configuration of its own."""
 OLDEST = (5, 18)
-"""The first version whose losses of RT-DETR and D-FINE leave the denoising queries out of the main terms (pull
+"""The first version whose main terms of the losses of RT-DETR and D-FINE do not count denoising queries (pull
 request 48528)."""
 _HEADS = (
     "class_embed.",
@@ -96,9 +96,10 @@ class TransformersDetector(nn.Module):
         self.network.training = mode
         return self
 
-    def head_layout(self, name: str) -> tuple[int, int]:
-        """Return the rows before the classes and those of each class; see the protocol."""
-        return 0, 1
+    def head_layout(self, name: str) -> tuple[int, ...]:
+        """Return the rows before the classes, those of each class and those after them; see the protocol."""
+        is_one_more = "denoising_class_embed" in name or self.has_background
+        return 0, 1, int(is_one_more)
 
     def backbone(self) -> list[nn.Module]:
         """Return the backbone, without the encoder."""
