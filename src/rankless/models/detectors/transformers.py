@@ -277,7 +277,12 @@ class TransformersSpec:
         return TransformersDetector(network, normalize=normalize)
 
     def activations(self, size: tuple[int, int]) -> list[int]:
-        """Count the output values of each convolution for one image of (height, width) pixels."""
+        """Count the output values of each convolution for one image of (height, width) pixels.
+
+        Of DETR, only the backbone: the encoder reads values, which the meta device does not have.
+        """
+        if normalizes(self.config["model_type"]):
+            return convolution_outputs(lambda: _Backbone(self.build(1)), size)
         return convolution_outputs(lambda: self.build(1), size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
@@ -285,6 +290,18 @@ class TransformersSpec:
         if not self.model.config:
             return self.model
         return replace(self.model, config=json.dumps(self.config, separators=(",", ":")))
+
+
+class _Backbone(nn.Module):
+    """The backbone of a DETR, which also takes a mask of the pixels that belong to the image."""
+
+    def __init__(self, detector: TransformersDetector) -> None:
+        super().__init__()
+        (self.network,) = detector.backbone()
+
+    def forward(self, images: Tensor) -> Any:
+        """Compute the maps of images (B, 3, H, W)."""
+        return self.network(images, images.new_ones(images.shape[0], *images.shape[2:]))
 
 
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> TransformersSpec:
