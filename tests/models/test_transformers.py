@@ -16,6 +16,8 @@ from torch import Tensor
 from detr_configs import CONFIGS, keys
 from first_steps import digests_of_steps
 from rankless.errors import UserError
+from rankless.interop.plan import PortableDetector
+from rankless.interop.quiet import quiet
 from rankless.models import zoo
 from rankless.models.checkpoints import transformers_folder
 from rankless.models.checkpoints.pretrained import start_from
@@ -328,6 +330,22 @@ def test_pickles_and_missing_files_are_refused_by_name(tmp_path: Path) -> None:
         transformers_folder.read(tmp_path, "test")
     with pytest.raises(UserError, match=r"nothing/config.json|nothing: cannot be read"):
         read_config(str(tmp_path / "nothing"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rt_detr", "d_fine", "deformable_detr"])
+def test_onnxruntime_finds_the_same_boxes(kind: str, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, images = PortableDetector(built(kind).eval()), batch(1).images.float() / 255
+    with quiet(), torch.no_grad():
+        wanted = model(images)
+        program = torch.export.export(model, (images,))
+        torch.onnx.export(program, (images,), tmp_path / "model.onnx", opset_version=18, dynamo=True)
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    found = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    for mine, other, far in zip(wanted, found, (1e-2, 1e-5), strict=True):  # pixels, scores
+        torch.testing.assert_close(torch.from_numpy(other), mine, rtol=0, atol=far)
 
 
 def one_step(world: World, recipe: str, folder: str, precision: str) -> list[str]:

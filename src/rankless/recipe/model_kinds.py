@@ -276,7 +276,7 @@ class DarknetClassifierModel(ModelKeys):
 
 
 @dataclass(frozen=True, config=config)
-class CustomModel(DensenetModel, AnchorFreeModel, YoloModel):
+class CustomModel(DensenetModel, AnchorFreeModel, YoloModel, TransformersModel):
     """A model that only a custom task knows; all keys are allowed."""
 
     label: ClassVar[str] = "a custom model"

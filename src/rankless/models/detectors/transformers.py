@@ -129,7 +129,11 @@ class TransformersDetector(nn.Module):
 
     def _run(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> Any:
         """Return transformers' outputs; ``loss`` has the arguments of the postponed loss."""
-        with DeterministicSampling() if images.is_cuda else _unchecked() if images.is_meta else nullcontext():
+        has_no_values = images.is_meta or torch.compiler.is_exporting()
+        with (
+            _unchecked() if has_no_values else nullcontext(),
+            DeterministicSampling() if images.is_cuda else nullcontext(),
+        ):
             return self.network(pixel_values=images, labels=targets)
 
     def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
@@ -193,7 +197,7 @@ def _postponed(*given: Any, **named: Any) -> tuple[Any, None, None]:
 
 @contextmanager
 def _unchecked() -> Iterator[None]:
-    """Switch off transformers' checks of values within the block; on the meta device there are none."""
+    """Switch off transformers' checks of values, which are not known on the meta device or in an export."""
     name, before = "TRANSFORMERS_DISABLE_TORCH_CHECK", os.environ.get("TRANSFORMERS_DISABLE_TORCH_CHECK")
     os.environ[name] = "1"
     try:
