@@ -781,8 +781,8 @@ def test_an_output_that_cannot_be_written_is_named():
         (["train", "digits", "data.root=/no/pe"], ["data.root is '/no/pe': no such file or folder; exp"]),
         (["train", "resnet18"], ["data.root is not given: expected a folder or a file; add data.root="]),
         (["train", "fine-tune", "model.pretrained=a.pth"], ["data.root is not", "import a.pth --model NAME"]),
-        (["train", "digits", "model.pretrained=imagenet"], ["published weights are imported first"]),
-        (["train", "digits", "model.pretrained=true"], ["published weights are imported first"]),
+        (["train", "digits", "model.pretrained=imagenet"], ["published weights are model.pretr"]),
+        (["train", "digits", "model.pretrained=true"], ["published weights are model.pretr"]),
         (["train", "digits", "--ranks", "1"], ["here it is --devices N"]),
         (["evaluate", "run", "--gpus", "1"], ["here it is --devices N"]),
         (

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import safetensors.torch
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -243,34 +242,3 @@ def test_no_file_is_reported_with_the_key(tmp_path: Path) -> None:
 
 def test_nothing_is_read_where_nothing_is_named() -> None:
     assert start_from(Net(3, 1), "", NAMES) == []
-
-
-def test_timm_gives_what_it_has_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the network: the published model is one that timm builds with weights of a seed."""
-    build = timm.create_model
-
-    def published(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
-        assert pretrained
-        torch.manual_seed(8)
-        return build(name, **options)
-
-    monkeypatch.setattr(timm, "create_model", published)
-    theirs = published("resnet18", pretrained=True).state_dict()
-    model = build_classifier(Model(name="resnet18"), len(NAMES))
-    fresh = model.fc.weight.detach().clone()
-    reported = start_from(model, "timm", NAMES)
-    assert reported[0] == "starting from the weights in timm's resnet18"
-    assert "initialized again" in reported[1] and "fc.weight" in reported[1]
-    assert torch.equal(model.layer4[1].conv2.weight, theirs["layer4.1.conv2.weight"])
-    assert torch.equal(model.fc.weight, fresh)
-
-
-def test_timm_without_a_network_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*_: Any, **__: Any) -> nn.Module:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(timm, "create_model", unreachable)
-    with pytest.raises(UserError, match=r"weights of 'resnet18' cannot be downloaded \(no route to host\)"):
-        start_from(build_classifier(Model(name="resnet18"), 3), "timm", NAMES)
-    with pytest.raises(UserError, match="the model is not one of timm's"):
-        start_from(Net(3, 1), "timm", NAMES)

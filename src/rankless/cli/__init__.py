@@ -33,6 +33,7 @@ from rankless.cli import (
     training,
     tuning,
     watching,
+    weights,
 )
 from rankless.cli.cli_errors import in_our_words
 from rankless.cli.foreign_cli import refuse_foreign
@@ -81,6 +82,7 @@ for page in (
     planning.app,
     submit.app,
     library.app,
+    weights.app,
     benchmark.app,
     data.app,
     completion.app,

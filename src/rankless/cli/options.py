@@ -111,6 +111,17 @@ Splits = Annotated[
     ),
 ]
 
+Offline = Annotated[bool, Parameter(help="Use only weights in the cache, as HF_HUB_OFFLINE=1 does."), flag]
+
+
+def go_offline(offline: bool) -> None:
+    """Apply ``--offline`` to this process and its ranks."""
+    from rankless.files.hub import OFFLINE
+
+    if offline:
+        os.environ[OFFLINE] = "1"
+
+
 Hosts = Annotated[
     str | None,
     Parameter(
@@ -119,7 +130,7 @@ Hosts = Annotated[
         metavar="HOSTS",
     ),
 ]
-Sync = Annotated[bool, Parameter(help="Copy this machine's Rankless to the hosts and run that copy."), flag]
+Sync = Annotated[bool, Parameter(help="Copy this machine's Rankless to the hosts and run it."), flag]
 Ssh = Annotated[str, Parameter(help="The SSH command, with its options.", metavar="COMMAND")]
 Python = Annotated[
     str | None,

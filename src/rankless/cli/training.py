@@ -22,6 +22,7 @@ from rankless.cli.options import (
     Devices,
     Hosts,
     Json,
+    Offline,
     Python,
     RecipeWords,
     Ssh,
@@ -30,6 +31,7 @@ from rankless.cli.options import (
     device_count,
     devices_here,
     flag,
+    go_offline,
     loaded,
     part,
     recipe_and_overrides,
@@ -316,6 +318,7 @@ def train(
         Parameter(help="Download data.root=torchvision/NAME first."),
         flag,
     ] = False,
+    offline: Offline = False,
     hosts: Hosts = None,
     min_hosts: Annotated[
         str, Parameter(help="Continue with at least this many hosts when others are lost.", metavar="N")
@@ -330,6 +333,11 @@ def train(
     """Train a recipe; the weights are the same on any number of devices and machines."""
     from rankless.launch import environments
 
+    if offline and hosts is not None:
+        raise UserError(
+            "--offline: applies only to this machine; set HF_HUB_OFFLINE=1 on the --hosts instead"
+        )
+    go_offline(offline)
     given = TrainOptions(recipe, run, devices, device, resume, sink, inline, download, parallel)
     if environment := environments.detect():
         return as_a_rank(given, environment, hosts)

@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -145,39 +145,43 @@ def _download(offer: Offer, path: Path, file: IO[bytes], check: Callable[[Path],
     part, tag = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.part.tag")
     if is_offline():
         raise _by_hand(offer, path, f"{OFFLINE} is set")
-    address, left = offer.address, _TRIES
-    complete = offer.digest and file.seek(0, os.SEEK_END) and not _other_digest(offer, part)
-    while not complete:
-        before = file.seek(0, os.SEEK_END)
-        try:
-            _receive(offer, address, file, tag)
-            break
-        except urllib.error.HTTPError as error:
-            if error.code in _LASTING:
-                raise _by_hand(offer, path, f"the server answers {error.code} {error.reason}") from error
-            reason = f"the server answers {error.code} {error.reason}"
-        except _BROKEN as error:
-            reason = str(getattr(error, "reason", "") or error or type(error).__name__)
-        except _OtherFileError as error:
-            _forget(part, tag)
-            raise _by_hand(offer, path, f"{error}; nothing of it is kept") from None
-        left = left - 1 if file.seek(0, os.SEEK_END) <= before else _TRIES
-        if not left:
-            raise _by_hand(offer, path, f"{reason}, in {_TRIES} tries")
-        time.sleep(_PAUSE * 2 ** (_TRIES - left))
-    os.fsync(file.fileno())
     try:
+        if not (offer.digest and file.seek(0, os.SEEK_END) and not _other_digest(offer, part)):
+            _fill(offer, path, file, tag)
+        os.fsync(file.fileno())
         if other := _other_digest(offer, part):
-            what = f"the server sent another file, with the {offer.checksum} {other}"
-            raise _by_hand(offer, path, f"{what}; nothing of it is kept")
-        check(part)
-    except UserError:
-        _forget(part, tag)
-        raise
+            raise _OtherFileError(f"the server sent another file, with the {offer.checksum} {other}")
+        try:
+            check(part)
+        except UserError as error:
+            raise _OtherFileError(f"the server sent another file ({error})") from error
+    except _OtherFileError as error:
+        part.unlink()
+        tag.unlink(missing_ok=True)
+        raise _by_hand(offer, path, f"{error}; nothing of it is kept") from None
     part.replace(path)
     tag.unlink(missing_ok=True)
     if not offer.digest:
         say(f"{path.name}: no source confirms its checksum; its SHA-256 is {checksums.of_file(path)}")
+
+
+def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
+    """Fetch what is missing, in as many tries as bring something."""
+    address, left = offer.address, _TRIES
+    while left:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            return _receive(offer, address, file, tag)
+        except urllib.error.HTTPError as error:
+            error.close()
+            reason = f"the server answers {error.code} {error.reason}"
+            if error.code in _LASTING:
+                raise _by_hand(offer, path, reason) from error
+        except _BROKEN as error:
+            reason = str(getattr(error, "reason", "") or error or type(error).__name__)
+        left = left - 1 if file.seek(0, os.SEEK_END) <= before else _TRIES
+        time.sleep(_PAUSE * 2 ** (_TRIES - left))
+    raise _by_hand(offer, path, f"{reason}, in {_TRIES} tries")
 
 
 class _OtherFileError(Exception):
@@ -198,18 +202,20 @@ def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
     except urllib.error.HTTPError as error:
         if error.code != 416:  # the part is as long as the content, or longer
             raise
+        error.close()
         file.truncate(0)
         raise ConnectionError("the server has no further bytes") from error
     with response:
-        if response.status != 206 or _tag(response) != known or not _starts_at(response, at):
-            if response.status == 206:  # of other content, or another range than was asked for
-                file.truncate(0)
-                raise ConnectionError("the server sent another range")
+        begins = response.headers.get("Content-Range", "").startswith(f"bytes {at}-")
+        if response.status == 206 and not (begins and _tag(response) == known):
+            file.truncate(0)
+            raise ConnectionError("the server sent a range of other content, or another range")
+        if response.status != 206:
             at = 0
             file.truncate(0)
             tag.write_text(_tag(response), encoding="ascii", errors="replace")
-        length = response.headers.get("Content-Length")
-        total = at + int(length) if length and length.isdecimal() else 0
+        length = response.headers.get("Content-Length", "")
+        total = at + int(length) if length.isdecimal() else 0
         if offer.length and total not in (0, offer.length):
             page = ", a web page" if "html" in response.headers.get("Content-Type", "") else ""
             raise _OtherFileError(f"the server offers {total:,} bytes{page}")
@@ -241,16 +247,6 @@ def _tag(response: Any) -> str:
     """Return what identifies the content: its strong ETag, or the time of its last change."""
     etag = response.headers.get("ETag", "")
     return str(etag if etag.startswith('"') else response.headers.get("Last-Modified", ""))
-
-
-def _starts_at(response: Any, at: int) -> bool:
-    return str(response.headers.get("Content-Range", "")).startswith(f"bytes {at}-")
-
-
-def _forget(*files: Path) -> None:
-    for file in files:
-        with suppress(OSError):
-            file.unlink()
 
 
 def _other_digest(offer: Offer, path: Path) -> str:

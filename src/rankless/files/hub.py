@@ -109,15 +109,20 @@ def file_of(address: HubAddress) -> Path:
 
     So a branch means the same commit until it is fetched again. Only safetensors are taken.
     """
+    refuse_pickles(address)
+    try:
+        return fetch(address, cached=True) / address.file
+    except UserError:
+        return fetch(address) / address.file
+
+
+def refuse_pickles(address: HubAddress) -> None:
+    """Raise for an address that does not name a safetensors file."""
     if not address.file.endswith(".safetensors"):
         raise UserError(
             f"{address}: expected a .safetensors file, as in {PREFIX}{address.repository}/model.safetensors; "
             "other files of weights are pickles, which can run any code"
         )
-    try:
-        return fetch(address, cached=True) / address.file
-    except UserError:
-        return fetch(address) / address.file
 
 
 def path_of(text: str) -> Path:

@@ -109,29 +109,30 @@ def named(name: str) -> PublishedFile:
     )
 
 
-def asked_for(model: ModelKeys) -> PublishedFile | None:
-    """Return the published file that ``model.pretrained`` names; None if it names something else."""
-    name = model.name
+def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> PublishedFile | None:
+    """Return the published file that ``model.pretrained`` names; None if it names something else.
+
+    Args:
+        pretrained: ``model.pretrained``.
+        model: ``model.name``; empty if the model is not one of the zoo.
+        is_cfg: whether a cfg file describes the network in place of ``model``.
+    """
     try:
-        if model.pretrained == "timm":
-            if name not in CLASSIFIERS and not name.startswith(TIMM):
-                raise UserError(f"'{name}': not one of timm's; give a weights file, or '{PUBLISHED}'")
-            return named(TIMM + name.removeprefix(TIMM))
-        if model.pretrained == PUBLISHED:
-            if getattr(model, "cfg", ""):
-                raise UserError(
-                    "model.cfg names a network of your own; name the file, as in published/yolov4"
-                )
-            return named(name)
-        if not model.pretrained.startswith(f"{PUBLISHED}/"):
+        if pretrained == "timm":
+            if model not in CLASSIFIERS and not model.startswith(TIMM):
+                raise UserError("the model is not one of timm's; give 'published', or a weights file")
+            return named(TIMM + model.removeprefix(TIMM))
+        if pretrained == PUBLISHED:
+            if is_cfg or not model:
+                raise UserError("the network is your own; name the file, as in published/yolov4.conv.137")
+            return named(model)
+        if not pretrained.startswith(f"{PUBLISHED}/"):
             return None
-        found = named(model.pretrained.removeprefix(f"{PUBLISHED}/"))
-        if name not in found.models and not getattr(model, "cfg", ""):
-            raise UserError(f"'{found.name}': fits {', '.join(found.models)}, but model.name is '{name}'")
+        found = named(pretrained.removeprefix(f"{PUBLISHED}/"))
+        if model not in found.models and not (is_cfg and found.is_darknet):
+            raise UserError(f"'{found.name}' fits {', '.join(found.models)}, but model.name is '{model}'")
     except UserError as error:
-        raise UserError(
-            f"model.pretrained is '{model.pretrained}': {one}" for one in error.problems
-        ) from None
+        raise UserError(f"model.pretrained is '{pretrained}': {one}" for one in error.problems) from None
     return found
 
 
@@ -152,7 +153,12 @@ def prefetch(model: ModelKeys) -> None:
     """Download what ``model.pretrained`` names, if it is not on this machine, before its ranks start."""
     if model.pretrained.startswith(hub.PREFIX):
         hub.file_of(hub.parse(model.pretrained))
-    elif wanted := asked_for(model):
+    elif wanted := asked_for(model.pretrained, model.name, is_cfg=bool(getattr(model, "cfg", ""))):
+        if (width := getattr(model, "width", 1.0)) != 1:
+            raise UserError(
+                f"model.pretrained is '{model.pretrained}', but model.width is {width:g}: expected 1, as "
+                "published; give model.width=1, or leave model.pretrained out"
+            )
         fetch(wanted)
 
 

@@ -126,7 +126,7 @@ def imported(name: str) -> tuple[str, str]:
 
 
 PUBLISHED = (
-    "published weights are model.pretrained=published, or published/NAME (rankless weights list); other files "
+    "published weights are model.pretrained=published or published/NAME (rankless weights list); other files "
     "are imported first (rankless import FILE --model NAME --out NEW.safetensors)"
 )
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -28,7 +29,7 @@ from rankless.models.classifiers.catalog import TIMM
 from rankless.models.darknet.architectures import COCO_CLASSES
 from rankless.models.detectors import darknet
 from rankless.recipe.load import from_json
-from rankless.recipe.model_kinds import ModelKeys
+from rankless.recipe.model_kinds import Model, ModelKeys
 from rankless.recipe.recorded import recipe_in
 from rankless.recipe.transformers_config import folder_of
 from rankless.runs.directory import weights_of
@@ -61,9 +62,10 @@ def start_from(
     """
     if not pretrained:
         return []
-    described = described or ModelKeys(name=_name_of(model))
-    wanted = published.asked_for(replace(described, pretrained=pretrained))
-    state, known, source = _published(model, wanted, described) if wanted else _of_a_file(pretrained)
+    variant: Any = described or getattr(model, "variant", None)
+    name, is_cfg = getattr(variant, "name", ""), bool(getattr(variant, "cfg", ""))
+    wanted = published.asked_for(pretrained, name, is_cfg=is_cfg)
+    state, known, source = _published(model, wanted) if wanted else _of_a_file(pretrained)
     if bad := [name for name, one in state.items() if not one.isfinite().all()]:
         raise UserError(
             f"model.pretrained: {source}: NaN or infinite values in {_listed(bad)}; take another checkpoint"
@@ -75,7 +77,7 @@ def start_from(
         state = {**state, **arranged}
     else:
         state, initialized = _without_other_heads(model, state, len(known), len(class_names))
-    if not wanted and (misfits := compare(model.state_dict(), state)):
+    if described and not wanted and (misfits := compare(model.state_dict(), state)):
         _refuse_another_network(pretrained, described, misfits, len(model.state_dict()))
     load_into(model, state, f"model.pretrained: {source}")
     messages = [f"starting from the weights in {source}"]
@@ -208,16 +210,18 @@ def _short(value: object) -> str:
 
 
 def _published(
-    model: nn.Module, wanted: published.PublishedFile, described: ModelKeys
+    model: nn.Module, wanted: published.PublishedFile
 ) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
     """Return the same as :func:`_of_a_file`; layers that a backbone's file lacks keep their values."""
     path, sha256 = published.fetch(wanted)
     ours, source = model.state_dict(), f"{wanted.name}: {path} (SHA-256 {sha256})"
     if wanted.is_darknet:
-        read = read_weights(path, darknet.network(described, COCO_CLASSES))
-        if read.filled < read.convolutions:
-            source = f"the first {read.filled} of {read.convolutions} convolutions of {source}"
-        return {**ours, **read.state}, wanted.categories, source
+        network = darknet.network(Model(name=wanted.models[0]), COCO_CLASSES)
+        taken = {name: one for name, one in read_weights(path, network).state.items() if name in ours}
+        if not wanted.categories:
+            count, of = (sum(name.endswith("conv.weight") for name in each) for each in (taken, ours))
+            source = f"{source}, for {count} of {of} convolutions"
+        return {**ours, **taken}, wanted.categories, source
     theirs = load_tensors(path)[0] if path.suffix == ".safetensors" else read_checkpoint(path).state
     if wanted.name.startswith(TIMM):
         return timm_weights(wanted.name.removeprefix(TIMM), theirs), (), source
@@ -225,11 +229,6 @@ def _published(
     theirs = {re.sub(r"\.(norm|conv)\.([12])\.", r".\1\2.", name): one for name, one in theirs.items()}
     counters = {name: one for name, one in ours.items() if name.endswith(COUNTER)}
     return {**counters, **theirs}, wanted.categories, source
-
-
-def _name_of(model: nn.Module) -> str:
-    """Return the name of a classifier; the name of no model for others."""
-    return str(getattr(getattr(model, "variant", None), "name", "none"))
 
 
 def _heads(model: nn.Module) -> tuple[str, ...]:

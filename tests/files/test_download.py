@@ -1,0 +1,246 @@
+"""Downloads from a local server that breaks off, lies, and sends other files."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rankless.errors import UserError
+from rankless.files import download
+from rankless.files.download import Offer, obtain
+
+CONTENT = bytes(range(256)) * 4000  # larger than a chunk
+SHA = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(BaseHTTPRequestHandler):
+    """A server of one file, whose vices are attributes.
+
+    Attributes:
+        breaks: bytes after which each connection breaks off.
+        claims: the Content-Length, if not the true one.
+        ranges: whether ranges are answered.
+        careless: whether ranges are answered of other content, too.
+        statuses: statuses to answer first.
+        asked: the ranges that were asked for.
+    """
+
+    content, tag, kind = CONTENT, '"1"', "application/octet-stream"
+    breaks, claims, ranges, careless = 0, 0, True, False
+
+    def do_GET(self) -> None:
+        self.asked.append(self.headers.get("Range", ""))  # type: ignore[attr-defined]
+        if self.statuses:  # type: ignore[attr-defined]
+            self.send_error(self.statuses.pop(0))  # type: ignore[attr-defined]
+            return
+        start, given = 0, self.headers.get("Range")
+        is_same = self.careless or self.headers.get("If-Range") == self.tag
+        is_part = given and self.ranges and is_same
+        if is_part:
+            start = int(given.removeprefix("bytes=").rstrip("-"))
+        self.send_response(206 if is_part else 200)
+        if is_part:
+            self.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
+        if self.tag:
+            self.send_header("ETag", self.tag)
+        self.send_header("Content-Type", self.kind)
+        self.send_header("Content-Length", str(self.claims or len(self.content) - start))
+        self.end_headers()
+        self.wfile.write(self.content[start:][: self.breaks or None])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Server]]:
+    """A running server, which the mirror names."""
+    handler = type("OneServer", (Server,), {"asked": [], "statuses": []})
+    running = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setenv("RANKLESS_WEIGHTS_MIRROR", f"http://127.0.0.1:{running.server_port}/copies/")
+    monkeypatch.setattr(download, "_PAUSE", 0.001)
+    yield handler
+    running.shutdown()
+    running.server_close()
+
+
+OFFER = Offer("https://publisher.invalid/net.weights", len(CONTENT), SHA)
+UNCONFIRMED = Offer("https://publisher.invalid/net.weights", len(CONTENT))
+
+
+def failing(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda _: None) -> str:
+    with pytest.raises(UserError) as raised:
+        obtain(offer, folder, check)
+    assert not (folder / offer.name).exists()
+    return str(raised.value)
+
+
+def test_a_file_is_downloaded_once_and_whole(server: type[Server], tmp_path: Path) -> None:
+    for _ in range(2):
+        assert obtain(OFFER, tmp_path / "cache") == (tmp_path / "cache" / "net.weights", SHA)
+    assert (tmp_path / "cache" / "net.weights").read_bytes() == CONTENT
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["net.weights"]
+    assert len(server.asked) == 1
+
+
+def test_a_download_that_breaks_off_continues_where_it_was(server: type[Server], tmp_path: Path) -> None:
+    server.breaks = 100_000
+    assert obtain(OFFER, tmp_path)[0].read_bytes() == CONTENT
+    assert server.asked == ["", *(f"bytes={start}-" for start in range(100_000, len(CONTENT), 100_000))]
+
+
+@pytest.mark.parametrize("careless", [False, True])
+def test_a_later_process_continues_but_not_with_other_content(
+    server: type[Server], tmp_path: Path, careless: bool
+) -> None:
+    server.careless = careless
+    server.breaks, server.ranges = 100_000, False
+    assert "broke off after 100,000 of 1,024,000 bytes, in 5 tries" in failing(UNCONFIRMED, tmp_path)
+    server.breaks, server.ranges = 0, True
+    server.asked.clear()
+    obtain(UNCONFIRMED, tmp_path)
+    assert server.asked == ["bytes=100000-"]
+    (tmp_path / "net.weights").unlink()
+    server.breaks, server.ranges = 100_000, False
+    failing(UNCONFIRMED, tmp_path)
+    server.breaks, server.ranges, server.tag, server.content = 0, True, '"2"', CONTENT[::-1]
+    assert obtain(UNCONFIRMED, tmp_path)[0].read_bytes() == CONTENT[::-1]
+
+
+def test_without_tags_a_broken_download_begins_again(server: type[Server], tmp_path: Path) -> None:
+    server.tag, server.breaks = "", 100_000
+    failing(UNCONFIRMED, tmp_path)
+    server.breaks = 0
+    assert obtain(UNCONFIRMED, tmp_path)[0].read_bytes() == CONTENT
+    assert set(server.asked) == {""}
+
+
+def test_a_whole_part_is_only_renamed(server: type[Server], tmp_path: Path) -> None:
+    (tmp_path / "net.weights.part").write_bytes(CONTENT)
+    assert obtain(OFFER, tmp_path)[1] == SHA
+    assert server.asked == []
+
+
+def test_a_wrong_file_is_not_kept_and_both_checksums_are_named(server: type[Server], tmp_path: Path) -> None:
+    server.content = CONTENT[::-1]
+    message = failing(OFFER, tmp_path)
+    assert hashlib.sha256(CONTENT[::-1]).hexdigest() in message
+    assert SHA in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_digits_and_sha1_are_compared(server: type[Server], tmp_path: Path) -> None:
+    sha1 = hashlib.sha1(CONTENT).hexdigest()
+    assert obtain(Offer(OFFER.url, digest=SHA[:8]), tmp_path / "a")[1] == SHA
+    assert obtain(Offer(OFFER.url, digest=sha1, algorithm="sha1"), tmp_path / "b")[1] == SHA
+    assert "expected net.weights with the SHA-256 01234567…" in failing(
+        Offer(OFFER.url, digest="01234567"), tmp_path / "c"
+    )
+
+
+@pytest.mark.parametrize("claims", [10, len(CONTENT) + 10])
+def test_a_length_that_is_not_the_published_one_is_refused(
+    server: type[Server], tmp_path: Path, claims: int
+) -> None:
+    server.claims = claims
+    message = failing(UNCONFIRMED, tmp_path)
+    assert f"the server offers {claims:,} bytes; nothing of it is kept" in message
+    assert "expected net.weights of 1,024,000 bytes, whose checksum no source confirms" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_promises_more_than_it_sends_is_named(server: type[Server], tmp_path: Path) -> None:
+    server.claims, server.tag = len(CONTENT) + 10, ""
+    assert "broke off after 1,024,000 of 1,024,010 bytes" in failing(Offer(OFFER.url, digest=SHA), tmp_path)
+
+
+def test_a_web_page_is_called_one(server: type[Server], tmp_path: Path) -> None:
+    server.content, server.kind = b"<!DOCTYPE html><html>please log in</html>", "text/html; charset=utf-8"
+    assert "the server offers 41 bytes, a web page" in failing(OFFER, tmp_path)
+    assert "the server sent a web page" in failing(Offer(OFFER.url, digest=SHA), tmp_path)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_refusal_says_what_to_get_and_where_to_put_it(
+    server: type[Server], tmp_path: Path, status: int
+) -> None:
+    server.statuses.append(status)
+    message = failing(OFFER, tmp_path)
+    assert f"the server answers {status}" in message
+    assert f"with the SHA-256 {SHA}; get it elsewhere, and put it at {tmp_path / 'net.weights'}" in message
+    assert len(server.asked) == 1
+
+
+def test_a_busy_server_is_asked_again(server: type[Server], tmp_path: Path) -> None:
+    server.statuses += [503, 429]
+    assert obtain(OFFER, tmp_path)[1] == SHA
+
+
+def test_offline_nothing_is_asked_but_a_file_put_there_by_hand_is_taken(
+    server: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "cannot be downloaded: HF_HUB_OFFLINE is set; expected net.weights of" in failing(OFFER, tmp_path)
+    (tmp_path / "net.weights").write_bytes(CONTENT)
+    assert obtain(OFFER, tmp_path)[1] == SHA
+    assert server.asked == []
+
+
+def test_no_network_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "_PAUSE", 0.001)
+    monkeypatch.setenv("RANKLESS_WEIGHTS_MIRROR", "http://127.0.0.1:1")  # nothing listens there
+    assert "http://127.0.0.1:1/net.weights: cannot be downloaded: [Errno 111]" in failing(OFFER, tmp_path)
+    monkeypatch.setenv("RANKLESS_WEIGHTS_MIRROR", "file:///etc")
+    assert "RANKLESS_WEIGHTS_MIRROR is 'file:///etc': expected an address" in failing(OFFER, tmp_path)
+
+
+def test_a_file_that_is_there_is_checked_and_never_replaced(server: type[Server], tmp_path: Path) -> None:
+    path = tmp_path / "net.weights"
+    for other, found in ((CONTENT[::-1], "its SHA-256 is"), (b"short", "it has 5 bytes")):
+        path.write_bytes(other)
+        with pytest.raises(UserError, match=f"{path}: {found}.*remove it, and it is downloaded again"):
+            obtain(OFFER, tmp_path)
+        assert path.read_bytes() == other
+    assert server.asked == []
+
+
+def test_an_unconfirmed_file_is_checked_and_its_checksum_printed(
+    server: type[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(path: Path) -> None:
+        raise UserError(f"{path.name}: not a weights file")
+
+    assert "another file (net.weights.part: not a weights file)" in failing(UNCONFIRMED, tmp_path, check)
+    assert list(tmp_path.iterdir()) == []
+    obtain(UNCONFIRMED, tmp_path)
+    assert f"net.weights: no source confirms its checksum; its SHA-256 is {SHA}" in capsys.readouterr().out
+
+
+def test_of_several_processes_one_downloads_and_the_others_wait(server: type[Server], tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:  # each opens the part by itself, so the locks are those of processes
+        assert {one[1] for one in pool.map(lambda _: obtain(OFFER, tmp_path), range(4))} == {SHA}
+    assert len(server.asked) == 1
+
+
+def test_a_full_disk_keeps_what_has_arrived(server: type[Server], tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))  # as on a full disk, writing fails
+        message = failing(OFFER, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert "cannot be written (File too large); make room, and try again: what has arrived is kept" in message
+    assert (tmp_path / "net.weights.part").stat().st_size == 300_000
+    assert obtain(OFFER, tmp_path)[1] == SHA
+    assert server.asked == ["", "bytes=300000-"]
