@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from rankless.engine.optim import divide_and_clip, optimizer, restore_state, state_tensors
 from rankless.engine.rates import set_rate
+from rankless.errors import UserError
 from rankless.recipe.schema import Optim
 
 
@@ -190,3 +192,32 @@ def test_a_portable_adamw_takes_no_root_of_mkls(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch, "_foreach_sqrt", off)
     assert not torch.equal(steps(False), whole)
     assert torch.equal(steps(True), portable)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
+def test_the_backbone_may_have_a_rate_of_its_own(name: str) -> None:
+    """Each parameter moves as with the optimizer of one rate, at a tenth of it in the backbone."""
+    nets = [some_net() for _ in range(3)]
+    recipe = Optim(name=name, weight_decay=0.3, backbone_factor=0.1)  # type: ignore[arg-type]
+    nets[0].backbone = lambda: [nets[0][0], nets[0][1]]  # type: ignore[assignment]
+    chosen = [optimizer(nets[0], recipe)]
+    chosen += [optimizer(net, dataclasses.replace(recipe, backbone_factor=1.0)) for net in nets[1:]]
+    for one, rate in zip(chosen, (0.2, 0.2, 0.02), strict=True):
+        set_rate(one, rate)
+    for net, one in zip(nets, chosen, strict=True):
+        torch.manual_seed(1)
+        for parameter in net.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.randn_like(parameter)
+        one.step()
+    mine, full, tenth = (net.state_dict() for net in nets)
+    for key in mine:
+        assert torch.equal(mine[key], (tenth if key[0] in "01" else full)[key]), key
+    assert not torch.equal(full["0.weight"], tenth["0.weight"])
+
+
+def test_a_rate_for_a_backbone_needs_a_backbone() -> None:
+    with pytest.raises(
+        UserError, match=r"optim.backbone_factor is 0.1, but the model .* does not say"
+    ):
+        optimizer(some_net(), Optim(backbone_factor=0.1))

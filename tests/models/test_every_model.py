@@ -30,6 +30,8 @@ from rankless.world.process_group import World
 WIDTH = 0.125
 CLASSES = 3
 CLASSIFIER_NAMES = [*CLASSIFIERS, "timm/mobilenetv3_small_050"]
+# Those of transformers have tests of their own, with small configurations: see test_transformers.py.
+DETECTORS = [name for name in zoo.MODELS if not name.startswith("hf/")]
 # Between them they have every kind of layer that a detector has; the others repeat those.
 KINDS = ("yolov3-tiny", "yolov4", "yolov4-tiny", "yolov4-tiny-anchor-free")
 # The same for classifiers; one in a library that has many stands for them.
@@ -94,7 +96,7 @@ def any_model(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in (*CLASSIFIERS, *zoo.MODELS) if name not in DEEP | {*MODELS}]
+    "name", [name for name in (*CLASSIFIERS, *DETECTORS) if name not in DEEP | {*MODELS}]
 )
 def test_a_quarter_of_the_depth_has_every_kind_of_layer(name: str) -> None:
     found = []
@@ -172,7 +174,7 @@ def test_bf16_autocast_is_near_and_channels_last_is_the_same(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("name", DETECTORS)
 def test_state_goes_into_a_file_and_back(name: str, tmp_path: Path) -> None:
     with depth_of(name):
         model = any_detector(name)
@@ -215,7 +217,7 @@ def test_some_models_have_every_kind_of_layer(some: Iterable[str], names: Iterab
     assert set().union(*map(kinds_of_layers, some)) >= set().union(*map(kinds_of_layers, names))
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("name", DETECTORS)
 def test_heads_and_backbone_are_reported_apart(name: str) -> None:
     with torch.device("meta"):
         few, many = (any_detector(name, classes).state_dict() for classes in (CLASSES, 7))
@@ -237,7 +239,7 @@ def one_step(world: World, name: str, words: list[str], folder: str) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", some(zoo.MODELS))
+@pytest.mark.parametrize("name", some(DETECTORS))
 def test_digest_on_one_and_on_two_ranks(name: str, ranks: Any, small_recipe: str, tmp_path: Path) -> None:
     text = Path(small_recipe).read_text()
     if name not in MODELS:
@@ -251,7 +253,7 @@ def test_digest_on_one_and_on_two_ranks(name: str, ranks: Any, small_recipe: str
 
 @pytest.mark.slow
 def test_batch_norms_are_plain() -> None:
-    for name in zoo.MODELS:
+    for name in DETECTORS:
         with torch.device("meta"):
             model = build(model_kinds.Model(name=name), 1)
         norms = {type(m) for m in model.modules() if "BatchNorm" in type(m).__name__}

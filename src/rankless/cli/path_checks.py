@@ -12,6 +12,7 @@ from rankless.data.path_checks import missing_data
 from rankless.errors import UserError
 from rankless.recipe.familiar import PUBLISHED, is_by_name
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
+from rankless.recipe.transformers_config import folder_of
 from rankless.runs.directory import weights_of
 from rankless.runs.trained_weights import trained_weights_of
 
@@ -48,7 +49,7 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
         except UserError as error:
             problems += error.problems
     pretrained = recipe.model.pretrained
-    if begins and not is_by_name(pretrained):
+    if begins and not is_by_name(pretrained) and folder_of(pretrained) is None:
         given = _problems_of_weights(Path(pretrained), trained_weights_of)
         problems += [
             f"model.pretrained is '{pretrained}': {one.removeprefix(f'{pretrained}: ')}"

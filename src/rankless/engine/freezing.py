@@ -27,7 +27,7 @@ class Backbone:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        modules = _backbone_of(model)
+        modules = backbone_of(model, "model.freeze is set", "model.freeze to 0")
         named = {id(p): p for module in modules for p in module.parameters()}
         self.parameters = [p for p in named.values() if p.requires_grad]
         norms = {id(norm): norm for module in modules for norm in batch_norms(module)}
@@ -47,14 +47,19 @@ class Backbone:
         self.norms = []
 
 
-def _backbone_of(model: nn.Module) -> list[nn.Module]:
+def backbone_of(model: nn.Module, needed_by: str, off: str) -> list[nn.Module]:
+    """Return the modules of a model's backbone.
+
+    Args:
+        model: the bare model.
+        needed_by, off: the setting that needs it, and how to do without it, for messages.
+    """
     kind = type(model).__name__
     method = getattr(model, "backbone", None)
     if not callable(method) or isinstance(method, nn.Module):
         raise UserError(
-            f"model.freeze is set, but the model ({kind}) does not say what its backbone is: give it a "
-            "method backbone() that returns its modules, as in `return [self.stem, self.layers]`, or set "
-            "model.freeze to 0"
+            f"{needed_by}, but the model ({kind}) does not say what its backbone is: give it a method "
+            f"backbone() that returns its modules, as in `return [self.stem, self.layers]`, or set {off}"
         )
     parts = method()
     modules = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, nn.Module) else [parts]
@@ -62,7 +67,7 @@ def _backbone_of(model: nn.Module) -> list[nn.Module]:
     strangers = [type(m).__name__ for m in modules if not isinstance(m, nn.Module) or id(m) not in inside]
     if strangers or not modules:
         raise UserError(
-            f"model.freeze: backbone() of {kind} gave {', '.join(strangers) or 'nothing'}: expected modules "
-            "that are parts of the model"
+            f"{needed_by}, but backbone() of {kind} gave {', '.join(strangers) or 'nothing'}: expected "
+            "modules that are parts of the model"
         )
     return modules

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankless.engine.freezing import backbone_of
 from rankless.engine.muon import Muon, is_matrix
 from rankless.errors import UserError
 from rankless.recipe.schema import Optim
@@ -45,6 +46,8 @@ def optimizer(
         {"params": [p for p in others if p.ndim >= least], "weight_decay": recipe.weight_decay},
         {"params": [p for p in others if p.ndim < least], "weight_decay": 0.0},
     ]
+    if recipe.backbone_factor != 1:
+        groups = [part for group in groups for part in _by_backbone(group, model, recipe.backbone_factor)]
     groups = [group for group in groups if group["params"]]
     if recipe.name == "sgd":
         return PlainSGD(
@@ -59,6 +62,15 @@ def optimizer(
     if recipe.name == "muon":
         return Muon(groups, world=world, dtype=dtype, **options)
     return (PlainAdam if recipe.name == "adam" else PlainAdamW)(groups, **options)
+
+
+def _by_backbone(group: dict[str, Any], model: nn.Module, factor: float) -> list[dict[str, Any]]:
+    """Split a group into the backbone's parameters, with ``factor`` on their rate, and the others."""
+    modules = backbone_of(model, f"optim.backbone_factor is {factor:g}", "optim.backbone_factor to 1")
+    inside = {id(p) for module in modules for p in module.parameters()}
+    first = [p for p in group["params"] if id(p) in inside]
+    others = [p for p in group["params"] if id(p) not in inside]
+    return [{**group, "params": first, "factor": factor}, {**group, "params": others}]
 
 
 def divide_and_clip(parameters: list[nn.Parameter], count: Tensor, limit: float) -> Tensor:

@@ -68,9 +68,9 @@ def _between(start: float, end: float, done: float) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every parameter group."""
+    """Set the learning rate of every parameter group; a group may have a ``factor`` on it."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("factor", 1.0)
 
 
 def set_momentum(optimizer: torch.optim.Optimizer, recipe: Optim, value: float | None) -> None:

@@ -16,7 +16,7 @@ from rankless.errors import UserError, counted, nearest, one_of
 from rankless.files import checksums, reading
 from rankless.files.outputs import Outputs
 from rankless.models import zoo
-from rankless.models.checkpoints import weights
+from rankless.models.checkpoints import transformers_folder, weights
 from rankless.models.checkpoints.darknet_weights import classes_of, read_weights
 from rankless.models.checkpoints.fit import Fit, agrees_in_order, align, fit
 from rankless.models.checkpoints.fit import by_order as in_order
@@ -35,6 +35,7 @@ from rankless.randomness import torch_seed
 from rankless.recipe import load
 from rankless.recipe.familiar import PYTORCH
 from rankless.recipe.schema import Recipe
+from rankless.recipe.transformers_config import CONFIG, folder_of, recipe_keys
 
 _DIGITS = re.compile(r"-([0-9a-f]{8})\.pth")
 
@@ -227,7 +228,12 @@ def import_weights(
     outputs = _outputs(source, out, force, (cfg, names))
     class_names = read_class_names(names, classes)
     extra = {"imported_from": source.name}
-    if port is not None:
+    if (folder := folder_of(str(source))) is not None:
+        options = {"--model": model, "--cfg": cfg, "--key": key, "--from": port, "--classes": classes}
+        ways = {"--partial": partial or None, "--by-order": by_order or None}
+        checkpoint, recipe, of_folder = _from_transformers(folder, {**options, **ways}, overrides)
+        class_names = class_names or of_folder
+    elif port is not None:
         checkpoint, recipe = _from_port(source, port, cfg, model, key, overrides, partial)
     elif cfg is not None or _is_darknet(source):
         checkpoint, recipe, known, truncated = _from_darknet(source, cfg, model, overrides)
@@ -250,6 +256,25 @@ def import_weights(
     taken = len(fitted.state) - len(fitted.missing) - len(fitted.misshapen)
     name, digest = str(cfg) if cfg else recipe.model.name, weights.digest(fitted.state)
     return ImportReport(source, out, name, class_names, len(fitted.state), taken, digest, notes)
+
+
+def _from_transformers(
+    folder: Path, given: Mapping[str, object], overrides: Sequence[str]
+) -> tuple[Checkpoint, Recipe, tuple[str, ...]]:
+    """Read a folder of transformers; its network, classes and preprocessing are those of its own files."""
+    if wrong := [option for option, value in given.items() if value is not None]:
+        raise UserError(
+            f"{folder}: is a folder of transformers, whose {CONFIG} says what it holds; leave out "
+            f"{', '.join(wrong)}"
+        )
+    keys = recipe_keys(folder, "rankless import")
+    options = [
+        f"{section}.{key}={json.dumps(value)}"
+        for section, part in keys.items()
+        for key, value in part.items()
+    ]
+    state, names = transformers_folder.read(folder, "rankless import")
+    return Checkpoint(state, []), load.default([*options, PRECISION, *overrides]), names
 
 
 def _fitted(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rankless.models import zoo
 from rankless.models.classifiers.catalog import CLASSIFIERS
 from rankless.models.detectors.protocol import DetectorSpec
+from rankless.models.detectors.transformers import TransformersModel
 from rankless.models.work import parameters_and_gflops
 from rankless.models.zoo import MODELS
 from rankless.recipe import model_kinds
@@ -56,6 +57,9 @@ class _Whole(nn.Module):
 def listed_detector(name: str) -> Listed:
     """Return the entry of a detector as published."""
     spec, published = zoo.spec(model_kinds.Model(name=name)), MODELS[name]
+    if isinstance(published, TransformersModel):
+        parameters, gflops = published.parameters, published.gflops
+        return Listed(name, "detect", published.classes, spec.size, parameters, gflops, published.source)
     parameters, gflops = parameters_and_gflops(partial(_Whole, spec, published.classes), spec.size)
     return Listed(name, "detect", published.classes, spec.size, parameters, gflops, published.source)
 

@@ -20,6 +20,7 @@ from rankless.models.classifiers.adapters import timm_facts
 from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
 from rankless.models.detectors import torchvision as detectors
 from rankless.recipe.model_kinds import ModelKeys
+from rankless.recipe.transformers_config import folder_of
 
 PUBLISHED = "published"
 """The value of ``model.pretrained`` for the weights that the model's publisher offers."""
@@ -151,6 +152,8 @@ def fetch(wanted: PublishedFile) -> tuple[Path, str]:
 
 def prefetch(model: ModelKeys) -> None:
     """Download what ``model.pretrained`` names, if it is not on this machine, before its ranks start."""
+    if folder_of(model.pretrained) is not None:
+        return
     if model.pretrained.startswith(hub.PREFIX):
         hub.file_of(hub.parse(model.pretrained))
     elif wanted := asked_for(model.pretrained, model.name, is_cfg=bool(getattr(model, "cfg", ""))):

@@ -8,7 +8,7 @@ from torch import nn
 
 from rankless.errors import UserError, nearest, one_of
 from rankless.models.classifiers.catalog import CLASSIFIERS, TIMM
-from rankless.models.detectors import darknet, torchvision
+from rankless.models.detectors import darknet, torchvision, transformers
 from rankless.models.detectors.protocol import DetectorSpec, Published
 from rankless.recipe import loss_kinds, model_kinds
 
@@ -16,6 +16,7 @@ Validate = Callable[[model_kinds.ModelKeys, loss_kinds.LossKeys], DetectorSpec]
 _FAMILIES: tuple[tuple[Mapping[str, Published], Validate], ...] = (
     (darknet.MODELS, darknet.spec),
     (torchvision.MODELS, torchvision.spec),
+    (transformers.MODELS, transformers.spec),
 )
 
 MODELS: dict[str, Published] = {name: one for models, _ in _FAMILIES for name, one in models.items()}
@@ -32,6 +33,8 @@ def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys | None = None) 
     loss = model_kinds.loss_of(model, loss)
     if isinstance(model, model_kinds.YoloModel) and model.cfg:
         return darknet.spec(model, loss)
+    if model.name == transformers.CUSTOM:
+        return transformers.spec(model, loss)
     check_name(model.name)
     return next(validate for models, validate in _FAMILIES if model.name in models)(model, loss)
 
@@ -52,7 +55,7 @@ def build(model: model_kinds.ModelKeys, classes: int, loss: loss_kinds.LossKeys 
 
 def check_name(name: str) -> None:
     """Check that there is a detector called ``name``."""
-    if name in MODELS:
+    if name in MODELS or name == transformers.CUSTOM:
         return
     if name in CLASSIFIERS or name.startswith(TIMM):
         raise UserError(

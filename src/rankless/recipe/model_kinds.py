@@ -167,6 +167,34 @@ class TorchvisionModel(ModelKeys):
 
 
 @dataclass(frozen=True, config=config)
+class TransformersModel(ModelKeys):
+    """A detector of transformers."""
+
+    label: ClassVar[str] = "a transformers model"
+    pattern: ClassVar[str] = r"^hf/"
+    losses: ClassVar[tuple[str, ...]] = ("published",)
+
+    config: Text = ""
+    """For the name ``hf/config``: the ``config.json`` of a transformers detector, its folder, or its text."""
+    normalize: Literal["auto", "none", "imagenet"] = "auto"
+    """Normalization of the input: ``none`` (0..1), or by ImageNet's mean and standard deviation; ``auto`` is
+    the published one."""
+
+    @field_validator("config")
+    @classmethod
+    def _config_belongs_to_the_name(cls, text: str, info: ValidationInfo) -> str:
+        name = info.data.get("name", "")
+        if text and name.startswith("hf/") and name != "hf/config":
+            raise clash(
+                f"'model.config' is given, but 'model.name' is '{name}', which has its own configuration; "
+                "leave model.config out, or use model.name=hf/config",
+                "model.config",
+                "model.name",
+            )
+        return text
+
+
+@dataclass(frozen=True, config=config)
 class TimmModel(ModelKeys):
     """A classifier of timm."""
 
@@ -248,7 +276,7 @@ class DarknetClassifierModel(ModelKeys):
 
 
 @dataclass(frozen=True, config=config)
-class CustomModel(DensenetModel, AnchorFreeModel, YoloModel):
+class CustomModel(DensenetModel, AnchorFreeModel, YoloModel, TransformersModel):
     """A model that only a custom task knows; all keys are allowed."""
 
     label: ClassVar[str] = "a custom model"
@@ -273,6 +301,7 @@ AnyModel = Annotated[
     Annotated[YoloModel, Tag("yolo")]
     | Annotated[AnchorFreeModel, Tag("anchor-free")]
     | Annotated[TorchvisionModel, Tag("torchvision")]
+    | Annotated[TransformersModel, Tag("transformers")]
     | Annotated[ResnetModel, Tag("resnet")]
     | Annotated[DensenetModel, Tag("densenet")]
     | Annotated[DarknetClassifierModel, Tag("darknet")]

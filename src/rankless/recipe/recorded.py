@@ -13,6 +13,7 @@ from rankless.errors import UserError
 from rankless.files.hub import path_of
 from rankless.files.reading import MIB, opened
 from rankless.recipe.fields import BUILT_IN_TASKS, given
+from rankless.recipe.transformers_config import folder_of, recipe_keys
 from rankless.runs.directory import weights_of
 
 _LONGEST_HEADER = 100 * MIB  # the limit of safetensors
@@ -53,6 +54,8 @@ def with_network(tree: Mapping[str, Any]) -> dict[str, Any]:
     file = model.get("pretrained") if isinstance(model, Mapping) else None
     if not isinstance(model, Mapping) or not isinstance(file, str) or "name" in model or "cfg" in model:
         return dict(tree)
+    if (folder := folder_of(file)) is not None:
+        return _with_transformers(tree, model, recipe_keys(folder, "model.pretrained"))
     try:
         theirs = (recipe_in(weights_of(path_of(file), warn=lambda _: None)) if file else None) or {}
     except (UserError, OSError, ValueError):
@@ -64,6 +67,18 @@ def with_network(tree: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(data, Mapping) or is_dataclass(data):
         data = {**{key: one for key, one in given(theirs.get("data")).items() if key in _SEEN}, **given(data)}
     return {**tree, "task": task, "model": model, "data": data}
+
+
+def _with_transformers(
+    tree: Mapping[str, Any], model: Mapping[str, Any], keys: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a recipe's tree with the network and the preprocessing of a folder of transformers."""
+    made = {**tree, "task": "detect", "model": {**keys["model"], **model}}
+    for section in ("data", "evaluate"):
+        of_tree = tree.get(section, {})
+        if isinstance(of_tree, Mapping) or is_dataclass(of_tree):
+            made[section] = {**keys[section], **given(of_tree)}
+    return made
 
 
 # Before durations had units, recipes recorded bare numbers for all of these keys; the last three were epochs.

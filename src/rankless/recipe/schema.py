@@ -329,6 +329,8 @@ class Optim:
     orthogonal and uses AdamW for all other parameters."""
     lr: Positive = 0.01
     """Peak learning rate, which the schedule scales."""
+    backbone_factor: Positive = 1.0
+    """Factor on the learning rate of the backbone; 0.1 is usual for pretrained ones."""
     momentum: ProperFraction = 0.9
     """Momentum of SGD and Muon."""
     nesterov: Annotated[Bool, Only("optim.name", ("sgd",))] = False

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rankless.errors import UserError
 from rankless.files import checksums, hub
 from rankless.models import published
+from rankless.models.checkpoints import transformers_folder
 from rankless.models.checkpoints.darknet_weights import read_weights
 from rankless.models.checkpoints.fit import COUNTER, Misfits, compare
 from rankless.models.checkpoints.foreign import read_checkpoint
@@ -30,6 +31,7 @@ from rankless.models.detectors import darknet
 from rankless.recipe.load import from_json
 from rankless.recipe.model_kinds import Model, ModelKeys
 from rankless.recipe.recorded import recipe_in
+from rankless.recipe.transformers_config import folder_of
 from rankless.runs.directory import weights_of
 from rankless.runs.trained_weights import trained_weights_of
 
@@ -131,13 +133,14 @@ def _by_class(
     Returns:
         The tensors by name; None if the head is laid out in another way.
     """
-    layout: Callable[[str], tuple[int, int]] | None = getattr(model, "head_layout", None)
+    layout: Callable[[str], tuple[int, ...]] | None = getattr(model, "head_layout", None)
     heads, made = _heads(model), dict[str, Tensor]()
     for name, value in model.state_dict().items():
         if not f"{name}.".startswith(heads):
             continue
-        before, width = layout(name) if layout else (0, 1)
-        rows, their_rows = before + wanted * width, before + known * width
+        before, width, *rest = layout(name) if layout else (0, 1)
+        after = sum(rest)
+        rows, their_rows = before + wanted * width + after, before + known * width + after
         groups = len(value) // rows if value.ndim else 0
         if not groups or name not in theirs or (layout is None and groups > 1):
             return None
@@ -147,6 +150,7 @@ def _by_class(
         new = value.clone().unflatten(0, (groups, rows))
         old = theirs[name].to(value).unflatten(0, (groups, their_rows))
         new[:, :before] = old[:, :before]
+        new[:, rows - after :] = old[:, their_rows - after :]
         for mine, other in pairs.items():
             at, of = before + mine * width, before + other * width
             new[:, at : at + width] = old[:, of : of + width]
@@ -157,6 +161,8 @@ def _by_class(
 def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
     """Return the tensors, the class names of their head, and their source."""
     try:
+        if (folder := folder_of(pretrained)) is not None:
+            return *transformers_folder.read(folder, "model.pretrained"), str(folder)
         if not pretrained.startswith(hub.PREFIX):
             path = trained_weights_of(Path(pretrained))
             return *load_tensors(path), str(path)

@@ -27,13 +27,14 @@ class Detector(Protocol):
 
     head_names: tuple[str, ...]
 
-    def head_layout(self, name: str) -> tuple[int, int]:
+    def head_layout(self, name: str) -> tuple[int, ...]:
         """Return how the first dimension of a parameter of the head is laid out.
 
         It has one or more equal groups, such as one per anchor.
 
         Returns:
-            The rows of a group that come before those of the classes, and the rows of each class.
+            The rows of a group that come before those of the classes, the rows of each class, and, if there
+            are any, the rows after them.
         """
 
     def __call__(self, images: Tensor) -> Any:

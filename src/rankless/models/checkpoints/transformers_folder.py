@@ -1,0 +1,67 @@
+"""Weights of transformers' detectors, in folders as it writes them and as the Hugging Face Hub has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankless.errors import UserError, printable
+from rankless.models.detectors.transformers import classes_of, library
+from rankless.recipe.transformers_config import class_names, read_config
+
+
+def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the tensors in a folder, with the names of this version of transformers, and the class names.
+
+    transformers renames the tensors of older versions. Only safetensors are read, and no code of the folder
+    runs.
+
+    Args:
+        folder: has ``config.json`` and ``model.safetensors``, whole or in several files.
+        where: the option that named it, for messages.
+    """
+    names, keys = class_names(folder, where), read_config(str(folder), where)
+    if not any(folder.glob("*.safetensors")):
+        others = sorted(one.name for one in (*folder.glob("*.bin"), *folder.glob("*.pt*")))
+        found = f"only {', '.join(others)}, a pickle that could run any code" if others else "no weights"
+        raise UserError(f"{where}: {folder} has {found}; expected model.safetensors")
+    kind, config = classes_of(keys, len(names), where)
+    transformers = library(where)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        network, report = _loaded(kind, folder, config)
+    except Exception as error:  # transformers raises many types
+        said = " ".join(str(error).split())[:300]
+        raise UserError(f"{where}: {folder}: transformers cannot load it: {said}") from error
+    problems = [
+        f"{len(which)} {what}, such as {printable(str(sorted(which)[0]))}"
+        for what, which in (
+            ("missing", report["missing_keys"]),
+            ("unexpected", report["unexpected_keys"]),
+            ("of another shape", report["mismatched_keys"]),
+        )
+        if which
+    ]
+    if problems:
+        raise UserError(
+            f"{where}: {folder}: the weights do not fit its config.json: {'; '.join(problems)}; take another "
+            "copy"
+        )
+    return network.state_dict(), names
+
+
+def _loaded(kind: Any, folder: Path, config: Any) -> tuple[Any, Mapping[str, Any]]:
+    network, report = kind.from_pretrained(
+        folder,
+        config=config,
+        use_safetensors=True,
+        local_files_only=True,
+        output_loading_info=True,
+        dtype=torch.float32,
+    )
+    return network, report

@@ -1,0 +1,57 @@
+"""Bilinear sampling whose backward pass is deterministic on GPUs, as four reads per point.
+
+The backward pass of ``torch.nn.functional.grid_sample`` adds with atomic operations on CUDA, in any order.
+Here each corner of a point is read by ``index_select``, whose gradient has a deterministic kernel. On a CPU
+``grid_sample`` is deterministic, and about twice as fast as this (``benchmarks/sampling.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+def bilinear(maps: Tensor, points: Tensor) -> Tensor:
+    """Return the same as ``grid_sample`` with zeros as padding and without aligned corners.
+
+    Args:
+        maps: (N, C, H, W).
+        points: x and y, from -1 to 1 between the outer edges of the map, (N, P, Q, 2).
+
+    Returns:
+        (N, C, P, Q).
+    """
+    count, channels, height, width = maps.shape
+    x = ((points[..., 0] + 1) * width - 1) / 2
+    y = ((points[..., 1] + 1) * height - 1) / 2
+    left, top = x.detach().floor(), y.detach().floor()
+    cells = maps.flatten(2).transpose(1, 2).reshape(-1, channels)  # (N · H · W, C)
+    start = torch.arange(count, device=maps.device).view(-1, 1, 1) * (height * width)
+    corners = []
+    for column, row in ((left, top), (left + 1, top), (left, top + 1), (left + 1, top + 1)):
+        inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+        weight = (1 - (x - column).abs()) * (1 - (y - row).abs()) * inside
+        cell = start + (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).long()
+        values = cells.index_select(0, cell.flatten()).view(*cell.shape, channels)
+        corners.append(values * weight.unsqueeze(-1))
+    first, second, third, fourth = corners
+    return (first + second + third + fourth).permute(0, 3, 1, 2)
+
+
+class DeterministicSampling(TorchFunctionMode):
+    """A context manager in which this thread's calls of ``grid_sample`` are :func:`bilinear`."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, or ``bilinear`` in its place."""
+        options = kwargs or {}
+        if function is not F.grid_sample:
+            return function(*args, **options)
+        if options != {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}:
+            raise NotImplementedError(f"grid_sample with {options}")
+        return bilinear(*args)

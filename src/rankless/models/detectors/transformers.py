@@ -1,0 +1,349 @@
+"""transformers' detectors behind the interface of this project's detectors.
+
+Their layers, matching, denoising and losses are transformers'. They differ as follows, so that they train
+like every other model:
+
+- The input is the placed image, 0..1 or normalized by ImageNet's mean and standard deviation. There is no
+  pixel mask, so a margin counts as image.
+- A loss is a sum and a count. transformers divides by the boxes of a batch; that is taken back here, and the
+  sum is divided once by the boxes of the global batch. The terms that transformers averages over queries
+  (DETR's cross-entropy, D-FINE's distillation) are therefore weighted by the boxes of their micro-batch.
+- The loss is computed in float32, from outputs of any precision. The Hungarian matching runs on the CPU, in
+  float64 (SciPy).
+- The denoising queries of RT-DETR and D-FINE need the truths, so in training the network runs in ``loss``.
+  Their noise comes from torch's global generator, which the engine seeds for each micro-batch of each step.
+- On a GPU, the attention of deformable layers samples by :mod:`rankless.models.detectors.sampling`.
+
+State dicts have transformers' names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rankless.errors import UserError
+from rankless.extras import needed
+from rankless.models.detectors.protocol import Exports, Published
+from rankless.models.detectors.sampling import DeterministicSampling
+from rankless.models.detectors.transformers_configs import CONFIGS
+from rankless.models.heads.truths import Truths
+from rankless.models.work import convolution_outputs
+from rankless.recipe import loss_kinds, model_kinds
+from rankless.recipe.transformers_config import KINDS, normalizes, read_config
+from rankless.structures import DetectionBatch, LossSum
+
+CUSTOM = "hf/config"
+"""The name of a detector with a configuration of its own."""
+OLDEST = (5, 18)
+"""The first version whose main terms of the losses of RT-DETR and D-FINE do not count denoising queries (pull
+request 48528)."""
+_HEADS = (
+    "class_embed.",
+    "class_labels_classifier.",
+    "model.decoder.class_embed.",
+    "model.denoising_class_embed.",
+    "model.enc_score_head.",
+)
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+_PART = re.compile(r"loss_[a-z]+")  # the beginning of loss_vfl_aux_0 and loss_bbox_dn_1
+
+
+class Raw(NamedTuple):
+    """A network's outputs.
+
+    Attributes:
+        images: the normalized input, (B, 3, H, W).
+        outputs: transformers' outputs; None in training, where the network still has to run.
+    """
+
+    images: Tensor
+    outputs: Any
+
+
+class TransformersDetector(nn.Module):
+    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps one of transformers'.
+
+    Args:
+        network: transformers' detector; its parts become parts of this module.
+        normalize: whether the input is normalized by ImageNet's mean and standard deviation.
+    """
+
+    head_names = _HEADS
+    network: Any
+
+    def __init__(self, network: Any, *, normalize: bool) -> None:
+        super().__init__()
+        for name, part in network.named_children():
+            setattr(self, name, part)
+        self.__dict__["network"] = network  # not a submodule: the names in the state dict stay transformers'
+        self.normalize = normalize
+        self.has_background = network.config.model_type == "detr"  # a softmax with an output for no object
+        self.published_loss = network.loss_function
+        network.loss_function = _postponed
+
+    def train(self, mode: bool = True) -> TransformersDetector:
+        """Put the network, too, in training or evaluation mode."""
+        super().train(mode)
+        self.network.training = mode
+        return self
+
+    def head_layout(self, name: str) -> tuple[int, ...]:
+        """Return the rows before the classes, those of each class and those after them; see the protocol."""
+        is_one_more = "denoising_class_embed" in name or self.has_background
+        return 0, 1, int(is_one_more)
+
+    def backbone(self) -> list[nn.Module]:
+        """Return the backbone, without the encoder."""
+        return [self.network.model.backbone]
+
+    def forward(self, images: Tensor) -> Raw:
+        """Compute the outputs of images (B, 3, H, W) in 0..1; in training, only normalize them.
+
+        Raises:
+            UserError: the images have fewer cells than the detector proposes.
+        """
+        self._check_size(*images.shape[-2:])
+        if self.normalize:
+            mean, std = (torch.tensor(one).view(-1, 1, 1).to(images) for one in (_MEAN, _STD))
+            images = (images - mean) / std
+        return Raw(images, None if self.training else self._run(images, ()))
+
+    def _check_size(self, height: int, width: int) -> None:
+        config = self.network.config
+        strides = getattr(config, "feat_strides", ())
+        cells = sum(-(-height // stride) * -(-width // stride) for stride in strides)
+        if strides and cells < config.num_queries:
+            raise UserError(
+                f"the input of {height} × {width} pixels has {cells} cells, but the detector chooses "
+                f"{config.num_queries} of them; give a larger model.image_size"
+            )
+
+    def _run(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> Any:
+        """Return transformers' outputs; ``loss`` has the arguments of the postponed loss."""
+        has_no_values = images.is_meta or torch.compiler.is_exporting()
+        with (
+            _unchecked() if has_no_values else nullcontext(),
+            DeterministicSampling() if images.is_cuda else nullcontext(),
+        ):
+            return self.network(pixel_values=images, labels=targets)
+
+    def decode(self, raw: Raw) -> tuple[Tensor, Tensor]:
+        """Return boxes (B, Q, 4) xyxy in pixels of the input and scores (B, Q, C)."""
+        outputs = raw.outputs if raw.outputs is not None else self._run(raw.images, ())
+        logits, boxes = _wide(outputs.logits), _wide(outputs.pred_boxes)
+        height, width = raw.images.shape[-2:]
+        center, half = boxes[..., :2], boxes[..., 2:] / 2
+        corners = torch.cat((center - half, center + half), -1)
+        corners = corners * corners.new_tensor([width, height, width, height])
+        return corners, logits.softmax(-1)[..., :-1] if self.has_background else logits.sigmoid()
+
+    def loss(self, raw: Raw, batch: DetectionBatch) -> LossSum:
+        """Return the sum over the boxes and their number, both scalars."""
+        targets = self._targets(raw.images, batch)
+        outputs = raw.outputs if raw.outputs is not None else self._run(raw.images, targets)
+        (logits, _, *given), named = outputs.loss
+        given, named = [_wide(one) for one in given], {key: _wide(one) for key, one in named.items()}
+        logits = _wide(logits)
+        count = batch.valid.sum()
+        tensors = [one for one in (logits, *given, *named.values()) if isinstance(one, Tensor)]
+        if not all(
+            bool(one.isfinite().all()) for one in tensors
+        ):  # transformers raises errors about the boxes
+            wrong = torch.stack([one.sum() for one in tensors]).sum()
+            return LossSum(wrong, count.float(), dict.fromkeys(self._parts(), wrong.detach()))
+        with torch.autocast(logits.device.type, enabled=False):
+            mean, terms, _ = self.published_loss(logits, targets, *given, **named)
+        divisor = count.clamp(min=1)
+        total = mean * divisor
+        if (embedding := getattr(self.network.model, "denoising_class_embed", None)) and self.training:
+            total = total + 0 * embedding.weight.sum()  # no truths, no denoising: its gradient is zero
+        sums = dict.fromkeys(self._parts(), total.new_zeros(()))
+        for name, term in terms.items():
+            if (part := _PART.match(name)) and part[0] in sums:
+                sums[part[0]] = sums[part[0]] + term.detach() * divisor
+        return LossSum(total, count.float(), sums)
+
+    def _parts(self) -> list[str]:
+        """Return the names of the loss's terms; those of all layers are added."""
+        focal = not normalizes(self.network.config.model_type)
+        fine = ["loss_fgl", "loss_ddf"] if self.network.config.model_type == "d_fine" else []
+        return ["loss_vfl" if focal else "loss_ce", "loss_bbox", "loss_giou", *fine]
+
+    def _targets(self, images: Tensor, batch: DetectionBatch) -> list[dict[str, Tensor]]:
+        """Return each image's truths in transformers' form: center and size as fractions of the input."""
+        height, width = images.shape[-2:]
+        truths = Truths.of(batch.boxes, batch.labels, batch.valid, _wide(images[:0]).dtype)
+        boxes = torch.cat((truths.center, truths.size), -1)
+        boxes = boxes / boxes.new_tensor([width, height, width, height])
+        return [
+            {"boxes": one[valid], "class_labels": labels[valid]}
+            for one, labels, valid in zip(boxes, truths.labels, truths.valid, strict=True)
+        ]
+
+
+def _postponed(*given: Any, **named: Any) -> tuple[Any, None, None]:
+    """Return the arguments of a loss in place of it and its terms."""
+    return (given, named), None, None
+
+
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    """Switch off transformers' checks of values, which are not known on the meta device or in an export."""
+    name, before = "TRANSFORMERS_DISABLE_TORCH_CHECK", os.environ.get("TRANSFORMERS_DISABLE_TORCH_CHECK")
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _wide(value: Any) -> Any:
+    is_narrow = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+    return value.float() if is_narrow else value
+
+
+def library(where: str) -> Any:
+    """Import transformers, of a version with the right losses; ``where`` names what needs it."""
+    transformers = needed("transformers", "transformers", where)
+    if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < OLDEST:
+        raise UserError(
+            f"{where}: transformers {transformers.__version__} is installed, whose losses of RT-DETR and "
+            f"D-FINE are wrong; expected at least {'.'.join(map(str, OLDEST))}; install it with: pip install "
+            "'rankless[transformers]'"
+        )
+    return transformers
+
+
+def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[type, Any]:
+    """Return transformers' class of a detector, and its configuration for a number of classes.
+
+    Raises:
+        UserError: transformers refuses the configuration.
+    """
+    transformers = library(where)
+    keys = {**config, "num_labels": classes, "attn_implementation": "eager"}
+    kind = KINDS[keys.pop("model_type")]
+    try:
+        made = getattr(transformers, f"{kind}Config")(**keys)
+    except Exception as error:  # transformers raises many types
+        raise _refused(where, error) from error
+    return getattr(transformers, f"{kind}ForObjectDetection"), made
+
+
+def _refused(where: str, error: Exception) -> UserError:
+    return UserError(f"{where}: transformers refuses the configuration: {' '.join(str(error).split())[:300]}")
+
+
+@dataclass(frozen=True)
+class TransformersSpec:
+    """A transformers detector for a recipe; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
+
+    model: model_kinds.TransformersModel
+    config: Mapping[str, Any]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Published (height, width) of the input in pixels; of DETR, the published shorter side."""
+        return (800, 800) if normalizes(self.config["model_type"]) else (640, 640)
+
+    @property
+    def anchors(self) -> tuple[tuple[float, float], ...]:
+        """An empty tuple: there are no anchors that a recipe could replace."""
+        return ()
+
+    @property
+    def exports(self) -> Exports:
+        """Capabilities of an exported file; positions are encoded for a single input shape."""
+        return Exports(any_shape=False)
+
+    def build(self, classes: int) -> TransformersDetector:
+        """Return a freshly initialized detector on the CPU."""
+        where = f"model.name={self.model.name}"
+        kind, config = classes_of(self.config, classes, where)
+        try:
+            network = kind(config)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise _refused(where, error) from error
+        auto = self.model.normalize == "auto"
+        normalize = normalizes(self.config["model_type"]) if auto else self.model.normalize == "imagenet"
+        return TransformersDetector(network, normalize=normalize)
+
+    def activations(self, size: tuple[int, int]) -> list[int]:
+        """Count the output values of each convolution for one image of (height, width) pixels.
+
+        Of DETR, only the backbone: the encoder reads values, which the meta device does not have.
+        """
+        if normalizes(self.config["model_type"]):
+            return convolution_outputs(lambda: _Backbone(self.build(1)), size)
+        return convolution_outputs(lambda: self.build(1), size)
+
+    def self_contained(self) -> model_kinds.ModelKeys:
+        """Return the recipe's ``model`` with the configuration's text in place of its path."""
+        if not self.model.config:
+            return self.model
+        return replace(self.model, config=json.dumps(self.config, separators=(",", ":")))
+
+
+class _Backbone(nn.Module):
+    """The backbone of a DETR, which also takes a mask of the pixels that belong to the image."""
+
+    def __init__(self, detector: TransformersDetector) -> None:
+        super().__init__()
+        (self.network,) = detector.backbone()
+
+    def forward(self, images: Tensor) -> Any:
+        """Compute the maps of images (B, 3, H, W)."""
+        return self.network(images, images.new_ones(images.shape[0], *images.shape[2:]))
+
+
+def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> TransformersSpec:
+    """Return the detector of a recipe; its loss is part of it."""
+    if not isinstance(model, model_kinds.TransformersModel):
+        raise UserError(f"'model.name' is '{model.name}', which is not one of transformers' detectors")
+    if model.name != CUSTOM:
+        return TransformersSpec(model, CONFIGS[model.name])
+    if not model.config:
+        raise UserError(
+            "model.name is 'hf/config', but model.config is empty; expected the config.json of a detector of "
+            "transformers, its folder, or its text"
+        )
+    return TransformersSpec(model, read_config(model.config))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersModel(Published):
+    """A named detector.
+
+    Attributes:
+        parameters, gflops: see :class:`rankless.models.listing.Listed`; listing does not need transformers.
+    """
+
+    parameters: int
+    gflops: float
+
+
+_RT_DETR, _RT_DETR_V2, _D_FINE = "Zhao et al. 2023", "Lv et al. 2024", "Peng et al. 2024"
+MODELS: dict[str, TransformersModel] = {
+    name: TransformersModel(f"{paper}, transformers", parameters=parameters, gflops=gflops)
+    for name, paper, parameters, gflops in (
+        ("hf/rtdetr_r18vd", _RT_DETR, 20_174_608, 61.5),
+        ("hf/rtdetr_r50vd", _RT_DETR, 42_891_372, 137.8),
+        ("hf/rtdetr_v2_r18vd", _RT_DETR_V2, 20_174_608, 61.5),
+        ("hf/dfine_n", _D_FINE, 3_770_421, 7.4),
+        ("hf/dfine_s", _D_FINE, 10_309_605, 27.8),
+        ("hf/dfine_m", _D_FINE, 19_563_368, 60.5),
+        ("hf/dfine_l", _D_FINE, 31_244_152, 95.7),
+    )
+}

@@ -1,0 +1,191 @@
+"""The configuration files of transformers' detectors: ``config.json`` and ``preprocessor_config.json``.
+
+They are read as plain data; transformers is not needed for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankless.errors import UserError, nearest, one_of
+from rankless.files import hub, reading
+
+KINDS: Mapping[str, str] = {
+    "rt_detr": "RTDetr",
+    "rt_detr_v2": "RTDetrV2",
+    "d_fine": "DFine",
+    "detr": "Detr",
+    "conditional_detr": "ConditionalDetr",
+    "deformable_detr": "DeformableDetr",
+}
+"""``model_type`` to the beginning of the names of its classes."""
+
+CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+_MEAN, _STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+# Keys that do not describe the network: classes, where it was saved, and code that would run.
+_LEFT_OUT = frozenset(
+    {
+        *("id2label", "label2id", "num_labels"),
+        *("architectures", "auto_map", "_name_or_path", "use_pretrained_backbone"),
+        *("dtype", "torch_dtype", "transformers_version"),
+    }
+)
+
+
+def normalizes(kind: str) -> bool:
+    """Check whether detectors of a ``model_type`` were published with ImageNet's normalization."""
+    return kind in ("detr", "conditional_detr", "deformable_detr")
+
+
+def folder_of(text: str) -> Path | None:
+    """Return the local folder that a path or an ``hf://OWNER/NAME`` address names, if it is transformers'.
+
+    The address's files are downloaded unless they are in the cache. A folder that Rankless wrote, or without
+    a ``config.json``, is not one of transformers.
+    """
+    if text.startswith(hub.PREFIX):
+        address = hub.parse(text)
+        if address.file:
+            return None
+        try:
+            folder = hub.fetch(address, cached=True)
+        except UserError:
+            folder = hub.fetch(address)
+    else:
+        folder = Path(text)
+    if not text or not (folder / CONFIG).is_file() or (folder / "recipe.yaml").is_file():
+        return None
+    return folder
+
+
+def read_config(given: str, where: str = "model.config") -> dict[str, Any]:
+    """Read the configuration of a detector, and check that it is of a supported kind.
+
+    Args:
+        given: the file, its folder, or its text.
+        where: the option that named it, for messages.
+
+    Returns:
+        The keys of the network, without class names.
+    """
+    if given.lstrip().startswith("{"):
+        name, tree = where, _parsed(given, where)
+    else:
+        path = Path(given)
+        path = path / CONFIG if path.is_dir() else path
+        name, tree = f"{where}: {path}", _object(path, where)
+    kind, classes = str(tree.get("model_type")), tree.get("architectures") or []
+    if kind not in KINDS:
+        raise UserError(
+            f"{name}: model_type is '{kind}'; expected a detector: {one_of(KINDS)}{nearest(kind, KINDS)}"
+        )
+    wanted = f"{KINDS[kind]}ForObjectDetection"
+    problems = [
+        f"{name}: its architecture is {other}; expected {wanted}, which predicts boxes only"
+        for other in classes
+        if other != wanted
+    ]
+    if "quantization_config" in tree:
+        problems.append(f"{name}: its weights are quantized; expected the original weights")
+    if ":" in str(tree.get("backbone") or ""):
+        problems.append(
+            f"{name}: its backbone is {tree['backbone']}, of another repository; expected timm's name"
+        )
+    if problems:
+        raise UserError(problems)
+    return {key: value for key, value in tree.items() if key not in _LEFT_OUT}
+
+
+def class_names(folder: Path, where: str) -> tuple[str, ...]:
+    """Return the class names of a folder's ``id2label``."""
+    tree = _object(folder / CONFIG, where)
+    labels = tree.get("id2label")
+    if labels is None:  # transformers leaves the names out if they are LABEL_0 and LABEL_1
+        return tuple(f"LABEL_{label}" for label in range(int(tree.get("num_labels", 2))))
+    by_number = {str(key): str(name) for key, name in labels.items()} if isinstance(labels, dict) else {}
+    names = tuple(by_number.get(str(label), "") for label in range(len(by_number)))
+    if not names or not all(names):
+        raise UserError(
+            f"{where}: {folder / CONFIG}: id2label is not a name for each of the numbers 0, 1, 2 …; expected "
+            '{"0": "cat", "1": "dog", …}'
+        )
+    return names
+
+
+def recipe_keys(folder: Path, where: str) -> dict[str, dict[str, Any]]:
+    """Return the recipe's keys for the network in a folder and for its published preprocessing.
+
+    Raises:
+        UserError: the network or its preprocessing is not supported; all problems at once.
+    """
+    problems: list[str] = []
+    keys: dict[str, Any] = {}
+    for part in (_network_keys, _preprocessing_keys):
+        try:
+            keys |= part(folder, where)
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
+    fit, size = keys.pop("fit"), keys.pop("size")
+    model = {"name": "hf/config", "image_size": size, **keys}
+    return {"model": model, "data": {"fit": fit}, "evaluate": {"iou": 1.0}}
+
+
+def _network_keys(folder: Path, where: str) -> dict[str, Any]:
+    return {"config": json.dumps(read_config(str(folder), where), separators=(",", ":"))}
+
+
+def _preprocessing_keys(folder: Path, where: str) -> dict[str, Any]:
+    path = folder / PREPROCESSOR
+    kind = _object(folder / CONFIG, where).get("model_type")
+    said = _object(path, where) if path.is_file() else {}
+    normalized = said.get("do_normalize", normalizes(str(kind)))
+    problems = []
+    if normalized and (said.get("image_mean", _MEAN), said.get("image_std", _STD)) != (_MEAN, _STD):
+        problems.append(
+            f"normalizes by image_mean {said.get('image_mean')} and image_std {said.get('image_std')}; "
+            f"expected ImageNet's, {_MEAN} and {_STD}, or do_normalize false"
+        )
+    scale = said.get("rescale_factor", 1 / 255)
+    if not said.get("do_rescale", True) or abs(scale * 255 - 1) > 1e-6:
+        problems.append(f"rescale_factor is {scale:g}; expected 1/255 with do_rescale true")
+    if said.get("resample", 2) != 2 or not said.get("do_resize", True):
+        problems.append("does not resize bilinearly; expected do_resize true and resample 2")
+    default = {"shortest_edge": 800} if normalizes(str(kind)) else {"height": 640, "width": 640}
+    size = said.get("size", default)
+    sides = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
+    if isinstance(size, dict) and "shortest_edge" in size:
+        sides = (size["shortest_edge"],) * 2
+    if not all(isinstance(side, int) and side > 0 and side % 32 == 0 for side in sides):
+        problems.append(f"size is {json.dumps(size)}; expected sides in multiples of 32")
+    if problems:
+        raise UserError([f"{where}: {path}: {problem}" for problem in problems])
+    fit = "letterbox" if isinstance(size, dict) and "shortest_edge" in size else "stretch"
+    return {"normalize": "imagenet" if normalized else "none", "size": list(sides), "fit": fit}
+
+
+def _object(path: Path, where: str = "model.config") -> dict[str, Any]:
+    try:
+        text = reading.read_text(path, reading.NAMES)
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: {path}: is not UTF-8 text; expected JSON of transformers") from None
+    except OSError as error:
+        raise UserError(
+            f"{where}: {path}: cannot be read: {error.strerror or error}; expected {CONFIG} of a detector of "
+            "transformers"
+        ) from None
+    return _parsed(text, f"{where}: {path}")
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name}: is not JSON: {error}; expected the {CONFIG} of a detector") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{name}: holds no JSON object; expected the {CONFIG} of a detector of transformers")
+    return tree

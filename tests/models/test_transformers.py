@@ -1,0 +1,377 @@
+"""transformers' detectors behind the seam, against transformers' own code in the same process."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from detr_configs import CONFIGS, keys
+from first_steps import digests_of_steps
+from rankless.errors import UserError
+from rankless.interop.plan import PortableDetector
+from rankless.interop.quiet import quiet
+from rankless.models import zoo
+from rankless.models.checkpoints import transformers_folder
+from rankless.models.checkpoints.pretrained import start_from
+from rankless.models.detectors.sampling import DeterministicSampling, bilinear
+from rankless.models.detectors.transformers import MODELS, TransformersDetector
+from rankless.models.detectors.transformers_configs import CONFIGS as PUBLISHED
+from rankless.recipe.load import default, load
+from rankless.recipe.model_kinds import Model
+from rankless.recipe.transformers_config import KINDS, read_config, recipe_keys
+from rankless.structures import DetectionBatch, Letterbox
+from rankless.world.process_group import World
+
+transformers = pytest.importorskip("transformers")
+
+SIDE, CLASSES = 128, 3
+
+
+def built(kind: str, classes: int = CLASSES, **more: Any) -> TransformersDetector:
+    """A small detector; the noise tells apart queries that are equal at the start, whose order is any."""
+    torch.manual_seed(0)
+    made: Any = zoo.build(keys(kind, **more), classes)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return made
+
+
+def batch(*counts: int, seed: int = 1) -> DetectionBatch:
+    """Random images, with so many boxes each."""
+    rng, most = torch.Generator().manual_seed(seed), max(counts)
+    corner = torch.rand(len(counts), most, 2, generator=rng) * SIDE / 2
+    size = 2 + torch.rand(len(counts), most, 2, generator=rng) * SIDE / 2
+    valid = torch.arange(most) < torch.tensor(counts).unsqueeze(1)
+    labels = torch.randint(CLASSES, (len(counts), most), generator=rng)
+    images = torch.randint(256, (len(counts), 3, SIDE, SIDE), generator=rng, dtype=torch.uint8)
+    boxes = torch.cat((corner, corner + size), -1)
+    places = [Letterbox(1, 0, 0, SIDE, SIDE)] * len(counts)
+    return DetectionBatch(
+        images,
+        boxes * valid.unsqueeze(-1),
+        labels * valid,
+        valid,
+        list(range(len(counts))),
+        places,
+    )
+
+
+def in_their_form(given: DetectionBatch) -> list[dict[str, Tensor]]:
+    """Labels as transformers' image processors make them of COCO's boxes."""
+    return [
+        {
+            "class_labels": labels[valid],
+            "boxes": torch.cat(((boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]), 1)[valid]
+            / SIDE,
+        }
+        for boxes, labels, valid in zip(given.boxes, given.labels, given.valid, strict=True)
+    ]
+
+
+def theirs(kind: str, ours: TransformersDetector, attention: str = "sdpa") -> Any:
+    """transformers' own detector with the same weights."""
+    config = getattr(transformers, f"{KINDS[kind]}Config")(
+        **CONFIGS[kind], num_labels=CLASSES, attn_implementation=attention
+    )
+    network = getattr(transformers, f"{KINDS[kind]}ForObjectDetection")(config)
+    network.load_state_dict(ours.state_dict())
+    return network.train(ours.training)
+
+
+def pixels(kind: str, given: DetectionBatch) -> Tensor:
+    images = given.images.to(torch.get_default_dtype()) / 255
+    if "rt_detr" in kind or kind == "d_fine":
+        return images
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    return (images - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+
+
+@pytest.fixture
+def precision(kind: str, training: bool) -> Iterator[torch.dtype]:
+    """Float64, where no order of adding up can hide another loss; D-FINE's loss knows only float32."""
+    chosen = torch.float32 if kind == "d_fine" and training else torch.float64
+    torch.set_default_dtype(chosen)
+    yield chosen
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_loss_and_gradients_are_transformers_own(kind: str, training: bool, precision: torch.dtype) -> None:
+    ours, given = built(kind).train(training), batch(2, 3)
+    network = theirs(kind, ours, "eager")
+    near = {"rtol": 1e-9, "atol": 1e-9} if precision == torch.float64 else {"rtol": 1e-5, "atol": 1e-4}
+    torch.manual_seed(5)  # of dropout and of the denoising queries
+    loss = ours.loss(ours(given.images.to(precision) / 255), given)
+    (loss.sum / loss.count).backward()
+    torch.manual_seed(5)
+    other = network(pixel_values=pixels(kind, given), labels=in_their_form(given)).loss
+    other.backward()
+    assert loss.count == 5
+    torch.testing.assert_close(loss.sum / loss.count, other, **near)
+    for name, parameter in network.named_parameters():
+        mine = dict(ours.named_parameters())[name].grad
+        if parameter.grad is None:
+            assert mine is None or not mine.any(), name
+        else:
+            torch.testing.assert_close(mine, parameter.grad, **near)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_boxes_and_scores_are_those_of_their_image_processor(kind: str) -> None:
+    ours, given = built(kind).eval(), batch(1, 1)
+    with torch.no_grad():
+        boxes, scores = ours.decode(ours(given.network_input))
+        outputs = theirs(kind, ours)(pixel_values=pixels(kind, given))
+    processor: Any = (
+        transformers.RTDetrImageProcessor() if kind != "detr" else transformers.DetrImageProcessor()
+    )
+    found = processor.post_process_object_detection(
+        outputs, threshold=0.0, target_sizes=torch.tensor([[SIDE, SIDE]] * 2)
+    )
+    for mine, mine_scores, one in zip(boxes, scores, found, strict=True):
+        # RT-DETR's takes the best pairs of a query and a class, DETR's the best class of each query.
+        flat = mine_scores.flatten() if kind != "detr" else mine_scores.max(1).values
+        best, which = flat.topk(10)
+        order = one["scores"].argsort(descending=True)[:10]
+        torch.testing.assert_close(best, one["scores"][order], rtol=1e-4, atol=1e-5)
+        at = which // CLASSES if kind != "detr" else which
+        torch.testing.assert_close(mine[at], one["boxes"][order], rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["rt_detr", "deformable_detr"])
+def test_micro_batches_have_the_loss_of_the_whole_batch(kind: str) -> None:
+    """In evaluation mode, where nothing depends on the other images, and no term is a mean over queries."""
+    ours, whole = built(kind).eval(), batch(3, 0, 1, 2)
+    wanted = ours.loss(ours(whole.network_input), whole)
+    halves = [
+        DetectionBatch(
+            whole.images[rows],
+            whole.boxes[rows],
+            whole.labels[rows],
+            whole.valid[rows],
+            whole.indices[rows],
+            whole.letterboxes[rows],
+        )
+        for rows in (slice(0, 2), slice(2, 4))
+    ]
+    losses = [ours.loss(ours(half.network_input), half) for half in halves]
+    total, count = sum(one.sum for one in losses), sum(one.count for one in losses)
+    torch.testing.assert_close(total / count, wanted.sum / wanted.count, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_batch_without_boxes_uses_every_parameter(kind: str) -> None:
+    ours = built(kind).train()
+    names = [{*ours.loss(ours(one.network_input), one).parts} for one in (batch(0, 0), batch(1, 2))]
+    empty = ours.loss(ours(batch(0, 0).network_input), batch(0, 0))
+    empty.sum.backward()
+    assert empty.count == 0 and names[0] == names[1]
+    trained = {name: p.grad for name, p in ours.named_parameters() if p.requires_grad}
+    assert all(gradient is not None for gradient in trained.values())
+
+
+def test_a_diverged_network_has_a_loss_that_is_not_finite() -> None:
+    ours = built("d_fine").train()
+    with torch.no_grad():
+        ours.get_parameter("model.enc_bbox_head.layers.0.weight").fill_(float("nan"))
+    assert not ours.loss(ours(batch(1, 1).network_input), batch(1, 1)).sum.isfinite()
+
+
+def test_more_queries_than_cells_are_an_error() -> None:
+    with pytest.raises(UserError, match=r"128 × 128 pixels has 336 cells, but the detector chooses 400"):
+        built("rt_detr", num_queries=400)(batch(1).network_input)
+
+
+def sampled(maps: Tensor, points: Tensor) -> Tensor:
+    return F.grid_sample(maps, points, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def test_sampling_is_grid_sample_forward_and_backward() -> None:
+    rng = torch.Generator().manual_seed(1)
+    maps = torch.randn(2, 3, 5, 7, generator=rng, dtype=torch.float64, requires_grad=True)
+    points = torch.rand(2, 4, 6, 2, generator=rng, dtype=torch.float64) * 3 - 1.5  # some far outside
+    points.requires_grad_()
+    torch.testing.assert_close(bilinear(maps, points), sampled(maps, points))
+    pairs = [
+        torch.autograd.grad(function(maps, points).square().sum(), (maps, points))
+        for function in (bilinear, sampled)
+    ]
+    torch.testing.assert_close(*pairs)
+    assert torch.autograd.gradcheck(bilinear, (maps, points))
+
+
+@pytest.mark.parametrize("kind", ["rt_detr", "rt_detr_v2", "d_fine", "deformable_detr"])
+def test_a_detector_with_deterministic_sampling_is_the_same(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, losses = batch(2, 1), []
+    calls: list[int] = []
+    monkeypatch.setattr(
+        "rankless.models.detectors.sampling.bilinear",
+        lambda *given: calls.append(1) or bilinear(*given),  # type: ignore[func-returns-value]
+    )
+    for is_own in (False, True):
+        ours = built(kind).eval()
+        if is_own:
+            with DeterministicSampling():
+                loss = ours.loss(ours(given.network_input), given)
+        else:
+            loss = ours.loss(ours(given.network_input), given)
+        losses.append(loss.sum)
+    assert calls
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name: str) -> None:
+    """The parameters of the papers' tables, in millions."""
+    with torch.device("meta"):
+        model: Any = zoo.build(Model(name=name), 80)
+    found = sum(parameter.numel() for parameter in model.parameters())
+    of_papers = (20, 42, 20, 4, 10, 19, 31)
+    assert found == MODELS[name].parameters
+    assert found == pytest.approx(1e6 * of_papers[list(PUBLISHED).index(name)], rel=0.06)
+
+
+def test_heads_for_other_classes_are_matched_by_name(tmp_path: Path) -> None:
+    folder = written(tmp_path, "rt_detr", ["cat", "dog", "cow"])
+    state, names = transformers_folder.read(folder, "test")
+    assert names == ("cat", "dog", "cow")
+    ours = built("rt_detr", 2)
+    said = start_from(ours, str(folder), ["cow", "hen"], keys("rt_detr"))
+    assert "matched by name: 1 of 2 from the file's 3; initialized again: hen" in said[-1]
+    row = ours.state_dict()["model.denoising_class_embed.weight"]
+    assert torch.equal(row[0], state["model.denoising_class_embed.weight"][2])
+    assert torch.equal(row[2], state["model.denoising_class_embed.weight"][3])  # of the padding
+    other = built("rt_detr", 2)
+    assert (
+        "the heads for 3 classes are initialized again for 2"
+        in start_from(other, str(folder), ["a", "b"], keys("rt_detr"))[-1]
+    )
+
+
+def written(tmp_path: Path, kind: str, names: list[str]) -> Path:
+    """A folder as transformers writes it."""
+    config = getattr(transformers, f"{KINDS[kind]}Config")(
+        **CONFIGS[kind], id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)}
+    )
+    torch.manual_seed(3)
+    getattr(transformers, f"{KINDS[kind]}ForObjectDetection")(config).save_pretrained(tmp_path / kind)
+    processor = {"do_normalize": kind == "detr", "size": {"height": 128, "width": 96}}
+    (tmp_path / kind / "preprocessor_config.json").write_text(json.dumps(processor))
+    return tmp_path / kind
+
+
+def test_a_folder_states_network_classes_and_preprocessing(tmp_path: Path) -> None:
+    folder = written(tmp_path, "d_fine", ["cat", "dog"])
+    made = default([f"model.pretrained={folder}"])
+    assert made.model.name == "hf/config" and made.model.image_size == (128, 96)
+    assert made.model.normalize == "none" and made.data.fit == "stretch" and made.evaluate.iou == 1.0
+    model: Any = zoo.build(made.model, 2)
+    start_from(model, str(folder), ["cat", "dog"], made.model)
+    own = transformers.DFineForObjectDetection.from_pretrained(folder).state_dict()
+    assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "yolos"}, r"model_type is 'yolos'; expected a detector: one of rt_detr"),
+        (
+            {"architectures": ["DetrForSegmentation"]},
+            r"architecture is DetrForSegmentation; expected RTDetrFor",
+        ),
+        ({"quantization_config": {}}, r"its weights are quantized"),
+        ({"backbone": "hf_hub:a/b"}, r"its backbone is hf_hub:a/b, of another repository"),
+        ({"d_model": "x"}, r"transformers refuses the configuration: .*d_model"),
+    ],
+)
+def test_other_configurations_are_refused_by_name(change: dict[str, Any], said: str) -> None:
+    text = json.dumps({"model_type": "rt_detr", **CONFIGS["rt_detr"], **change})
+    with pytest.raises(UserError, match=said):
+        zoo.build(Model(name="hf/config", config=text), 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"image_mean": [0.5, 0.5, 0.5], "do_normalize": True},
+            r"normalizes by image_mean \[0.5, 0.5, 0.5\]",
+        ),
+        ({"rescale_factor": 1.0}, r"rescale_factor is 1; expected 1/255"),
+        ({"resample": 3}, r"does not resize bilinearly"),
+        ({"size": {"height": 100, "width": 96}}, r'size is \{"height": 100, "width": 96\}; expected sides'),
+    ],
+)
+def test_other_preprocessing_is_refused_by_name(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "detr", **CONFIGS["detr"]}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(change))
+    with pytest.raises(UserError, match=said):
+        recipe_keys(tmp_path, "test")
+
+
+def test_pickles_and_missing_files_are_refused_by_name(tmp_path: Path) -> None:
+    text = {"model_type": "detr", **CONFIGS["detr"], "id2label": {"0": "cat"}}
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
+    with pytest.raises(UserError, match=r"has only pytorch_model.bin, a pickle that could run any code"):
+        transformers_folder.read(tmp_path, "test")
+    with pytest.raises(UserError, match=r"nothing/config.json|nothing: cannot be read"):
+        read_config(str(tmp_path / "nothing"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rt_detr", "d_fine", "deformable_detr"])
+def test_onnxruntime_finds_the_same_boxes(kind: str, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, images = PortableDetector(built(kind).eval()), batch(1).images.float() / 255
+    with quiet(), torch.no_grad():
+        wanted = model(images)
+        program = torch.export.export(model, (images,))
+        torch.onnx.export(program, (images,), tmp_path / "model.onnx", opset_version=18, dynamo=True)
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    found = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    for mine, other, far in zip(wanted, found, (1e-2, 1e-5), strict=True):  # pixels, scores
+        torch.testing.assert_close(torch.from_numpy(other), mine, rtol=0, atol=far)
+
+
+def one_step(world: World, recipe: str, folder: str, precision: str) -> list[str]:
+    return digests_of_steps(load(recipe, [f"precision={precision}"]), folder, world, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["rt_detr", "d_fine"])
+def test_one_digest_on_any_number_of_ranks(
+    kind: str, precision: str, ranks: Any, small_recipe: str, tmp_path: Path
+) -> None:
+    lines = Path(small_recipe).read_text().splitlines()
+    model = json.dumps({"name": "hf/config", "config": keys(kind).config, "image_size": 64})  # type: ignore[attr-defined]
+    text = "\n".join(f"model: {model}" if line.startswith("model:") else line for line in lines)
+    (tmp_path / "small.yaml").write_text(text)
+    given = (str(tmp_path / "small.yaml"), str(tmp_path / "run"), precision)
+    (alone,) = ranks(1, one_step, given[0], f"{given[1]}1", precision)
+    assert ranks(2, one_step, given[0], f"{given[1]}2", precision) == [alone] * 2
+    assert ranks(3, one_step, given[0], f"{given[1]}3", precision) == [alone] * 3
+
+
+def test_copies_train_and_evaluate_on_their_own() -> None:
+    """As the averaged model does."""
+    ours = built("rt_detr").train()
+    other = copy.deepcopy(ours).eval()
+    assert ours.network.training and not other.network.training
+    assert {id(p) for p in other.network.parameters()} == {id(p) for p in other.parameters()}
