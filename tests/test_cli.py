@@ -10,10 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rankless import __version__ as rankless_version
-from rankless import cli, launch
+from rankless import cli
 from rankless.hardware.compute_device import compute_device
+from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.installed import EDITOR_LINE, shipped
 from rankless.recipe.load import dump, load
 from rankless.recipe.schema import Recipe
@@ -97,15 +100,12 @@ def trained(calls: Calls) -> Calls:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
-    """The working rooms replaced, in an empty working directory."""
+    """The functions that do the work replaced, in an empty working directory."""
     made = Calls()
-    local = SimpleNamespace(train=made.train, evaluate=made.evaluate)
-    monkeypatch.setitem(sys.modules, "rankless.launch.local", local)
-    monkeypatch.setattr(launch, "local", local, raising=False)
-    monkeypatch.setitem(sys.modules, "rankless.inference.predict", SimpleNamespace(predict=made.predict))
-    monkeypatch.setitem(sys.modules, "rankless.launch.verify", SimpleNamespace(verify=made.verify))
-    digests = SimpleNamespace(digest_file=lambda path: f"digest of {path}")
-    monkeypatch.setitem(sys.modules, "rankless.models.checkpoints.weights", digests)
+    monkeypatch.setattr("rankless.launch.local.train", made.train)
+    monkeypatch.setattr("rankless.launch.local.evaluate", made.evaluate)
+    monkeypatch.setattr("rankless.inference.predict.predict", made.predict)
+    monkeypatch.setattr("rankless.launch.verify.verify", made.verify)
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -699,14 +699,16 @@ def test_predict(trained, capsys):
     assert err == "c.jpg: cut short\n"
 
 
-def test_digest(calls, capsys):
-    Path("w").write_bytes(b"\0" * 8 + b"{}")
+def test_digest(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_file({"weight": torch.zeros(2)}, "w")
+    digest = digest_file(Path("w"))
     assert cli.main(["digest", "w"]) == 0
-    assert capsys.readouterr().out == "digest of w  w\n"
+    assert capsys.readouterr().out == f"{digest}  w\n"
     assert cli.main(["digest", "w", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"sha256": "digest of w", "weights": "w"}
+    assert json.loads(capsys.readouterr().out) == {"sha256": digest, "weights": "w"}
     assert cli.main(["digest", "w", "w"]) == 0
-    assert capsys.readouterr().out == "digest of w  w\n" * 2
+    assert capsys.readouterr().out == f"{digest}  w\n" * 2
     assert cli.main(["digest", "w", "w", "--json"]) == 0
     assert [one["weights"] for one in json.loads(capsys.readouterr().out)] == ["w", "w"]
 

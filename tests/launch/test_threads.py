@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -113,15 +111,15 @@ def test_in_a_thread_of_a_notebook_and_with_loader_processes(
     assert codes == [0] and outcome(tmp_path / "run") == expected("detector")
 
 
-class Watcher(rankless.Sink):
-    """Sends this process a signal after the first step."""
+INTERRUPTING = """\
+import os, signal
+import rankless
 
-    asked: ClassVar[bool] = False
-
-    def step(self, entry: Mapping[str, Any]) -> None:
-        if not Watcher.asked:
-            Watcher.asked = True
+class Interrupting(rankless.Sink):
+    def step(self, entry):
+        if entry["step"] == 1:
             os.kill(os.getpid(), signal.SIGINT)
+"""
 
 
 def test_ctrl_c_saves_and_processes_go_on(
@@ -130,10 +128,13 @@ def test_ctrl_c_saves_and_processes_go_on(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "interrupting", sys.modules[__name__])
-    monkeypatch.setattr(Watcher, "__module__", "interrupting")
+    (tmp_path / "interrupting.py").write_text(INTERRUPTING)
     run, short = tmp_path / "run", recipe("detector", "evaluate.every=0")
-    words: dict[str, Any] = {"parallel": "threads", "devices": 3, "sinks": ["interrupting:Watcher"]}
+    words: dict[str, Any] = {
+        "parallel": "threads",
+        "devices": 3,
+        "sinks": [f"{tmp_path}/interrupting.py:Interrupting"],
+    }
     assert rankless.train(short, run, **words) == INTERRUPTED
     printed = capfd.readouterr()
     assert "on 3 threads, fp32" in printed.out and "stopped by SIGINT; saved after step" in printed.err
