@@ -32,6 +32,8 @@ from rankless.hardware.heap import fill_with_nan
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
+from thorough import THOROUGH  # noqa: E402
+
 workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
 fill_with_nan()  # so that what reads memory that nobody wrote shows
 # A shell ignores these for what it starts in the background, and so would all that tests start and interrupt.
@@ -131,7 +133,6 @@ def _group(items: list[pytest.Item]) -> None:
 
 # How long an example takes says how busy the machine is, not whether the code is right. Every run draws other
 # examples; where each writes and reads files there are fewer. `make test HYPOTHESIS=thorough` draws many.
-THOROUGH = os.environ.get("HYPOTHESIS") == "thorough"
 settings.register_profile("here", deadline=None, max_examples=500 if THOROUGH else 100)
 settings.register_profile("files", settings.get_profile("here"), max_examples=500 if THOROUGH else 25)
 settings.load_profile("here")

@@ -39,7 +39,7 @@ def test_a_run_stopped_in_every_polite_way_ends_as_if_nothing_had_happened(
         os.killpg(run.process.pid, signal.SIGINT)  # Ctrl-C
         assert run.wait() == 130, run.text()
         stopped(run, folder, "SIGINT")
-    with Run(folder, 3, "--resume", environment=SLOW) as run:
+    with Run(folder, 3, "--resume", "workers=0", environment=SLOW) as run:
         run.until(lambda: run.step() >= 7)
         kill(run.pid("rank 1"), signal.SIGTERM)
         assert run.wait() == 85, run.text()

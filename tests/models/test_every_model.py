@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from rankless.recipe import model_kinds
 from rankless.recipe.load import default, load
 from rankless.recipe.schema import Recipe
 from rankless.world.process_group import World
+from thorough import THOROUGH
 
 WIDTH = 0.125
 CLASSES = 3
@@ -37,7 +37,6 @@ FAMILIES = (
     "resnet18", "resnet50", "resnet20-cifar", "densenet121", "densenet-40-12", "darknet53", "cspdarknet53",
     "timm/mobilenetv3_small_050",
 )  # fmt: skip
-THOROUGH = os.environ.get("HYPOTHESIS") == "thorough"
 # Seconds a step even at 32 pixels.
 LARGE = {"densenet-bc-190-40", "resnet152", "densenet161", "densenet201", "darknet53", "cspdarknet53"}
 # One of each family is as deep as published; the others, which only repeat its layers, a quarter as deep.
