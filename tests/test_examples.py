@@ -27,9 +27,7 @@ def test_the_segmentation_of_digits(tmp_path: Path, forked: Any) -> None:
 
     text = SCRIPT.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 60
-    text, changes = re.subn(
-        r"(epochs[:=] ?)4", r"\g<1>2", text
-    )  # half as long, in its recipe and its program
+    text, changes = re.subn(r"(epochs[:=] ?)4", r"\g<1>2", text)  # half as long
     assert changes == 2
     script = tmp_path / "examples" / "segment.py"
     script.parent.mkdir()
