@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_for_faults import undisturbed
+from harness_for_faults import undisturbed_once
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "benchmarks"))
 import faults
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 @pytest.fixture(scope="session")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a run of these recipes leaves behind that nothing happens to."""
-    return undisturbed(tmp_path_factory.mktemp("scored") / "run", *faults.WORDS)
+    return undisturbed_once(tmp_path_factory, "scored", *faults.WORDS)
 
 
 @pytest.mark.parametrize(

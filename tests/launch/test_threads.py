@@ -71,9 +71,7 @@ def expected(
 OUTCOMES: dict[str, tuple[str, list[dict[str, Any]]]] = {}
 
 
-@pytest.mark.parametrize(
-    ("case", "size"), [("detector", 3), ("detector, bf16, sync", 2), ("classifier", 2)]
-)
+@pytest.mark.parametrize(("case", "size"), [("detector", 3), ("detector, bf16, sync", 2), ("classifier", 2)])
 def test_the_weights_do_not_know_the_number_of_threads(
     case: str, size: int, recipe: Callable[..., Recipe], expected: Any, tmp_path: Path
 ) -> None:
