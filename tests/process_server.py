@@ -31,12 +31,15 @@ from typing import IO, Any
 
 TAG, NOBODY = "FAULT_TAG", "-" * 32  # a variable by whose value processes are found in /proc
 AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
-# What commands and ranks import; no more, as they must not depend on what only tests have imported.
+# What commands and ranks import; no more, as they must not depend on what only tests have imported. The task of
+# classification brings torchvision, which takes as long to import as PyTorch.
 PRELOADED = (
     "rankless.cli",
     "rankless.launch.local",
     "rankless.launch.worker",
     "rankless.launch.rank_job",
+    "rankless.tasks.classify",
+    "rankless.tasks.detect",
 )
 
 
@@ -179,9 +182,8 @@ class ProcessServer:
 SERVER = ProcessServer()
 # Of ranks that run a test's own functions, whose modules import these, which takes seconds too.
 RANKS = ProcessServer(
-    "rankless.tasks.classify", "rankless.tasks.detect", "PIL.Image", "hypothesis", "sklearn.datasets", "timm",
-    "torchvision.transforms.v2", parent=SERVER,
-)  # fmt: skip
+    "PIL.Image", "hypothesis", "sklearn.datasets", "timm", "torchvision.transforms.v2", parent=SERVER
+)
 
 
 class RankServer:
