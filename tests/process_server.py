@@ -31,8 +31,8 @@ from typing import IO, Any
 
 TAG, NOBODY = "FAULT_TAG", "-" * 32  # a variable by whose value processes are found in /proc
 AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
-# What commands and ranks import; no more, as they must not depend on what only tests have imported. The task of
-# classification brings torchvision, which takes as long to import as PyTorch.
+# What commands and ranks import; no more, as they must not depend on what only tests have imported. The task
+# of classification brings torchvision, which takes as long to import as PyTorch.
 PRELOADED = (
     "rankless.cli",
     "rankless.launch.local",
