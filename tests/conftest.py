@@ -133,7 +133,7 @@ def _group(items: list[pytest.Item]) -> None:
 
 # How long an example takes says how busy the machine is, not whether the code is right. Every run draws other
 # examples; where each writes and reads files there are fewer. `make test HYPOTHESIS=thorough` draws many.
-settings.register_profile("here", deadline=None, max_examples=500 if THOROUGH else 100)
+settings.register_profile("here", deadline=None, max_examples=500 if THOROUGH else 50)
 settings.register_profile("files", settings.get_profile("here"), max_examples=500 if THOROUGH else 25)
 settings.load_profile("here")
 

@@ -360,7 +360,7 @@ def test_a_bomb_does_not_go_off(tmp_path):
 
 # --- what is broken ---------------------------------------------------------------------------------------
 
-fuzz = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def saved(zipped: bool) -> bytes:
