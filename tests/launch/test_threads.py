@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import textwrap
 import threading
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 import rankless
+from process_server import SERVER
 from rankless.data.loader import LoaderDiedError
 from rankless.errors import INTERRUPTED, TaskError, UserError
 from rankless.launch.threads import _first
@@ -175,17 +175,15 @@ def test_a_breakpoint_in_the_task_holds_all_threads(tmp_path: Path) -> None:
     words += ["model.name=resnet20-cifar", "model.image_size=16", "batch.images=1438", "batch.micro=719"]
     asked = "p sorted(t.name for t in threading.enumerate() if 'rank' in t.name)\nc\n"
     options = ["--run", "run", "--parallel", "threads", "--devices", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "rankless", "train", *words, *options],
-        input=asked,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "['rank 1']" in done.stdout and "run directory: run" in done.stdout
+    (tmp_path / "asked").write_text(asked)
+    environment = {**os.environ, "RANKLESS_CPU": "1"}
+    with (tmp_path / "asked").open("rb") as given, (tmp_path / "printed").open("wb") as output:
+        command = ["-m", "rankless", "train", *words, *options]
+        process = SERVER.start(command, environment=environment, cwd=tmp_path, given=given, output=output)
+        code = process.wait(300)
+    printed = (tmp_path / "printed").read_text()
+    assert code == 0, printed
+    assert "['rank 1']" in printed and "run directory: run" in printed
 
 
 def test_what_is_in_the_way_is_said_at_once(recipe: Callable[..., Recipe], tmp_path: Path) -> None:

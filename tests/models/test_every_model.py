@@ -127,15 +127,13 @@ def images(height: int = 64, width: int = 96) -> torch.Tensor:
     return torch.rand(2, 3, height, width, generator=rng).contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {},
-        {"dropout": 0.2, "involution": model_kinds.Involution(kernel=3)},
-        {"involution": model_kinds.Involution(kernel=7, where="trunk")},
+        *((name, {}) for name in MODELS),
+        *((name, {"dropout": 0.2, "involution": model_kinds.Involution(kernel=3)}) for name in some(MODELS)),
+        *((name, {"involution": model_kinds.Involution(kernel=7, where="trunk")}) for name in some(MODELS)),
     ],
-    ids=["plain", "more", "trunk"],
 )
 def test_forward_backward_shapes_and_dtype(name: str, options: dict[str, Any]) -> None:
     model = small(name, **options)
@@ -153,7 +151,7 @@ def test_forward_backward_shapes_and_dtype(name: str, options: dict[str, Any]) -
         assert parameter.grad.isfinite().all(), parameter_name
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS))
 def test_bf16_autocast_is_near_and_channels_last_is_the_same(name: str) -> None:
     model = small(name).eval()
     with torch.no_grad():
@@ -171,7 +169,7 @@ def test_bf16_autocast_is_near_and_channels_last_is_the_same(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("name", some(zoo.MODELS))
 def test_state_goes_into_a_file_and_back(name: str, tmp_path: Path) -> None:
     with depth_of(name):
         model = any_detector(name)
