@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 TAG, NOBODY = "FAULT_TAG", "-" * 32  # a variable by whose value processes are found in /proc
+STARTED = "process_server.start"  # an audit event
 AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
 # What commands and ranks import; no more, as they must not depend on what only tests have imported. The task
 # of classification brings torchvision, which takes as long to import as PyTorch.
@@ -131,6 +132,7 @@ class ProcessServer:
                 stdout=output,
                 stderr=errors or output,
             )
+        sys.audit(STARTED)
         connection = self._connection = self._connection or self._started()
         status, writes = os.pipe()
         request = {"words": list(words), "environment": dict(environment), "cwd": str(cwd)}

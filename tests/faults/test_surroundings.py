@@ -133,7 +133,6 @@ def test_an_error_in_the_users_code_that_one_rank_meets_ends_the_run_at_once(
         assert ", in item\n    raise KeyError(" in run.text()
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_that_never_began_leaves_nothing(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(UserError, match="no such file"):

@@ -16,7 +16,7 @@ from rankless.models.checkpoints import weights
 from rankless.recipe.load import changed, load
 from rankless.runs.directory import RunDirectory
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
+pytestmark = pytest.mark.processes
 
 SMALL = (
     "data.train_images=8", "data.val_images=4", "batch.images=4", "batch.micro=2", "epochs=1",

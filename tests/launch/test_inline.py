@@ -24,7 +24,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
+pytestmark = pytest.mark.processes
 
 WORDS = ["batch.images=12", "batch.micro=4", "epochs=3"]
 STEPS = 6

@@ -24,7 +24,7 @@ from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.world.process_group import LostPeerError
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
+pytestmark = pytest.mark.processes
 
 SIX = ["batch.images=12", "batch.micro=2", "epochs=2", "evaluate.every=0"]
 CLASSIFIER = ["digits-classify", "model.name=resnet20-cifar", "model.image_size=16", "model.dropout=0.3"]
@@ -53,7 +53,7 @@ def recipe(small_recipe: str) -> Callable[..., Recipe]:
 
 @pytest.fixture
 def expected(
-    recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory, forked_ranks: None
+    recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], tuple[str, list[dict[str, Any]]]]:
     """The outcome of a case on one device, or with two processes."""
 
