@@ -21,7 +21,7 @@ RUN = runs/demo-$(shell date +%Y%m%d-%H%M%S)
 CHANGES :=
 # Some of the tests: make test TESTS=tests/data
 TESTS :=
-# 500 examples of each property instead of 25, and every model in every test: make test HYPOTHESIS=thorough
+# 500 examples of each property instead of 25 or 50, and every variant of every test: make test HYPOTHESIS=thorough
 HYPOTHESIS :=
 # Other cases: make fuzz FUZZ="--seed 1"
 FUZZ :=
@@ -30,10 +30,11 @@ CPU :=
 ifneq ($(CPU),$(filter avx2,$(CPU)))
 $(error CPU is '$(CPU)'; expected avx2, or nothing)
 endif
-# Parallel test processes, each with one thread. Many tests wait for processes that they have started, so two more
-# workers than cores keep two cores busy, and one more in the fast tests. The tests start hundreds of processes:
-# bytecode is written even if the environment forbids it, so that they do not all compile the package again.
-WORKERS := 3
+# Parallel test processes, each with one thread; each imports all libraries and collects all tests first. Many tests
+# wait for processes that they have started, so two more workers than cores keep two cores busy; the fast tests wait
+# for nothing. The tests start hundreds of processes: bytecode is written even if the environment forbids it, so that
+# they do not all compile the package again.
+WORKERS := 2
 test: WORKERS := 4
 PYTEST = $(if $(CPU),ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2) PYTHONDONTWRITEBYTECODE= HYPOTHESIS=$(HYPOTHESIS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 

@@ -53,10 +53,11 @@ class Chain:
     Args:
         folder: the run directory.
         chance: where the random numbers come from.
+        loaders: numbers of loader processes that a start draws from.
     """
 
-    def __init__(self, folder: Path, chance: random.Random) -> None:
-        self.folder, self.chance = folder, chance
+    def __init__(self, folder: Path, chance: random.Random, loaders: Sequence[int]) -> None:
+        self.folder, self.chance, self.loaders = folder, chance, loaders
         self.run: Run | None = None
         self.runs: list[Run] = []
         self.world, self.workers, self.place = 0, 0, ""
@@ -65,7 +66,7 @@ class Chain:
     def start(self, environment: dict[str, str], *, workers: bool) -> Run:
         """Start the run, or resume it with another number of ranks."""
         self.world = self.chance.choice([size for size in WORLDS if size != self.world])
-        self.workers = self.chance.choice((0, 0, 1)) if workers else 0
+        self.workers = self.chance.choice(self.loaders) if workers else 0
         words = [*WORDS, f"workers={self.workers}"]
         if (self.folder / "recipe.yaml").exists():
             words.append("--resume")
@@ -314,10 +315,15 @@ def saved_step(run: Run) -> int:
 
 
 def one_run(
-    kinds: Sequence[str], folder: Path, chance: random.Random, expected: dict[str, Any], tallies: Tallies
+    kinds: Sequence[str],
+    folder: Path,
+    chance: random.Random,
+    expected: dict[str, Any],
+    tallies: Tallies,
+    loaders: Sequence[int] = (0, 0, 1),
 ) -> list[str]:
     """Let one run meet faults of these kinds, and return those that came too late."""
-    chain, late, tally, name = Chain(folder / "run", chance), [], tallies[kinds[0]], kinds[0]
+    chain, late, tally, name = Chain(folder / "run", chance, loaders), [], tallies[kinds[0]], kinds[0]
     with small_disk(folder, "4m") if "full disk" in kinds else contextlib.nullcontext(False) as mounted:
         folder.mkdir(parents=True, exist_ok=True)
         chain.disk = folder if mounted else None

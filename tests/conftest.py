@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import inspect
 import itertools
 import multiprocessing.process
@@ -29,9 +28,15 @@ from PIL import Image
 
 from rankless.engine import workers
 from rankless.hardware.heap import fill_with_nan
+from rankless.launch import fork_server
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
+from process_server import AVAILABLE, RANKS, SERVER, STARTED, RankServer  # noqa: E402
+from thorough import THOROUGH  # noqa: E402
+
+if AVAILABLE:  # the ranks that tests start in their own process are forked, as those of the command are
+    fork_server._running = RankServer()  # type: ignore[assignment]
 workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
 fill_with_nan()  # so that what reads memory that nobody wrote shows
 # A shell ignores these for what it starts in the background, and so would all that tests start and interrupt.
@@ -42,7 +47,7 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 # `make test-fast` leaves out what is marked as starting processes. So that no mark is forgotten, a test
 # without it fails where it starts one.
 UNMARKED: list[str] = []
-STARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"}
+STARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", STARTED}
 
 
 def _refuse_in_unmarked_tests() -> None:
@@ -131,8 +136,7 @@ def _group(items: list[pytest.Item]) -> None:
 
 # How long an example takes says how busy the machine is, not whether the code is right. Every run draws other
 # examples; where each writes and reads files there are fewer. `make test HYPOTHESIS=thorough` draws many.
-THOROUGH = os.environ.get("HYPOTHESIS") == "thorough"
-settings.register_profile("here", deadline=None, max_examples=500 if THOROUGH else 100)
+settings.register_profile("here", deadline=None, max_examples=500 if THOROUGH else 50)
 settings.register_profile("files", settings.get_profile("here"), max_examples=500 if THOROUGH else 25)
 settings.load_profile("here")
 
@@ -146,8 +150,6 @@ class Rank:
     """A process that takes functions over its input and answers over its output."""
 
     def __init__(self, errors: IO[bytes]) -> None:
-        from process_server import RANKS
-
         takes, jobs = os.pipe()
         answers, gives = os.pipe()
         self.jobs, self.answers = os.fdopen(jobs, "wb"), os.fdopen(answers, "rb")
@@ -230,9 +232,6 @@ class Ranks:
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     """``ranks(size, function, *arguments)``: see :class:`Ranks`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(HERE)
-        importlib.import_module("process_server")
     pool = Ranks()
     yield pool
     pool.close()
@@ -240,25 +239,9 @@ def ranks() -> Iterator[Ranks]:
 
 
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+def forked() -> Callable[..., subprocess.CompletedProcess[str]]:
     """``forked(*words, cwd=…)`` does what ``python WORDS`` does, in a process that has PyTorch at once."""
-    monkeypatch.syspath_prepend(HERE)
-    from process_server import SERVER
-
     return SERVER.run
-
-
-@pytest.fixture
-def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks of runs that a test starts in its own process are forked, as those of the command are.
-
-    Each would import PyTorch, which takes a processor's seconds.
-    """
-    monkeypatch.syspath_prepend(HERE)
-    from process_server import AVAILABLE, RankServer
-
-    if AVAILABLE:
-        monkeypatch.setattr("rankless.launch.fork_server._running", RankServer())
 
 
 # Every part that could depend on a rank is on.

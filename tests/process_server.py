@@ -30,13 +30,17 @@ from pathlib import Path
 from typing import IO, Any
 
 TAG, NOBODY = "FAULT_TAG", "-" * 32  # a variable by whose value processes are found in /proc
+STARTED = "process_server.start"  # an audit event
 AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
-# What commands and ranks import; no more, as they must not depend on what only tests have imported.
+# What commands and ranks import; no more, as they must not depend on what only tests have imported. The task
+# of classification brings torchvision, which takes as long to import as PyTorch.
 PRELOADED = (
     "rankless.cli",
     "rankless.launch.local",
     "rankless.launch.worker",
     "rankless.launch.rank_job",
+    "rankless.tasks.classify",
+    "rankless.tasks.detect",
 )
 
 
@@ -128,6 +132,7 @@ class ProcessServer:
                 stdout=output,
                 stderr=errors or output,
             )
+        sys.audit(STARTED)
         connection = self._connection = self._connection or self._started()
         status, writes = os.pipe()
         request = {"words": list(words), "environment": dict(environment), "cwd": str(cwd)}
@@ -179,9 +184,8 @@ class ProcessServer:
 SERVER = ProcessServer()
 # Of ranks that run a test's own functions, whose modules import these, which takes seconds too.
 RANKS = ProcessServer(
-    "rankless.tasks.classify", "rankless.tasks.detect", "PIL.Image", "hypothesis", "sklearn.datasets", "timm",
-    "torchvision.transforms.v2", parent=SERVER,
-)  # fmt: skip
+    "PIL.Image", "hypothesis", "sklearn.datasets", "timm", "torchvision.transforms.v2", parent=SERVER
+)
 
 
 class RankServer:
@@ -206,6 +210,8 @@ def _serve(connection: socket.socket, modules: Sequence[str]) -> None:
     tag = libc.getenv(TAG.encode())  # where the kernel shows it; setting variables makes copies elsewhere
     for module in (*PRELOADED, *modules):
         importlib.import_module(module)
+    workers = importlib.import_module("rankless.engine.workers")
+    workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
     gc.collect()
     gc.freeze()
     with selectors.DefaultSelector() as selector:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankless.data.datasets.detection import DetectionExamples
 from rankless.structures import DetectionBatch, Detections, LossSum
 from rankless.tasks.detect import Detect
 
@@ -28,15 +27,6 @@ class LossByRank(Detect):
     def loss(self, model: nn.Module, batch: DetectionBatch) -> LossSum:
         loss = super().loss(model, batch)
         return LossSum(loss.sum / (1 + rank()), loss.count, loss.parts)
-
-
-class AugmentByRank(Detect):
-    """Images augmented by a generator that the rank seeds."""
-
-    def training_data(self) -> DetectionExamples:
-        examples = super().training_data()
-        examples.seed += rank()
-        return examples
 
 
 class ScoreByRank(Detect):

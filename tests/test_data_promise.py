@@ -72,14 +72,12 @@ class Way:
 WAYS = {
     "two loader processes": Way(more=("workers=2",)),
     "kept in memory": Way(more=("data.cache=ram",)),
-    "kept on the disk": Way(more=("data.cache=disk", "workers=1")),
+    "kept on the disk": Way(more=("data.cache=disk",)),
     "tar shards": Way("shards"),
     "tar shards, kept, two ranks": Way("shards", 2, ("data.cache=disk", "workers=1")),
     "coco": Way("coco"),
     "darknet": Way("darknet", 2),
-    "two ranks": Way(ranks=2),
-    "stopped": Way(stop=3, goes_on=(2, 1)),
-    "two ranks stopped": Way(ranks=2, more=("workers=1",), stop=4, goes_on=(1, 2)),
+    "two ranks stopped": Way(ranks=2, stop=4, goes_on=(1, 2)),
 }
 
 

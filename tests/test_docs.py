@@ -10,7 +10,7 @@ import shlex
 import sys
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,21 @@ def parsed(line: Line) -> inspect.BoundArguments | None:
     return bound
 
 
-@pytest.mark.parametrize("line", commands(), ids=str)
-def test_commands_parse(line: Line):
+def each(lines: Iterable[Line], check: Callable[[Line], None]) -> None:
+    """Check all lines; an error names its line."""
+    for line in lines:
+        try:
+            check(line)
+        except Exception as error:
+            error.add_note(str(line))
+            raise
+
+
+def test_commands_parse():
+    each(commands(), check_command)
+
+
+def check_command(line: Line) -> None:
     bound = parsed(line)
     if bound is None:
         return
@@ -74,8 +87,11 @@ def test_every_command_of_the_program_is_documented():
         assert not missing(cli.app[group], {words[1] for words in documented if words[0] == group})
 
 
-@pytest.mark.parametrize("line", scripts(), ids=str)
-def test_scripts_exist_and_have_their_options(line: Line):
+def test_scripts_exist_and_have_their_options():
+    each(scripts(), check_script)
+
+
+def check_script(line: Line) -> None:
     name, *words = shlex.split(line.text)
     if name in THEIRS:
         return
@@ -87,19 +103,18 @@ def test_scripts_exist_and_have_their_options(line: Line):
         assert f'"{option}"' in source, f"{line}: {option}"
 
 
-@pytest.mark.parametrize("line", makes(), ids=str)
-def test_targets_of_make_exist(line: Line):
+def test_targets_of_make_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for word in shlex.split(line.text)[1:]:
-        name, equals, _ = word.partition("=")
-        assert re.search(rf"^{name}\s*:" if not equals else rf"\$[({{]{name}\b", makefile, re.MULTILINE), line
+    for line in makes():
+        for word in shlex.split(line.text)[1:]:
+            name, equals, _ = word.partition("=")
+            named = rf"^{name}\s*:" if not equals else rf"\$[({{]{name}\b"
+            assert re.search(named, makefile, re.MULTILINE), line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_names_of_the_package_exist(page: Path):
+def test_names_of_the_package_exist():
     """Whatever stands behind ``rankless.`` in code, and between the brackets of ``rankless[…]``."""
-    lines = [line for line in code() if line.page == page]
-    for line in lines:
+    for line in code():
         for name in re.findall(r"(?<![\w/.-])rankless\.([a-zA-Z_]\w*)", line.text):
             module = ROOT / "src" / "rankless" / name
             assert name in rankless.__all__ or module.is_dir() or module.with_suffix(".py").exists(), line
@@ -127,16 +142,15 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page: Path):
-    text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("https://"):
-            continue
-        name, _, anchor = target.partition("#")
-        other = page.parent / name if name else page
-        assert other.exists(), target
-        assert not anchor or anchor in anchors(other), target
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            if target.startswith("https://"):
+                continue
+            name, _, anchor = target.partition("#")
+            other = page.parent / name if name else page
+            assert other.exists(), (page, target)
+            assert not anchor or anchor in anchors(other), (page, target)
 
 
 def test_every_page_is_in_the_navigation():

@@ -119,7 +119,6 @@ def test_a_folder_of_a_strangers_is_no_place_for_libraries(folder: Path) -> None
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("forked_ranks")
 def test_a_task_that_was_given_by_hand_runs(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "by_hand.py").write_text(
         MARKING + "from rankless.tasks.detect import Detect\n"

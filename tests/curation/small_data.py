@@ -8,10 +8,8 @@ One file says everything, so that a test can put any fault anywhere::
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ import pytest
 from PIL import Image
 
 from rankless.curation import converting, data_set
+from rankless.data import formats
 from rankless.data.formats import registry
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.index import scan
@@ -29,19 +28,25 @@ from rankless.errors import UserError
 NAMES = ["cat", "dog", "eel"]
 
 
+TITLE, LAYOUT = "small boxes", "a 'boxes.json'"
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make ``small`` a format beside the real ones, asked first."""
-    page: Any = ModuleType("rankless.data.formats.small")
-    page.TITLE, page.LAYOUT = "small boxes", "a 'boxes.json'"
-    page.recognize = lambda root: "it has 'boxes.json'" if (root / "boxes.json").is_file() else ""
-    page.splits = lambda root: list(_content(root)["splits"])
-    page.read, page.write = read, write
-    monkeypatch.setitem(sys.modules, page.__name__, page)
+    """Make this file a page of the formats, ``small``, which is asked first."""
     known = ("small", *registry.NAMES)
-    monkeypatch.setattr(registry, "_PAGES", {"small": "small", **registry._PAGES})
+    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(Path(__file__).parent)])
+    monkeypatch.setattr(registry, "_PAGES", {"small": Path(__file__).stem, **registry._PAGES})
     monkeypatch.setattr(registry, "NAMES", known)
     monkeypatch.setattr(data_set, "NAMES", known)
     monkeypatch.setattr(converting, "WRITABLE", ("small", *registry.WRITABLE))
+
+
+def recognize(root: Path) -> str:
+    return "it has 'boxes.json'" if (root / "boxes.json").is_file() else ""
+
+
+def splits(root: Path) -> list[str]:
+    return list(_content(root)["splits"])
 
 
 def _content(root: Path) -> dict[str, Any]:

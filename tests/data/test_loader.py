@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from process_server import SERVER
 from rankless.data.datasets.detection import DetectionExamples, collate
 from rankless.data.images.image_file import UnreadableImage
 from rankless.data.loader import LoaderDiedError, MicroBatches
@@ -227,21 +228,17 @@ def test_processes_live_exactly_as_long_as_their_rank(tmp_path: Path, waits: boo
     script = tmp_path / "rank.py"
     script.write_text(RANK.format(folder=str(Path(__file__).parent), waits=waits))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-        start_new_session=True,
-    ) as rank:
-        assert rank.stdout is not None
-        processes = set(map(int, rank.stdout.readline().split()))
+    takes, gives = os.pipe()
+    with os.fdopen(takes) as said:
+        with os.fdopen(gives, "wb") as output:
+            rank = SERVER.start([str(script)], environment=environment, cwd=tmp_path, output=output)
+        processes = set(map(int, said.readline().split()))
         assert len(processes) == 2
         if waits:
             os.killpg(
                 rank.pid, signal.SIGTERM
             )  # as a scheduler does: the rank still needs data for its last step
-            assert set(map(int, rank.stdout.readline().split())) == processes
+            assert set(map(int, said.readline().split())) == processes
             rank.kill()
         status = rank.wait(30)
     deadline = time.monotonic() + 10

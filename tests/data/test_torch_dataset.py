@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import random
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +245,6 @@ def train(world: Any, folder: str, workers: int, seeded: bool) -> str:
     few.images, few.labels = few.images[:80], few.labels[:80]
     # Of the class: an attribute of the task's own would be sent to loader processes.
     monkeypatch.setattr(type(task), "training_data", lambda self: data if seeded else Unseeded(data))
-    warnings.filterwarnings("ignore", "This DataLoader will create 3 worker processes")  # on two cores
     try:
         with computes_like(recipe):
             assert loop.train(recipe, RunDirectory(Path(folder)), world, resume=False, task=task)
@@ -274,8 +272,7 @@ class Unseeded:
 def test_the_weights_are_the_same_on_any_number_of_ranks_and_loader_processes(ranks, tmp_path):
     digests = {
         (size, workers): ranks(size, train, str(tmp_path / f"{size}-{workers}"), workers, True)
-        for size in (1, 2)
-        for workers in (0, 3)
+        for size, workers in ((1, 0), (2, 0), (1, 2))
     }
     assert len({digest for found in digests.values() for digest in found}) == 1
     loose = [ranks(1, train, str(tmp_path / f"loose-{n}"), 0, False) for n in range(2)]

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.processes
 FILES = ("model.safetensors", "ema.safetensors", "training.safetensors")
 # 21 images and 16 or 12 a step: epochs end inside steps, and no number divides another.
 EIGHT = {"batch.images": "16", "batch.micro": "2", "epochs": "6", "evaluate.every": "2 epochs"}  # 8 steps
-SIX = {"batch.images": "12", "batch.micro": "2", "epochs": "5", "evaluate.every": "2 epochs"}  # 9 steps
-STEPS = {"fp32": 8, "bf16": 9, "sync": 9, "frozen": 8}
+SIX = {"batch.images": "12", "batch.micro": "2", "epochs": "3", "evaluate.every": "2 epochs"}  # 6 steps
+STEPS = {"fp32": 8, "bf16": 6, "sync": 6, "frozen": 8}
 
 # The recipe, and (ranks, loader processes of each) to run it with; the first is the one to agree with.
 RUNS: dict[str, tuple[dict[str, str], list[tuple[int, int]]]] = {
@@ -36,7 +36,7 @@ RUNS: dict[str, tuple[dict[str, str], list[tuple[int, int]]]] = {
     ),
     "bf16": (
         {**SIX, "precision": "bf16", "optim.name": "adamw", "optim.lr": "0.002", "optim.clip": "5"},
-        [(1, 2), (2, 0), (4, 0)],
+        [(1, 0), (4, 0)],
     ),
     "sync": (
         {**SIX, "precision": "bf16", "batch_norm": "sync", "optim.clip": "2", "optim.nesterov": "true"},
@@ -126,9 +126,7 @@ def test_the_journal_holds_every_step_and_evaluation(first: Any) -> None:
     assert all(entry["count"] == 16 for entry in numbers if "step" in entry)
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"), [("fp32", (4, 1)), ("bf16", (1, 3)), ("sync", (2, 1))], ids=["fp32", "bf16", "sync"]
-)
+@pytest.mark.parametrize(("name", "sizes"), [("fp32", (4, 1)), ("bf16", (1, 3))], ids=["fp32", "bf16"])
 def test_a_run_goes_on_with_other_ranks(
     ranks: Any, first: Any, small_recipe: str, tmp_path: Path, name: str, sizes: tuple[int, int]
 ) -> None:

@@ -333,8 +333,7 @@ def test_a_journal_of_long_lines_is_taken_from_the_machine_that_has_it(ranks: An
         assert evaluations == list(range(2, STEPS + 1, 2))
 
 
-@pytest.mark.parametrize("where", [0, 1])
-@pytest.mark.parametrize("what", ["damaged", "lost"])
+@pytest.mark.parametrize(("where", "what"), [(0, "damaged"), (1, "damaged"), (0, "lost")])
 def test_damage_on_one_machine_reaches_no_whole_copy(
     ranks: Any, two: list[Path], whole: Path, where: int, what: str
 ) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +107,7 @@ def test_what_cannot_be_is_a_sentence() -> None:
 
 @pytest.mark.processes
 def test_the_example_is_a_plain_script_with_few_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], forked: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -129,14 +126,8 @@ def test_the_example_is_a_plain_script_with_few_changes(
     assert float(alone.split()[-1]) > 0.95
     weights = digest(torch.load("corners.pt", weights_only=True))
     Path("corners.pt").unlink()
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, str(EXAMPLES / "plain_loop.py")],
-        env={**os.environ, "RANKLESS_CPU": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = ("-m", "torch.distributed.run", "--nproc-per-node", "2", str(EXAMPLES / "plain_loop.py"))
+    done = forked(*command, cwd=Path.cwd())
     assert (done.returncode, done.stdout) == (0, alone), done.stderr
     assert digest(torch.load("corners.pt", weights_only=True)) == weights
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness_for_faults import undisturbed
+from harness_for_faults import undisturbed_once
 
 
 @pytest.fixture(scope="session")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What every run must leave behind."""
-    return undisturbed(tmp_path_factory.mktemp("undisturbed") / "run")
+    return undisturbed_once(tmp_path_factory, "undisturbed")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -14,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankless.models.checkpoints.weights import digest_file
 from rankless.runs import journal
@@ -23,8 +25,13 @@ from rankless.runs.directory import RunDirectory
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from process_server import AVAILABLE, SERVER, TAG, Forked
 
+if TYPE_CHECKING:
+    import pytest
+
 HERE = Path(__file__).parent
 STEPS = 20
+# What variables that no library reads when it is loaded begin with.
+READ_LATE = ("FAULT_", "RANKLESS_", "MASTER_", "LOCAL_", "GROUP_", "TORCHELASTIC_")
 RECIPE = """\
 task: small_task_for_faults:Small
 batch: {images: 8, micro: 2}
@@ -86,7 +93,7 @@ class Run:
         self.process = self._new(words, added, before) if new or before else self._forked(words, added)
 
     def _forked(self, words: list[str], added: Mapping[str, str]) -> Forked | subprocess.Popen[bytes]:
-        if not AVAILABLE or any(not name.startswith(("FAULT_", "RANKLESS_")) for name in added):
+        if not AVAILABLE or any(not name.startswith(READ_LATE) for name in added):
             return self._new(words, added, None)
         return SERVER.start(words, environment={**os.environ, **added}, cwd=HERE, output=self.output)
 
@@ -214,6 +221,20 @@ def undisturbed(folder: Path, *more: str) -> dict[str, Any]:
         assert run.wait() == 0, run.text()
         run.gone()
     return outcome(folder)
+
+
+def undisturbed_once(factory: pytest.TempPathFactory, name: str, *more: str) -> dict[str, Any]:
+    """The same, made by the first of the test session's workers that asks for it."""
+    place = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent
+    file = place / f"{name}.pickle"
+    with (place / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            file.write_bytes(pickle.dumps(undisturbed(factory.mktemp(name) / "run", *more)))
+        found: dict[str, Any] = pickle.loads(file.read_bytes())
+    return found
 
 
 def finish(folder: Path, world: int, *more: str) -> dict[str, Any]:

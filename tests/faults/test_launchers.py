@@ -168,28 +168,6 @@ def events(run: RunDirectory, name: str) -> list[int]:
     return [entry["at"] for entry in journal.read(run.journal) if entry.get("event") == name]
 
 
-def test_torchrun_starts_ranks_and_nothing_else_does(
-    tmp_path: Path, recipe: str, expected: dict[str, Any]
-) -> None:
-    done = launched(tmp_path, *TORCHRUN, "--standalone", *TRAIN, recipe, "--out", "run")
-    assert done.returncode == 0, done.stderr
-    assert outcome(tmp_path / "run") == expected
-    assert done.stdout.count("training in run on 2 processes") == 1
-    assert done.stdout.count("run directory:") == 1
-    assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == ["rank-0.log", "rank-1.log"]
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]
-
-
-def test_a_launcher_that_adds_an_argument_is_served(
-    tmp_path: Path, recipe: str, expected: dict[str, Any]
-) -> None:
-    command = ("-m", "torch.distributed.launch", "--nproc-per-node", "2")
-    port = ("--master-port", free_port())
-    done = launched(tmp_path, *command, *port, *TRAIN, recipe, "--out", "run", "--devices", "2")
-    assert done.returncode == 0, done.stderr
-    assert outcome(tmp_path / "run") == expected
-
-
 def test_torchruns_on_two_machines_are_one_training(
     tmp_path: Path, recipe: str, expected: dict[str, Any]
 ) -> None:
@@ -217,6 +195,10 @@ def test_torchrun_restarts_go_on_where_they_were(
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["small"], "the second start found it"
     run = RunDirectory(tmp_path / "runs" / "small")
+    assert done.stdout.count("training in runs/small on 2 processes") == 1
+    assert done.stdout.count("run directory:") == 1
+    assert sorted(path.name for path in run.logs.iterdir()) == ["rank-0.log", "rank-1.log"]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["runs"]
     assert events(run, "start") == [0]
     assert [at > 0 for at in events(run, "resume")] == [True]
     assert outcome(run.path) == expected

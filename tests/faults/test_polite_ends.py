@@ -34,12 +34,12 @@ def test_a_run_stopped_in_every_polite_way_ends_as_if_nothing_had_happened(
     tmp_path: Path, expected: dict[str, Any]
 ) -> None:
     folder = tmp_path / "run"
-    with Run(folder, 2, "workers=1", environment=SLOW) as run:
+    with Run(folder, 1, "workers=1", environment=SLOW) as run:
         run.until(lambda: run.step() >= 2)
         os.killpg(run.process.pid, signal.SIGINT)  # Ctrl-C
         assert run.wait() == 130, run.text()
         stopped(run, folder, "SIGINT")
-    with Run(folder, 3, "--resume", environment=SLOW) as run:
+    with Run(folder, 3, "--resume", "workers=0", environment=SLOW) as run:
         run.until(lambda: run.step() >= 7)
         kill(run.pid("rank 1"), signal.SIGTERM)
         assert run.wait() == 85, run.text()

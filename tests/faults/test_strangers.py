@@ -128,14 +128,3 @@ def test_agents_that_count_restarts_differently_meet_and_resume(
     assert [entry["at"] for entry in journal.read(run.journal) if entry.get("event") == "resume"] != []
     assert outcome(run.path) == expected
     assert read_notes(job)[0]["finished"]
-
-
-def test_torchrun_starts_ranks_too(tmp_path: Path, expected: dict[str, Any]) -> None:
-    text, run = tmp_path / "small.yaml", RunDirectory(tmp_path / "run")
-    text.write_text(RECIPE)
-    job = write_job(Job("train", to_json(load(text)), str(run.logs), run=str(run.path)), tmp_path)
-    run.path.mkdir()
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = SERVER.run(*command, "-m", "rankless.launch.worker", str(job), cwd=HERE, seconds=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert outcome(run.path) == expected

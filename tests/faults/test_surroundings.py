@@ -87,7 +87,7 @@ def test_an_error_that_one_rank_finds_ends_the_run_at_once(tmp_path: Path) -> No
     batch = Batch(images=8, micro=2)
     # Of the four micro-batches of step 1, two ranks have two each: the last one is rank 1's.
     (_, image), *_ = micro_batch(IMAGES, 3, 1, 3, batch)
-    with Run(tmp_path / "run", 2, "workers=1", environment={"FAULT_IMAGE": str(image)}) as run:
+    with Run(tmp_path / "run", 2, environment={"FAULT_IMAGE": str(image)}) as run:
         assert run.wait() == 2, run.text()
         run.gone()
         assert run.text().splitlines()[-1] == f"error: stripes {image}: cannot be read; take the image out"
@@ -120,12 +120,11 @@ def test_an_error_in_the_users_code_is_reported_at_once_with_its_lines(
     assert finish(folder, 3) == expected
 
 
-@pytest.mark.parametrize("batch_norm", ["micro", "sync"])
+@pytest.mark.parametrize("words", [["workers=1"], ["batch_norm=sync"]], ids=" ".join)  # in its loader; itself
 def test_an_error_in_the_users_code_that_one_rank_meets_ends_the_run_at_once(
-    tmp_path: Path, batch_norm: str
+    tmp_path: Path, words: list[str]
 ) -> None:
-    (_, image), *_ = micro_batch(IMAGES, 3, 1, 3, Batch(images=8, micro=2))  # rank 1's, in its loader
-    words = ["workers=1", f"batch_norm={batch_norm}"]
+    (_, image), *_ = micro_batch(IMAGES, 3, 1, 3, Batch(images=8, micro=2))  # rank 1's
     with Run(tmp_path / "run", 2, *words, environment={"FAULT_BUG": f"item {image}"}) as run:
         assert run.wait() == 1, run.text()
         run.gone()
@@ -134,7 +133,6 @@ def test_an_error_in_the_users_code_that_one_rank_meets_ends_the_run_at_once(
         assert ", in item\n    raise KeyError(" in run.text()
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_that_never_began_leaves_nothing(tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(UserError, match="no such file"):

@@ -13,9 +13,11 @@ from fuzz_judge import Judge, Verdict
 from fuzz_kinds import KINDS
 from hypothesis import HealthCheck, Phase, given, settings
 
+from thorough import THOROUGH
+
 # A process: the first import of Matplotlib asks the system for its fonts.
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
-EACH = 15
+EACH = 100 if THOROUGH else 5
 """Cases of a kind."""
 KEPT = Path(__file__).parents[2] / "build" / "fuzz"
 """Where a case that went wrong is kept, to be run again: ``python tests/fuzz/run_fuzz.py --again FILE``."""

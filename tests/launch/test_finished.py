@@ -16,7 +16,7 @@ from rankless.models.checkpoints import weights
 from rankless.recipe.load import changed, load
 from rankless.runs.directory import RunDirectory
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
+pytestmark = pytest.mark.processes
 
 SMALL = (
     "data.train_images=8", "data.val_images=4", "batch.images=4", "batch.micro=2", "epochs=1",
@@ -87,8 +87,7 @@ def test_going_on_with_it_says_what_to_give(finished: Path, capfd: pytest.Captur
     assert "resuming after step 2" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("last", ["step-000000099", "?"])
-@pytest.mark.parametrize("is_followed", [False, True])
+@pytest.mark.parametrize(("last", "is_followed"), [("step-000000099", False), ("?", True)])
 def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
     finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], last: str, is_followed: bool
 ) -> None:

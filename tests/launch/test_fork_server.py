@@ -106,6 +106,9 @@ def test_a_forked_worker_is_what_a_new_interpreter_would_be(tmp_path: Path) -> N
         assert note["handlers"] == [str(signal.SIG_DFL), str(signal.SIG_IGN)]
 
 
-def test_nothing_is_forked_from_a_process_that_is_not_the_command_alone() -> None:
+def test_nothing_is_forked_from_a_process_that_is_not_the_command_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fork_server, "_running", None)
     fork_server.start()
     assert fork_server.running() is None

@@ -24,7 +24,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_ranks")]
+pytestmark = pytest.mark.processes
 
 WORDS = ["batch.images=12", "batch.micro=4", "epochs=3"]
 STEPS = 6
@@ -46,9 +46,6 @@ class Watcher(rankless.Sink):
 def watcher(monkeypatch: pytest.MonkeyPatch) -> type[Watcher]:
     monkeypatch.setattr(Watcher, "seen", [])
     monkeypatch.setattr(Watcher, "kill_at", {})
-    # As a module of its own, where its name leads back to this very class.
-    monkeypatch.setitem(sys.modules, "watching", sys.modules[__name__])
-    monkeypatch.setattr(Watcher, "__module__", "watching")
     return Watcher
 
 
@@ -79,7 +76,7 @@ def test_it_is_this_process_and_the_weights_are_the_same(
     torch.manual_seed(5)
     drawn = torch.get_rng_state(), random.getstate()
     run = tmp_path / "run"
-    assert rankless.train(recipe, run, inline=True, sinks=["watching:Watcher"]) == 0
+    assert rankless.train(recipe, run, inline=True, sinks=[Watcher]) == 0
     assert watcher.seen == [os.getpid()] * STEPS
     assert weights_of(run) == launched
     # Nothing of this process is left changed.
@@ -96,7 +93,7 @@ def test_ctrl_c_saves_and_the_run_goes_on(
     watcher: type[Watcher],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    run, sinks = tmp_path / "run", ["watching:Watcher"]
+    run, sinks = tmp_path / "run", [Watcher]
     watcher.kill_at = {2: 1}
     assert rankless.train(recipe, run, inline=True, sinks=sinks) == INTERRUPTED
     said = capfd.readouterr().err
@@ -114,7 +111,7 @@ def test_a_second_ctrl_c_interrupts(
     monkeypatch.setattr("rankless.launch.requests.TWICE", 0.0)
     watcher.kill_at = {2: 2}
     with pytest.raises(KeyboardInterrupt):
-        rankless.train(recipe, tmp_path / "run", inline=True, sinks=["watching:Watcher"])
+        rankless.train(recipe, tmp_path / "run", inline=True, sinks=[Watcher])
     assert not torch.distributed.is_initialized()
     # The lock is free again.
     with pytest.raises(UserError, match="a run is there already") as caught:

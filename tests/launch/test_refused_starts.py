@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from rankless import UserError, cli, train
+from rankless.launch import fork_server
 from rankless.recipe.load import default, dump
 from rankless.runs.directory import RunDirectory, weights_of
 
@@ -24,11 +25,12 @@ def said(capfd: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_nothing_of_it_stays(tmp_path: Path, is_there: bool, request: pytest.FixtureRequest) -> None:
+def test_nothing_of_it_stays(tmp_path: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "runs" / "run"
-    if is_there:  # the ranks of one of the two are new interpreters
-        request.getfixturevalue("forked_ranks")
+    if is_there:
         run.mkdir(parents=True)
+    else:  # the ranks of one of the two are new interpreters
+        monkeypatch.setattr(fork_server, "_running", None)
     with pytest.raises(UserError, match="sees one value per channel"):
         train(default(ONE_PIXEL), run, devices=1)
     assert list(tmp_path.rglob("*")) == ([run.parent] if is_there else [])  # what was there stays
@@ -53,7 +55,6 @@ def test_a_name_is_not_a_recipe(tmp_path: Path) -> None:
         train("digits", tmp_path / "run")  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_that_goes_on_stays(tmp_path: Path) -> None:
     """It was stopped before its first checkpoint; its files are not for a refused start to remove."""
     run = RunDirectory(tmp_path / "run")
@@ -69,7 +70,6 @@ def test_a_run_that_goes_on_stays(tmp_path: Path) -> None:
         weights_of(run.path)
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_training_is_announced_once_the_data_is_open(tmp_path: Path, said: Any) -> None:
     for split, names in (("train", "ab"), ("val", "abc")):
         for name in names:

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 sys.path.insert(0, str(Path(__file__).parent))
-from harness_for_faults import undisturbed
+from harness_for_faults import undisturbed_once
 from harness_for_machines import LONG, clock, machines
 from rig import Rig, why_not
 
@@ -31,5 +31,4 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process leaves behind that nothing happens to."""
-    folder: Path = tmp_path_factory.mktemp("alone")
-    return undisturbed(folder / "run", *LONG)
+    return undisturbed_once(tmp_path_factory, "alone", *LONG)

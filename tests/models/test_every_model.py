@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from rankless.recipe import model_kinds
 from rankless.recipe.load import default, load
 from rankless.recipe.schema import Recipe
 from rankless.world.process_group import World
+from thorough import THOROUGH
 
 WIDTH = 0.125
 CLASSES = 3
@@ -39,7 +39,6 @@ FAMILIES = (
     "resnet18", "resnet50", "resnet20-cifar", "densenet121", "densenet-40-12", "darknet53", "cspdarknet53",
     "timm/mobilenetv3_small_050",
 )  # fmt: skip
-THOROUGH = os.environ.get("HYPOTHESIS") == "thorough"
 # Seconds a step even at 32 pixels.
 LARGE = {"densenet-bc-190-40", "resnet152", "densenet161", "densenet201", "darknet53", "cspdarknet53"}
 # One of each family is as deep as published; the others, which only repeat its layers, a quarter as deep.
@@ -130,15 +129,13 @@ def images(height: int = 64, width: int = 96) -> torch.Tensor:
     return torch.rand(2, 3, height, width, generator=rng).contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {},
-        {"dropout": 0.2, "involution": model_kinds.Involution(kernel=3)},
-        {"involution": model_kinds.Involution(kernel=7, where="trunk")},
+        *((name, {}) for name in MODELS),
+        *((name, {"dropout": 0.2, "involution": model_kinds.Involution(kernel=3)}) for name in some(MODELS)),
+        *((name, {"involution": model_kinds.Involution(kernel=7, where="trunk")}) for name in some(MODELS)),
     ],
-    ids=["plain", "more", "trunk"],
 )
 def test_forward_backward_shapes_and_dtype(name: str, options: dict[str, Any]) -> None:
     model = small(name, **options)
@@ -156,7 +153,7 @@ def test_forward_backward_shapes_and_dtype(name: str, options: dict[str, Any]) -
         assert parameter.grad.isfinite().all(), parameter_name
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS))
 def test_bf16_autocast_is_near_and_channels_last_is_the_same(name: str) -> None:
     model = small(name).eval()
     with torch.no_grad():
@@ -174,7 +171,7 @@ def test_bf16_autocast_is_near_and_channels_last_is_the_same(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize("name", some(DETECTORS))
 def test_state_goes_into_a_file_and_back(name: str, tmp_path: Path) -> None:
     with depth_of(name):
         model = any_detector(name)

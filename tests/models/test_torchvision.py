@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from rankless.recipe.schema import Model, Recipe
 from rankless.structures import DetectionBatch
 from rankless.tasks import resolve_recipe
 
+pytestmark = pytest.mark.xdist_group("torchvision's detectors")  # a worker makes each of them once
 RETINANET, FCOS, FASTER, SSDLITE = MODELS
 CLASSES, SIDE = 3, 64
 PUBLISHED = {
@@ -42,6 +45,12 @@ LABELS, VALID = [[0, 2], [1, 0]], [[True, True], [True, False]]
 
 
 def detector(name: str, seed: int = 0) -> Any:
+    """A detector of the test's own."""
+    return copy.deepcopy(_made(name, seed))
+
+
+@functools.cache
+def _made(name: str, seed: int) -> Any:
     torch.manual_seed(seed)
     model: Any = zoo.build(Model(name=name), CLASSES)
     with torch.no_grad():  # scores and offsets that differ visibly

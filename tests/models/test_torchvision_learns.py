@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from rankless.models.detectors.torchvision import MODELS
 from rankless.recipe.schema import Data, Evaluate, Model, Recipe
 from rankless.structures import DetectionBatch, DetectionItem, Letterbox
 from rankless.tasks.detect import Detect
+from thorough import THOROUGH
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 IMAGES, SIDE, MOST_STEPS = 2, 128, 400
@@ -49,9 +49,6 @@ def scenes(data: DetectionExamples, smallest: float) -> list[DetectionItem]:
     items = (data.item(index, 0) for index in range(len(data)))
     large = (one for one in items if bool((one.boxes[:, 2:] - one.boxes[:, :2] > smallest).all()))
     return list(itertools.islice(large, IMAGES))
-
-
-THOROUGH = os.environ.get("HYPOTHESIS") == "thorough"
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if THOROUGH or "ssdlite" in name])  # the smallest

@@ -22,7 +22,6 @@ def test_the_program_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    forked_ranks: None,
 ) -> None:
     def smaller(name: str, overrides: Sequence[str]) -> rankless.Recipe:
         return load(name, [*overrides, *SMALL])

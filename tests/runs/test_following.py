@@ -258,6 +258,7 @@ def test_a_run_on_another_machine_is_followed_by_what_is_sent_there(
 
 @pytest.mark.processes
 def test_what_is_sent_needs_nothing_but_python() -> None:
-    code = "import sys; sys.modules['rankless'] = None; exec(open(sys.argv[1]).read(), {'__name__': 'x'})"
+    """Without installed packages, this one among them."""
+    code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='x')"
     page = str(following.__file__)
     subprocess.run([sys.executable, "-I", "-S", "-c", code, page], check=True, timeout=60)

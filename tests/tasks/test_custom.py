@@ -57,14 +57,15 @@ def test_by_file_whatever_its_name_is(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.processes
-def test_another_process_can_unpickle_what_a_file_defines(tmp_path: Path) -> None:
+def test_another_process_can_unpickle_what_a_file_defines(tmp_path: Path, forked: Any) -> None:
     path = write(tmp_path / "random.py", TASK)
     task = open_task(Recipe(task=f"{path}:Mine", epochs=5))
-    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).epochs)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps(task), capture_output=True, check=True
-    )
-    assert done.stdout == b"5\n"
+    (tmp_path / "pickled").write_bytes(pickle.dumps(task))
+    (tmp_path / "elsewhere").mkdir()
+    code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).epochs)"
+    script = write(tmp_path / "elsewhere" / "script.py", code)
+    done = forked(str(script), str(tmp_path / "pickled"), cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("5\n", "")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def names(folder: Path, *words: str, text: str = "") -> list[str]:
 def test_the_name_of_a_class(tmp_path: Path, forked: Any) -> None:
     beside = write(tmp_path / "far" / "beside.py", TASK)
     script = write(tmp_path / "near" / "script.py", SCRIPT.format(folder=str(beside.parent)))
-    found = names(tmp_path, str(script))
+    found = forked(str(script), cwd=tmp_path).stdout.splitlines()
     # A module that only the script's own path leads to is named by its file.
     assert found[:2] == [f"{script}:Here", f"{beside}:Mine"]
     assert "cannot reach into a function" in found[2] and "inner.<locals>.Local" in found[2]

@@ -70,7 +70,6 @@ def test_the_last_epochs_know_the_whole_run(recipe: Recipe) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("forked_ranks")
 def test_evaluate_scores_any_split(recipe: Recipe, tmp_path: Path) -> None:
     task = Detect(recipe)
     torch.manual_seed(0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from process_server import SERVER
 from rankless.errors import UserError
 from rankless.world import process_group
 from rankless.world.process_group import World, is_lost_peer, join
@@ -136,11 +135,10 @@ def test_a_rank_that_waits_for_the_first_ends_when_it_is_asked_to(tmp_path: Path
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
         place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "RANKLESS_CPU": "1"}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rankless", "train", "digits", "--run", str(tmp_path / "run")],
-            env={**os.environ, **place, "MASTER_PORT": str(silent.getsockname()[1])},
-            stderr=subprocess.DEVNULL,
-        )
+        words = ["-m", "rankless", "train", "digits", "--run", str(tmp_path / "run")]
+        environment = {**os.environ, **place, "MASTER_PORT": str(silent.getsockname()[1])}
+        with Path(os.devnull).open("wb") as nowhere:
+            process = SERVER.start(words, environment=environment, cwd=tmp_path, output=nowhere)
         try:
             with silent.accept()[0]:
                 process.send_signal(signal.SIGTERM)

@@ -117,7 +117,7 @@ def test_boxes_are_their_pixels_when_nothing_turns(seed: int, crop: float) -> No
     check(image, boxes, labels, tight=True)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), parts=st.sets(st.sampled_from(["moves", "crop", *WARPS]), min_size=1))
 def test_boxes_enclose_their_pixels_when_all_turns(seed: int, parts: set[str]) -> None:
     options = MOVES if "moves" in parts else OFF

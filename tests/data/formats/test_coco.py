@@ -402,7 +402,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(_JSON | st.fixed_dictionaries({"size": st.tuples(_JSON, _JSON) | st.just([4, 4]), "counts": _JSON}))
 def test_any_segmentation_has_a_box_or_none(value):
     found = of_segmentation(value)

@@ -451,7 +451,7 @@ def test_whatever_the_reading_depends_on_is_named(tmp_path: Path) -> None:
         assert str(tmp_path / name) in found
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     st.one_of(
         st.binary(max_size=200),

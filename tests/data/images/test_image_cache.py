@@ -6,11 +6,11 @@ import gc
 import os
 import pickle
 import re
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -298,10 +298,10 @@ def test_a_cache_in_memory_that_others_can_enter_is_not_used(known: Annotations,
 
 
 @pytest.mark.processes
-def test_two_processes_that_write_at_once_agree(known: Annotations, tmp_path: Path) -> None:
+def test_two_processes_that_write_at_once_agree(known: Annotations, tmp_path: Path, forked: Any) -> None:
     with (tmp_path / "known.pickle").open("wb") as file:
         pickle.dump((known, CachedImages(FileImages(known, SHOWN), tmp_path / "shared")), file)
-    code = (
+    (tmp_path / "writes.py").write_text(
         "import pickle, sys\n"
         "from rankless.data.images.image_file import Shown, read_for\n"
         "known, cache = pickle.load(open(sys.argv[1], 'rb'))\n"
@@ -312,9 +312,7 @@ def test_two_processes_that_write_at_once_agree(known: Annotations, tmp_path: Pa
         "        assert found.image.equal(read_for(known.path(index), shown).image)\n"
         "        if turn % 2: [path.unlink(missing_ok=True) for path in cache.folder.glob('*/*-*')]\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "known.pickle")]
-    runs = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
-    for run in runs:
-        _, errors = run.communicate(timeout=120)
-        assert run.returncode == 0, errors.decode()
+    with ThreadPoolExecutor(2) as both:
+        for run in both.map(lambda _: forked("writes.py", "known.pickle", cwd=tmp_path), range(2)):
+            assert run.returncode == 0, run.stderr
     assert not list((tmp_path / "shared").rglob(".*"))

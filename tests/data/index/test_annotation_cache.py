@@ -4,11 +4,12 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -351,16 +352,13 @@ print(sum(data.widths()))
 
 
 @pytest.mark.processes
-def test_of_several_processes_one_reads(data: Data, tmp_path: Path) -> None:
+def test_of_several_processes_one_reads(data: Data, tmp_path: Path, forked: Any) -> None:
     log = tmp_path / "log"
     text = OPENING.format(folder=str(Path(__file__).parent), root=str(data.root))
-    environment = {**os.environ, "LOG": str(log)}
-    command = [sys.executable, "-c", text]
-    started = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(2)
-    ]
-    answers = [process.communicate(timeout=120)[0] for process in started]
-    assert answers == ["465.0\n"] * 2
+    (tmp_path / "opens.py").write_text(text)
+    with ThreadPoolExecutor(2) as both:
+        done = [*both.map(lambda _: forked("opens.py", cwd=tmp_path, LOG=str(log)), range(2))]
+    assert [one.stdout for one in done] == ["465.0\n"] * 2, done
     assert len(log.read_text().split()) == 30  # each file once
 
 

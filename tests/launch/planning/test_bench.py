@@ -161,6 +161,7 @@ def test_the_earlier_name_says_the_new_one(capsys) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_pages")
 def test_it_trains_both_in_turns_and_leaves_nothing_behind(tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -87,6 +87,7 @@ def test_a_process_that_takes_too_much_is_ended() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_pages")
 def test_it_trains_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +105,7 @@ def test_it_trains_and_leaves_nothing_behind(
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_pages")
 def test_what_never_fits_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankless.hardware.memory.available", lambda: 60 << 20)
     recipe = load("digits", SMALL)
@@ -118,6 +120,7 @@ def test_what_never_fits_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_pages")
 def test_norms_over_the_whole_batch_need_room_for_a_share_of_the_step(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +143,7 @@ ONE_PIXEL = (*SMALL, "model.image_size=32", "data.multi_scale=0")
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_pages")
 def test_micro_batches_too_small_for_batch_norm_are_passed_over(capfd: pytest.CaptureFixture[str]) -> None:
     """Its deepest map has one pixel, and PyTorch refuses the variance of one value."""
     assert main(["fit", *ONE_PIXEL, "--devices", "1"]) == 0

@@ -70,6 +70,7 @@ def test_another_machines_step_is_taken_as_it_is_given(capsys, tmp_path: Path):
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_pages")
 def test_steps_and_the_network_are_measured_here(capsys, monkeypatch):
     monkeypatch.setattr("rankless.launch.planning.measuring._SECONDS", 0.1)
     monkeypatch.setattr(planning, "_ROUNDS", 1)

@@ -91,8 +91,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("assign", ["task-aligned", "simota"])
-@pytest.mark.parametrize("bins", [0, 12])
+@pytest.mark.parametrize(("assign", "bins"), [("task-aligned", 12), ("simota", 0)])
 def test_learns_four_images_by_heart(assign, bins):
     images, batch = rectangles()
     torch.manual_seed(1)
