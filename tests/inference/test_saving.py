@@ -251,7 +251,7 @@ def test_the_map_of_a_class_lies_where_it_is(crop, tmp_path):
         def forward(self, images):
             return self.linear(self.norm(self.patches(images).flatten(2).transpose(1, 2)).mean(1))
 
-    with pytest.raises(UserError, match="the network in net ends in no feature map"):
+    with pytest.raises(UserError, match="the network in net has no last feature map"):
         predict_classify.class_maps(Patches().eval(), placed, "net")
 
 

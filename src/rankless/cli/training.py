@@ -251,7 +251,8 @@ def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]
         raise UserError(f"--min-hosts is {least}: expected 1 to {len(parsed)}, the number of --hosts")
     if devices != "auto" and all(host.devices for host in parsed):
         raise UserError(
-            f"--devices is {devices}: it has no effect, as each of --hosts names its number; leave out one"
+            f"--devices is {devices}, but every host in --hosts already gives its number of devices; leave "
+            "one of the two out"
         )
     return least, parsed
 

@@ -127,13 +127,13 @@ def refuse_secrets(url: str) -> None:
     if parts.password or parts.username:
         host = parts.hostname or ""
         raise UserError(
-            f"data.root: the address at {host} has a user or a password, which would be written into every "
-            "run; give it without, and s3's credentials as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            f"data.root: the address at {host} contains a user name or password, which every run would "
+            "record; remove it, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for S3"
         )
     if parts.query or parts.fragment:
         raise UserError(
-            f"data.root is '{url}': an address with '?' or '#' names one object temporarily; expected a "
-            "folder of shards"
+            f"data.root is '{url}': expected the address of a folder of shards, without '?' and '#'; remove "
+            "what follows them"
         )
 
 

@@ -38,8 +38,8 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
             best = model(copies).float().amax(1).sum()
         if not found:
             raise UserError(
-                f"--save has heatmaps, but the network in {source} ends in no feature map, which they are "
-                "made of; expected a convolutional classifier; leave heatmaps out"
+                f"--save includes heatmaps, but the network in {source} has no last feature map to draw them "
+                "from; expected a convolutional classifier; leave heatmaps out"
             )
         (slope,) = torch.autograd.grad(best, found[0])
     weights = slope.float().mean((2, 3), keepdim=True)

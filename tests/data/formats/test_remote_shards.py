@@ -243,8 +243,8 @@ def test_a_server_that_is_not_there_is_a_sentence(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("root", "format", "problem"),
     [
-        ("https://me:secret@host/data", "auto", "the address at host has a user or a password"),
-        ("https://host/data?token=1", "auto", "an address with '\\?' or '#' names one object"),
+        ("https://me:secret@host/data", "auto", "the address at host contains a user name"),
+        ("https://host/data?token=1", "auto", "without '\\?' and '#'"),
         ("https://host/data", "coco", "of data on other machines only tar shards are read"),
     ],
 )

@@ -77,8 +77,9 @@ def _breeds(lists: Mapping[str, Path]) -> list[str]:
         for line, image, breed, number in _rows(file) if file.is_file() else ():
             if numbers.setdefault(breed, number) != number:
                 raise UserError(
-                    f"{file}:{line}: '{printable(image)}' has the number {number}, but '{printable(breed)}' "
-                    f"is {numbers[breed]}; expected one number for a breed; correct the lists"
+                    f"{file}:{line}: '{printable(image)}' gives the breed '{printable(breed)}' the number "
+                    f"{number}, but an earlier line gives it {numbers[breed]}; expected one number per "
+                    "breed; correct the lists"
                 )
     return sorted(numbers, key=lambda breed: (numbers[breed], breed))
 

@@ -124,8 +124,8 @@ def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]
         if not changed:
             return made, depends, states
     raise UserError(
-        f"{changed}: changed while {root} was read, {_TRIES} times; wait until nothing writes there, and "
-        "start again"
+        f"{changed}: changed during each of {_TRIES} attempts to read {root}; wait until no program writes "
+        "to it, and start again"
     )
 
 

@@ -94,14 +94,14 @@ class Environment(ABC):
         name = self.first(*names)
         if name is None:
             raise UserError(
-                f"{self.name}: {' or '.join(names)} is not set; expected a whole number: start the ranks "
-                "with the launcher's own command, or set it"
+                f"{self.name}: {' or '.join(names)} is not set; expected a whole number; start the ranks "
+                "with the launcher's own command, or set the variable"
             )
         text = self.variables[name].strip()
         if not (text.isascii() and text.isdecimal()) or len(text) > 9:
             raise UserError(
-                f"{name}: is '{printable(text)}' in the environment; expected a whole number: unset it, or "
-                f"correct it ({self.name})"
+                f"{name} is '{printable(text)}' in the environment ({self.name}); expected a whole number; "
+                "correct or unset it"
             )
         return int(text)
 

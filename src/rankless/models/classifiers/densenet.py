@@ -77,8 +77,8 @@ class Variant:
             below = max(1, layers) * step + 4
             of = "with" if bottleneck else "without"
             raise UserError(
-                f"'model.densenet.depth' is {depth}: {of} bottlenecks a DenseNet has {step}n + 4 layers, "
-                f"such as {below} or {below + step}"
+                f"'model.densenet.depth' is {depth}; expected {step}n + 4 layers for a DenseNet {of} "
+                f"bottlenecks, such as {below} or {below + step}"
             )
         return (layers,) * _CIFAR_BLOCKS
 
