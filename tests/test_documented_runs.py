@@ -32,7 +32,7 @@ from documented import Line, commands
 VERBS = {"data", "digest", "errors", "export", "predict", "recipes"}
 SAVED = "checkpoints/step-000000001/model.safetensors"
 HEAVY = re.compile(
-    r"export (?!.*--format darknet)|data show digits|--task|--resume|\.(onnx|xml|pt2|torchscript|mp4)\b|://|/dev/"
+    r"export (?!.*--format darknet)|data show digits|--task|--resume|--chain|\.(onnx|xml|pt2|torchscript|mp4)\b|://|/dev/"
     r"|webcam:"
 )
 

@@ -111,3 +111,19 @@ def test_evaluate_gives_the_same_bits_in_batches_of_any_size(run: Path) -> None:
         return evaluate(task, model, recipe, World(0, 1, CPU, inline=True), limit=17)["predictions"]
 
     assert len({digest(1), digest(7), digest(16), digest(17)}) == 1
+
+
+def test_layers_without_a_batch_are_left_alone() -> None:
+    torch.manual_seed(0)
+    image, row = torch.rand(1, 28, 28), torch.rand(384)
+    convolution, linear = torch.nn.Conv2d(1, 4, 3), torch.nn.Linear(384, 10)
+    expected = convolution(image), linear(row)
+    with batch_invariant(CPU):
+        assert torch.equal(convolution(image), expected[0]) and torch.equal(linear(row), expected[1])
+
+
+def test_a_single_token_of_an_image_counts_as_a_row() -> None:
+    torch.manual_seed(0)
+    tokens, linear = torch.rand(2, 1, 384), torch.nn.Linear(384, 384)
+    with batch_invariant(CPU):
+        assert torch.equal(linear(tokens[:1]), linear(tokens)[:1])

@@ -1,20 +1,16 @@
-"""Published files: their names say the beginning of their SHA-256, and the page about weights names them."""
+"""Published files: their names say the beginning of their SHA-256."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 
 import pytest
 import torch
-from torchvision.models import get_model_weights, list_models
 
 from rankless.interop.importing import import_weights
 from rankless.models.classifiers.catalog import build_classifier
 from rankless.recipe.schema import Model
-
-PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
 
 
 @pytest.fixture
@@ -40,14 +36,3 @@ def test_a_difference_is_a_warning(unnamed: Path) -> None:
 
 def test_other_names_say_nothing(unnamed: Path) -> None:
     assert not any("SHA-256" in note for note in notes(unnamed))
-
-
-def test_the_page_names_files_that_torchvision_publishes() -> None:
-    published = {
-        entry.url.rpartition("/")[2]: name for name in list_models() for entry in get_model_weights(name)
-    }
-    rows = re.findall(r"^\| `([\w/]+)` \| (`.*`.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    listed = {file: model for model, files in rows for file in re.findall(r"`([\w-]+\.pth)`", files)}
-    assert len(listed) == 10
-    for file, model in listed.items():
-        assert published[file] == model.removeprefix("torchvision/")

@@ -117,7 +117,6 @@ def test_a_sound_run_is_shown_whole_and_not_touched(trained: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("forked_ranks")
 def test_two_ranks_repeat_what_one_trained(trained: Path) -> None:
     report = audited(trained, steps=3, devices=2)
     assert report.ok and sum(len(one.interval) for one in report.results) >= 3

@@ -26,7 +26,7 @@ def test_the_program_runs(
     def smaller(name: str, overrides: Sequence[str]) -> rankless.Recipe:
         return load(name, [*overrides, *SMALL])
 
-    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    program, *_ = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rankless, "load_recipe", smaller, raising=False)
     names: dict[str, Any] = {}

@@ -163,7 +163,7 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
          "tta, classes_map"),
         ("model: yolov4", "'model' is 'yolov4': expected a section with keys among "
          "name, image_size, pretrained, freeze, checkpointing, width, dropout, activation, involution, cfg, "
-         "anchors, num_anchors, scale_xy, dfl, densenet; did you mean 'model.name'?"),
+         "anchors, num_anchors, scale_xy, dfl, config, normalize, densenet; did you mean 'model.name'?"),
         ("imgsz: 640", "key 'imgsz': no such key; here it is model.image_size"),
         ("model: {imgsz: 640}", "key 'model.imgsz': no such key; here it is model.image_size"),
         ("lr0: 0.01", "key 'lr0': no such key; here it is optim.lr"),

@@ -31,7 +31,7 @@ from rankless.engine.state import TrainingState
 from rankless.errors import UserError, remedy
 from rankless.files.writing import keep_beside, write_atomically
 from rankless.hardware.shortages import shortage
-from rankless.recipe.load import dump, load, to_json
+from rankless.recipe.load import dump, is_cut, load, to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs import chain, journal
 from rankless.runs.directory import RunDirectory
@@ -40,7 +40,7 @@ from rankless.runs.scoring import is_better
 from rankless.structures import Scores
 from rankless.world.process_group import World, is_lost_peer
 
-_PATIENCE = 5.0  # seconds that the last checkpoint waits for the list of the data's files
+_PATIENCE = 2.0  # seconds that the last checkpoint waits for the list of the data's files
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,11 @@ class Saver:
             with self.run.writing(self.run.recipe):
                 try:
                     load(self.run.recipe)
+                    is_whole = not is_cut(self.run.recipe)
                 except UserError:  # the user may have edited it
-                    if os.path.lexists(self.run.recipe):
-                        keep_beside(self.run.recipe)
+                    is_whole = False
+                if not is_whole and os.path.lexists(self.run.recipe):
+                    keep_beside(self.run.recipe)
                 write_atomically(self.run.recipe, dump(self.recipe))
         except UserError as error:
             if not self.mirrors.several:

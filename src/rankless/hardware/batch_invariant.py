@@ -5,6 +5,9 @@ uses another kernel than two images, and with one thread a 1×1 convolution uses
 rule is ``ConvParams::use_mkldnn`` in PyTorch's ``Convolution.cpp``. A linear layer multiplies a single row by
 another BLAS routine than several rows. These add in different orders, so the last bits of an image's output
 would depend on its neighbors. In bf16, one kernel computes batches of any size.
+
+Only these layers are covered, where a module calls them itself: not those inside a composite such as
+``functional.multi_head_attention_forward``.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ class _SameKernel(TorchFunctionMode):
         if not (is_linear or func in _CONVOLUTIONS) or len(args) < 2:
             return func(*args, **kwargs)
         images, *others = args
-        if len(images) == 1 and (images.ndim == 2 if is_linear else images.numel() <= _SMALL):
+        if not is_linear and images.ndim != others[0].ndim:  # an image without the dimension of a batch
+            return func(*args, **kwargs)
+        is_one = images.ndim > 1 and images.shape[:-1].numel() == 1 if is_linear else len(images) == 1
+        if is_one and (is_linear or images.numel() <= _SMALL):
             return func(torch.cat([images, images]), *others, **kwargs)[:1]
         if not is_linear and len(images) >= _MANY and all(side == 1 for side in others[0].shape[2:]):
             parts = images.tensor_split(-(-len(images) // (_MANY - 1)))

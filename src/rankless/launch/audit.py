@@ -24,6 +24,7 @@ from rankless.files.reading import read_text
 from rankless.launch import local
 from rankless.launch.opening import device
 from rankless.models.checkpoints import weights
+from rankless.recipe.familiar import is_by_name
 from rankless.recipe.load import changed, differences, dump, load
 from rankless.recipe.schema import Recipe
 from rankless.runs import chain, starts
@@ -202,7 +203,7 @@ class Audit:
         if other := [text for one in known for text in other_facts(one, self.here, self.recipe)]:
             return f"other bits are to be expected here: {'; '.join(dict.fromkeys(other))}"
         pretrained = self.recipe.model.pretrained
-        if not interval.first and pretrained not in ("", "timm") and not Path(pretrained).exists():
+        if not interval.first and not is_by_name(pretrained) and not Path(pretrained).exists():
             return f"model.pretrained is '{pretrained}', which is not there; add model.pretrained=FILE"
         return None
 
