@@ -37,12 +37,8 @@ class ParquetTable(Table):
     def __init__(self, file: Path) -> None:
         super().__init__(file)
         self._open = needed("pyarrow.parquet", "parquet", str(file)).ParquetFile
-        self._errors = (
-            OSError,
-            ValueError,
-            OverflowError,
-            needed("pyarrow.lib", "parquet", "").ArrowException,
-        )
+        library = needed("pyarrow.lib", "parquet", str(file))
+        self._errors = (OSError, ValueError, OverflowError, library.ArrowException)
         try:
             with self._open(file) as opened:
                 schema = opened.schema_arrow
