@@ -25,7 +25,7 @@ Images = Callable[[], Iterator[dict[str, Any]]]
 KINDS = {"label-studio", "cvat"}
 """Of ``--save``."""
 _FROM, _TO = "label", "image"
-_NO_FILE = "of a video, a stream or the built-in data"
+_NO_FILE = "of a video, a stream or the built-in data, or inside shards or Parquet files"
 
 
 class Labeling:

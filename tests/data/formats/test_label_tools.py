@@ -184,11 +184,39 @@ def test_the_values_decide_what_a_box_means(boxes, expected, note, tmp_path: Pat
         ({"bbox": [[1, 1, 5, 5]] * 2, "category": ["cat", 0]}, r"a name \('cat'\) and a number \(0\)"),
         ({"bbox": [[1, 1, 5]], "category": ["cat"]}, ":1: not a number: .*expected four numbers"),
         ({"bbox": [[1, 1, 5, 5]], "category": [None]}, ":1: unnamed class: None; expected a class"),
+        (
+            {"bbox": "[1, 1, 5, 5]", "category": "cat"},
+            r":1: not understood: '\[1, 1, 5, 5\]' in 'objects'; expected a list of boxes, each a list of",
+        ),
     ],
 )
 def test_rows_that_are_wrong_are_named(objects, said: str, tmp_path: Path) -> None:
     root = rows(tmp_path / "animals", {"file_name": "a.jpg", "objects": objects})
     with pytest.raises(UserError, match=said):
+        open_annotations(str(root), "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("metadata.csv", 'file_name,bbox,label\na.jpg,"[1, 1, 5, 5]",cat\n', ":2: .*four numbers"),
+        ("metadata.csv", "file_name,label\na.jpg,cat\na.jpg,dog,small\n", ":3: .*more fields than the 2"),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a.jpg", "objects": "none"}',
+            ":2: .*'none' in 'objects'; expected",
+        ),
+        ("metadata.jsonl", '{"file_name": "a.jpg", "objects": 7}', ":2: .*'7' in 'objects'; expected"),
+    ],
+)
+def test_cells_that_are_no_lists_are_named(name: str, text: str, said: str, tmp_path: Path) -> None:
+    made = {"file_name": "b.jpg", "objects": {"bbox": [[1, 1, 5, 5]], "category": ["cat"]}}
+    root = rows(tmp_path / "animals", made)
+    label_tools.put(root / "a.jpg", "a")
+    first = (root / "metadata.jsonl").read_text() if name.endswith("jsonl") else ""
+    (root / "metadata.jsonl").unlink()
+    write(root / name, first + text)
+    with pytest.raises(UserError, match=f"{name}{said}"):
         open_annotations(str(root), "train")
 
 

@@ -19,7 +19,7 @@ from rankless.data.images.image_file import Decoded, Shown
 from rankless.data.images.sources import Cache, FileImages, ImageSource, Readable
 from rankless.data.index.annotation_cache import forget
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
-from rankless.data.index.byte_ranges import file_of
+from rankless.data.index.byte_ranges import file_of, original
 from rankless.errors import UserError, counted, listed
 from rankless.files.remote import is_remote
 from rankless.structures import Sample
@@ -92,7 +92,7 @@ class _Annotated:
 
     def files(self) -> list[str]:
         files = dict.fromkeys(map(file_of, self.annotations.paths()))
-        return [file for file in files if not is_remote(file)]
+        return [file for file in dict.fromkeys(map(original, files)) if not is_remote(file)]
 
     def opened(self, shown: Shown, cache: Cache) -> tuple[Self, tuple[str, ...]]:
         made = copy(self)

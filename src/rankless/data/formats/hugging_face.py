@@ -7,6 +7,8 @@ relative to the file. In other Parquet files, the rows contain the images. See :
 from __future__ import annotations
 
 import csv
+import itertools
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,8 +17,9 @@ import msgspec
 
 from rankless.data.formats.folders import subfolders
 from rankless.data.formats.parquet import ParquetTable
-from rankless.data.formats.rows import Row, Table, read_tables
+from rankless.data.formats.rows import Row, Table, names_image, read_tables
 from rankless.data.formats.splits import chosen, usual_order
+from rankless.data.images.image_file import is_image
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw
 from rankless.errors import UserError, printable
@@ -24,19 +27,25 @@ from rankless.files import reading
 
 TITLE = "Hugging Face"
 LAYOUT = (
-    "'train/metadata.jsonl' (or .csv, .parquet) beside the images, or 'data/train-00000-of-00001.parquet'"
+    "'train/metadata.jsonl' (or .csv, .parquet) with 'file_name' beside the images, or "
+    "'data/train-00000-of-00001.parquet' with images"
 )
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _NUMBER = re.compile(r"(^|-)\d{4,}(-of-\d+)?(-[0-9a-f]{8,})?$")
 """The end of a shard's name after its split: ``train-00000-of-00001`` or ``0000``."""
 _MOST = 50  # folders; more are classes
+_HEAD = 1 << 16  # characters
+_ENOUGH = 1000  # folders that are searched for an image
 
 
 def recognize(root: Path) -> str:
     """Return why ``root`` is laid out for ``datasets``; empty if it is not."""
     if root.is_file():
         return "it is a Parquet file" if root.suffix == ".parquet" else ""
-    first = next((files[0] for files in _files(root).values()), None)
+    try:
+        first = next((files[0] for files in _files(root).values()), None)
+    except UserError:  # raised when it is read
+        return "it has Parquet files"
     return f"it has '{first.relative_to(root)}'" if first else ""
 
 
@@ -63,7 +72,7 @@ def _files(root: Path) -> dict[str, list[Path]]:
     folders = subfolders(root)
     for tops in ([root], folders, subfolders(root / "data")):
         there = {
-            top: next((top / name for name in _METADATA if (top / name).is_file()), None) for top in tops
+            top: next((top / name for name in _METADATA if _has_images(top / name)), None) for top in tops
         }
         if found := {"train" if top == root else top.name: [file] for top, file in there.items() if file}:
             return found
@@ -84,7 +93,29 @@ def _shards(folder: Path) -> dict[str, list[Path]]:
     shards: dict[str, list[Path]] = {}
     for file in sorted(folder.glob("*.parquet")):
         shards.setdefault(_NUMBER.sub("", file.stem), []).append(file)
-    return shards
+    return {name: files for name, files in shards.items() if _has_images(files[0])}
+
+
+def _has_images(file: Path) -> bool:
+    """Return whether the rows of a file name or contain images, by its schema or its beginning.
+
+    A file that cannot be read may; but a Parquet file beside images, without pyarrow, has other things.
+    """
+    if not reading.is_file(file):
+        return False
+    if file.suffix == ".parquet":
+        try:
+            table = ParquetTable(file)
+        except UserError:
+            walked = itertools.islice(os.walk(file.parent), _ENOUGH)
+            return file.name in _METADATA or not any(is_image(name) for *_, names in walked for name in names)
+        return bool(table.images) or any(map(names_image, table.columns))
+    try:
+        with reading.opened_text(file, errors="replace") as opened:
+            head = opened.read(_HEAD)
+    except OSError:
+        return True
+    return "file_name" in (head.partition("\n")[0] if file.suffix == ".csv" else head)
 
 
 def _table(file: Path) -> Table:
@@ -98,7 +129,7 @@ class _Lines(Table):
         try:
             with reading.opened_text(self.file) as lines:
                 if self.file.suffix == ".csv":
-                    yield from enumerate(csv.DictReader(lines), 2)
+                    yield from self._of_table(csv.DictReader(lines), findings)
                     return
                 for number, line in enumerate(lines, 1):
                     try:
@@ -110,3 +141,11 @@ class _Lines(Table):
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             why = str(error) if isinstance(error, csv.Error) else reading.reason(error)
             raise UserError(f"{self.file}: cannot be read: {why}; expected rows in UTF-8") from None
+
+    def _of_table(self, table: csv.DictReader[str], findings: Findings) -> Iterator[Row]:
+        for row in table:
+            if None in row:  # where DictReader puts further fields
+                problem = f"more fields than the {len(table.fieldnames or ())} in the first line"
+                findings.add("not understood", f"{self.file}:{table.line_num}", problem)
+            else:
+                yield table.line_num, row

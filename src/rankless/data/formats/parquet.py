@@ -10,13 +10,14 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rankless.data.formats.rows import Row, Stored, Table
-from rankless.data.index.byte_ranges import path_in
+from rankless.data.formats.rows import Row, Stored, Table, is_read
+from rankless.data.images.image_file import MOST_BYTES
+from rankless.data.index.byte_ranges import COPY, ORIGINAL, path_in
 from rankless.data.index.findings import Findings
 from rankless.data.index.scan import storage
 from rankless.errors import UserError, printable
@@ -25,6 +26,7 @@ from rankless.files import reading
 from rankless.files.writing import beside
 
 _AT_ONCE = 64  # rows
+_BYTES, _NAME = {"binary", "large_binary", "binary_view"}, {"string", "large_string", "string_view", "null"}
 _ENDINGS = {b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp", b"II*": ".tif"}
 """Endings of images without a name, by their first bytes; the others are JPEGs."""
 
@@ -34,38 +36,52 @@ class ParquetTable(Table):
 
     def __init__(self, file: Path) -> None:
         super().__init__(file)
-        pyarrow = needed("pyarrow.parquet", "parquet", str(file))
+        self._open = needed("pyarrow.parquet", "parquet", str(file)).ParquetFile
+        library = needed("pyarrow.lib", "parquet", str(file))
+        self._errors = (OSError, ValueError, OverflowError, library.ArrowException)
         try:
-            self._file = pyarrow.ParquetFile(file)
-        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+            with self._open(file) as opened:
+                schema = opened.schema_arrow
+            self._about = schema.metadata
+            columns = {field.name: field.type for field in schema}
+        except self._errors as error:
             raise self._damaged(error) from None
-        self._kinds = {field.name: {*map(str, _fields(field.type))} for field in self._file.schema_arrow}
-        self.images = next((name for name, kinds in self._kinds.items() if kinds == {"bytes", "path"}), "")
+        images = [name for name, kind in columns.items() if _is_image(_fields(kind))]
+        self.images = images[0] if images else ""
+        self.columns = [
+            name
+            for name, kind in columns.items()
+            if name not in images and is_read(name, _fields(getattr(kind, "value_type", kind)))
+        ]
 
     def _damaged(self, error: Exception) -> UserError:
         reason = printable(str(error), 200)
         return UserError(f"{self.file}: cannot be read as Parquet: {reason}; copy or download it again")
 
     def rows(self, findings: Findings) -> Iterator[Row]:
-        plain = [name for name in self._kinds if name != self.images]
-        yield from enumerate(self._rows(columns=plain), 1)
+        yield from enumerate(self._rows(columns=self.columns), 1)
 
     def _rows(self, **which: Any) -> Iterator[dict[str, Any]]:
         try:
-            for batch in self._file.iter_batches(batch_size=_AT_ONCE, **which):
-                yield from batch.to_pylist()
-        except (OSError, ValueError) as error:
+            with self._open(self.file) as opened:
+                for batch in opened.iter_batches(batch_size=_AT_ONCE, **which):
+                    yield from batch.to_pylist()
+        except self._errors as error:
             raise self._damaged(error) from None
 
     def class_names(self, outer: str, key: str) -> list[str] | None:
         try:
-            features = json.loads(self._file.schema_arrow.metadata[b"huggingface"])["info"]["features"]
+            features = json.loads(self._about[b"huggingface"])["info"]["features"]
             return _names_below(features[outer] if outer else features, key)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             return None
 
     def stored(self) -> Iterator[Stored | None]:
-        about, leaf = self._file.metadata, f"{self.images}.bytes"
+        try:
+            with self._open(self.file) as parquet:
+                about, leaf = parquet.metadata, f"{self.images}.bytes"
+        except self._errors as error:
+            raise self._damaged(error) from None
         column = next(at for at in range(about.num_columns) if about.schema.column(at).path == leaf)
         with ExitStack() as stack:
             opened = stack.enter_context(reading.opened(self.file))
@@ -86,6 +102,9 @@ class ParquetTable(Table):
                     if not name or name in names:
                         name = f"{group}-{number:06}{name and '-'}{name or _ending(content)}"
                     names.add(name)
+                    if len(content) > MOST_BYTES:  # reported; its bytes are never read
+                        yield Stored(path_in(os.fspath(self.file), name), 0, content)
+                        continue
                     offset = whole.find(content, at, end) if in_place else -1
                     in_place = offset >= 0
                     if in_place:
@@ -95,6 +114,7 @@ class ParquetTable(Table):
                     try:
                         if copy is None:
                             target = self._copy()
+                            Path(f"{target}{ORIGINAL}").write_bytes(os.fsencode(self.file.absolute()))
                             copy = stack.enter_context(stack.enter_context(beside(target)).open("wb"))
                         offset = copy.tell()
                         copy.write(content)
@@ -110,12 +130,17 @@ class ParquetTable(Table):
         """Return the file for copies of the images, whose name changes with the Parquet file."""
         state = self.file.stat()
         key = f"{self.file.absolute()} {state.st_mtime_ns} {state.st_size}".encode(errors="surrogateescape")
-        return storage() / f"images-{hashlib.sha256(key).hexdigest()[:16]}"
+        return storage() / f"{COPY}{hashlib.sha256(key).hexdigest()[:16]}"
 
 
-def _fields(kind: Any) -> list[str]:
-    """Return the names of the fields of a struct; of another type none."""
-    return [kind.field(at).name for at in range(kind.num_fields)] if hasattr(kind, "field") else []
+def _fields(kind: Any) -> dict[str, str]:
+    """Return the names and types of the fields of a struct; of another type none or others."""
+    fields = [kind.field(at) for at in range(kind.num_fields)]
+    return {field.name: str(field.type) for field in fields}
+
+
+def _is_image(fields: Mapping[str, str]) -> bool:
+    return set(fields) == {"bytes", "path"} and fields["bytes"] in _BYTES and fields["path"] in _NAME
 
 
 def _ending(content: bytes) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 
 from rankless.data.formats.folders import ImageSearch, numbered_names
 from rankless.data.formats.listed_images import ListedImages
+from rankless.data.images.image_file import MOST_BYTES, too_large
 from rankless.data.index.annotations import CROWD
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import NO_AREA, Raw
@@ -31,6 +32,7 @@ _FILE = re.compile(r"(.*_)?file_name")
 _BOXES, _CROWD = ("bbox", "bboxes", "boxes", "box", "bounding_box"), ("iscrowd", "is_crowd")
 _CLASSES = ("category", "categories", "category_id", "label", "labels", "class", "classes", "class_id")
 _LABELS = ("label", "labels", "class", "category", "fine_label")
+_READ = {*_BOXES, *_CROWD, *_CLASSES, *_LABELS, "area"}
 _LOOKED_AT = 1000  # rows
 _WHOLE = 1.001  # if no number is larger, the numbers are fractions of the image's sides
 _SLACK = 1.0  # pixels by which a box may reach over the edge of its image
@@ -75,6 +77,16 @@ class Table:
     def stored(self) -> Iterator[Stored | None]:
         """Yield the image of each row; None for a row without one."""
         return iter(())
+
+
+def is_read(column: str, inner: Collection[str]) -> bool:
+    """Return whether a column whose objects have the keys ``inner`` may say something about an image."""
+    return bool(names_image(column) or column in _READ or not set(_BOXES).isdisjoint(inner))
+
+
+def names_image(column: str) -> bool:
+    """Return whether a column has the names of image files."""
+    return _FILE.fullmatch(column) is not None
 
 
 class _Columns(NamedTuple):
@@ -123,7 +135,7 @@ def _columns(tables: Sequence[Table]) -> _Columns:
     where, image, label = tables[0].file, "", ""
     for _, row in islice(chain.from_iterable(table.rows(Findings()) for table in tables), _LOOKED_AT):
         if not tables[0].images:
-            image = image or next(filter(_FILE.fullmatch, row), "")
+            image = image or next(filter(names_image, row), "")
         for outer, inner in (("", row), *((name, _first(value)) for name, value in row.items())):
             if box := next((each for each in _BOXES if inner.get(each) is not None), ""):
                 return _Columns(image, outer, box, next((each for each in _CLASSES if each in inner), ""))
@@ -144,14 +156,19 @@ def _first(value: Any) -> Mapping[str, Any]:
 
 
 def _objects(row: Mapping[str, Any], columns: _Columns) -> list[Mapping[str, Any]]:
-    """Return a row's objects as dicts; raise ValueError if there are not as many classes as boxes."""
+    """Return a row's objects as dicts; raise ValueError if they are not lists of one length."""
     value = row.get(columns.outer) if columns.outer else row
     if not columns.box:
         return [row]
     if isinstance(value, list):
         return [each if isinstance(each, dict) else {} for each in value]
+    value = {} if value in (None, "") else value
+    boxes = value.get(columns.box) if isinstance(value, Mapping) else value
+    if boxes not in (None, "") and not isinstance(boxes, list):
+        problem = f"'{printable(str(boxes))}' in '{columns.outer or columns.box}'"
+        raise ValueError(f"{problem}; expected a list of boxes, each a list of four numbers")
     keys = [columns.box, columns.label, *_CROWD, "area"]
-    lists = {key: each for key in keys if isinstance(each := (value or {}).get(key), list)}
+    lists = {key: each for key in keys if isinstance(each := value.get(key), list)}
     count = len(lists.get(columns.box, ()))
     if len(lists.get(columns.label, ())) != count:
         classes = len(lists.get(columns.label, ()))
@@ -232,8 +249,14 @@ class _Reader(ListedImages):
                 self.report("no image", f":{number}", "no bytes")
                 continue
             self.ranges.append((stored.offset, len(stored.content)))
-            self.sizes.append(size(io.BytesIO(stored.content), stored.path, self.made.findings))
+            self.sizes.append(self._size(stored))
             self._add(row, self.made.add_image(stored.path, str(table.file)), number)
+
+    def _size(self, stored: Stored) -> tuple[int, int]:
+        if len(stored.content) > MOST_BYTES:
+            self.made.findings.add("unreadable image", stored.path, too_large(len(stored.content)))
+            return 0, 0
+        return size(io.BytesIO(stored.content), stored.path, self.made.findings)
 
     def raw_of(self, depends: list[str], about: list[str]) -> Raw:
         """Return the split."""

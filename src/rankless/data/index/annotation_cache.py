@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankless.data.index.annotations import Annotations
+from rankless.data.index.byte_ranges import COPY, ORIGINAL, file_of
 from rankless.data.index.file_states import changed_file, save_states, state, touched_since
 from rankless.data.index.scan import storing_in
 from rankless.data.index.scan_chunks import TICK, reader_version, remove_others
@@ -155,10 +156,21 @@ def _published(store: Path, made: Annotations, depends: list[str], states: list[
         shutil.rmtree(building, ignore_errors=True)
         raise
     annotations = Annotations.load(folder)  # which locks it
-    for other in store.glob("entry-*"):
-        if other != folder:
-            remove_unheld(other)
+    others = [other for other in store.glob("entry-*") if other != folder]
+    for other in others:
+        remove_unheld(other)
+    if not any(other.exists() for other in others):
+        _remove_copies(store, annotations)
     return annotations
+
+
+def _remove_copies(store: Path, annotations: Annotations) -> None:
+    """Remove the copies of images that the only entry of the store does not use."""
+    if copies := list(store.glob(f"{COPY}*")):
+        used = set(map(file_of, annotations.paths()))
+        for copy in copies:
+            if os.fspath(copy).removesuffix(ORIGINAL) not in used:
+                copy.unlink(missing_ok=True)
 
 
 def _private(made: Annotations, why: str) -> Annotations:

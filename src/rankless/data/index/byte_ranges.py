@@ -29,6 +29,8 @@ CIFAR_ENDING = ".cifar.ppm"
 """Of the name of an image whose byte range, outside of a shard, is its three planes."""
 _HEADER = f"P6 {CIFAR_SIDE} {CIFAR_SIDE} 255\n".encode()
 _INSIDE = "//"
+COPY, ORIGINAL = "images-", ".of"
+"""Of the names of a file with copies of images, and of the file beside it that says where they are from."""
 
 
 def path_in(shard: str, member: str) -> str:
@@ -41,6 +43,16 @@ def file_of(path: str) -> str:
     first = path.index("://") + len("://") if is_remote(path) else 1  # POSIX lets a path begin with two
     cut = path.find(_INSIDE, first)
     return path if cut < 0 else path[:cut]
+
+
+def original(file: str) -> str:
+    """Return the file of the data from which the images in ``file`` were copied; else ``file`` itself."""
+    if not os.path.basename(file).startswith(COPY):  # noqa: PTH119 - it may be an address
+        return file
+    try:
+        return os.fsdecode(reading.read_bytes(f"{file}{ORIGINAL}", reading.POINTER))
+    except OSError:
+        return file
 
 
 def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
