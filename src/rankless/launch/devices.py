@@ -17,7 +17,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
     """Limit the processes that are started to the chosen GPUs, and yield the number of GPUs.
 
-    A list has GPU numbers as PyTorch counts them among those that ``CUDA_VISIBLE_DEVICES`` leaves. A single
+    A list contains GPU numbers as PyTorch counts them within ``CUDA_VISIBLE_DEVICES``. A single
     number, or None, is yielded unchanged. Raise a UserError if a number is repeated or is not that of a GPU.
     """
     if devices is None or isinstance(devices, int):

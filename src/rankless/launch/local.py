@@ -1,4 +1,4 @@
-"""Training and evaluation with the ranks of this machine."""
+"""Training and evaluation with ranks on this machine."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list
 
 @contextmanager
 def _split_is_an_option(split: str | None) -> Iterator[None]:
-    """Make errors about a missing split name the option instead of the recipe."""
+    """Make errors about a missing split blame the option instead of the recipe."""
     try:
         yield
     except UserError as error:
@@ -227,7 +227,7 @@ def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]
 
 
 class _ThisMachine:
-    """The hosts of a job that runs on this machine alone."""
+    """The hosts of a job that runs only on this machine."""
 
     def __init__(self, job: Job, path: Path, ranks: int, requests: Requests) -> None:
         self.job, self.path, self.ranks, self.requests = job, path, ranks, requests
@@ -259,7 +259,7 @@ def run_ranks(job: Job, path: Path, ranks: int) -> RoundEnd:
 
 
 def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
-    """Run the ranks until they are done, and raise the error that they met, if any."""
+    """Run the ranks until they are done; raise the error that they report, if any."""
     with job_written(job, traces) as path:
         end = run_ranks(job, path, ranks)
     if sys.stdout.isatty() and not is_notebook():
@@ -270,7 +270,7 @@ def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
 
 
 def server_for(job: Job) -> ForkServer | None:
-    """Return the fork server if it can fork the job's ranks: on the CPU, with ``cpu_isa: native``."""
+    """Return the fork server if it can fork the job's ranks (on the CPU, with ``cpu_isa: native``)."""
     native = from_json(job.recipe).cpu_isa == "native"
     return fork_server.running() if native and device().type == "cpu" else None
 

@@ -191,7 +191,7 @@ _DISTURBED = 1.3
 
 @dataclass(frozen=True)
 class Speed:
-    """The training speed of Rankless or of the plain loop in one mode.
+    """The training speed of Rankless, or of the plain loop in one mode.
 
     Attributes:
         what: ``rankless`` or ``plain``.
@@ -327,7 +327,7 @@ def steady(recipe: Recipe) -> Recipe:
 
 
 def _threads(recipe: Recipe, ranks: int) -> int:
-    """Return the number of CPU threads of the plain loop: on a CPU, as many as all ranks have."""
+    """Return the plain loop's number of CPU threads; on a CPU, as many as all ranks together have."""
     return recipe.threads if device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rankless.engine.state import TrainingState
     from rankless.recipe.schema import Recipe
 
-_MICRO_BATCHES = 4  # most per measured step; more would only repeat the middle ones
+_MICRO_BATCHES = 4  # maximum micro-batches per measured step; more would only repeat the middle ones
 _ENDLESS = 1_000_000  # epochs
 _ADDED = 8 << 20  # bytes
 
