@@ -85,7 +85,7 @@ class TorchvisionDetector(nn.Module):
         self.head_names, self.background = head_names, background
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """Return the rows before the classes and those of each class; see the protocol."""
+        """Return the number of rows before the classes and per class; see the protocol."""
         width = 4 if ".bbox_pred." in name else 1  # Faster R-CNN has a box for each class
         return (width if self.background else 0), width
 
