@@ -18,7 +18,7 @@ Note = dict[str, Any]
 
 
 class Notes:
-    """One note per rank about how it ended; create it while the process group exists."""
+    """One note per rank about how it ended; create this object while the process group exists."""
 
     def __init__(self, world: World) -> None:
         self.world, self.store = world, default_store()
