@@ -1,4 +1,4 @@
-"""Memory available to this process, checked before a large allocation."""
+"""Memory available to this process, for checks before large allocations."""
 
 from __future__ import annotations
 
