@@ -112,7 +112,7 @@ class _Writer:
             raise UnsendableError("nested too deeply, or a part of itself") from None
 
     def node(self, value: Any) -> Any:
-        """Return the node of ``value``; match exact types, because a subclass would come back as its base."""
+        """Return the node of ``value``; match exact types, or a subclass would be unpacked as its base."""
         kind = type(value)
         if value is None or kind is bool:
             return value

@@ -27,7 +27,7 @@ from rankless.world.compat import innermost_store
 from rankless.world.secret import sealed
 
 _POLL = 0.05  # seconds
-_PREFIX, _FILE = "rankless-", "store"  # prefixes of the names of the folder and the file
+_PREFIX, _FILE = "rankless-", "store"  # the prefix of the folder's name, and the file's name
 _PATIENCE = 60.0  # seconds for a store to answer
 # The loopback interface by operating system.
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
@@ -79,7 +79,7 @@ def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
     while not found:
         thread.join(_PATIENCE)
         listens = not found and network.listens(address, port)
-        if listens and listened:  # wait between two checks
+        if listens and listened:  # also at the previous check
             raise UserError(
                 f"{address}:{port}: what listens there does not answer; expected the first rank of this job: "
                 "end the program if it is another one, or set MASTER_PORT to another port"

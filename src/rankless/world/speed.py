@@ -21,7 +21,7 @@ from rankless.world.rendezvous import join_store, on_interface
 
 SIZES = tuple(1024 * 4**power for power in range(9))
 """Measured sizes in bytes, 1 KiB to 64 MiB."""
-_WAIT = timedelta(seconds=20)  # seconds for one collective
+_WAIT = timedelta(seconds=20)  # for one collective
 _BUDGET = 0.25  # seconds for one size of one collective after the first run
 _MOST = 2.0  # maximum seconds of one collective; larger sizes are left out
 _TIMES = 50

@@ -66,7 +66,7 @@ class SideBySide:
         self.norms = [norm for _, norm in named]
         # The norms in call order, which all ranks compare in the first run.
         self.order: list[int] = []
-        self.dtypes: list[torch.dtype] = []  # sizes of the sums for each norm, in order
+        self.dtypes: list[torch.dtype] = []  # dtype of each norm's sums, in order
         self.is_agreed = self.is_forward = False
         self.replicas = [_sharing_copy(module) for _ in exchange.own]
         self.device = next(module.parameters()).device
@@ -127,7 +127,7 @@ class SideBySide:
         return [norm for norm, calls in zip(self.norms, self.calls, strict=True) if calls]
 
     def _follow(self, number: int, index: int) -> None:
-        """Check a replica's next norm or its end against the order, which replica 0 of the first run sets."""
+        """Check a replica's next norm, or its end, against the order that replica 0 set in the first run."""
         at = self.met[number]
         if number == 0 and not self.is_agreed and index != _END:
             self.order.append(index)
