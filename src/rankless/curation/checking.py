@@ -210,7 +210,7 @@ def _decode_and_compare(made: Checked) -> None:
             made.findings[place.split].add("unreadable image", seen.error.path, seen.error.reason)
             made.unreadable[place.split].add(place.index)
         elif seen.digest and place.split in parts:
-            if seen.thumbnail is not None and not equal[seen.digest]:  # the first of equals stands for all
+            if seen.thumbnail is not None and not equal[seen.digest]:  # the first equal image stands for all
                 compared.append((place, seen.thumbnail))
             equal[seen.digest].append(place)
     for group in equal.values():

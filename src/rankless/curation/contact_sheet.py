@@ -161,7 +161,7 @@ def _evenly(lengths: Sequence[float], count: int) -> list[int]:
     """Divide ``lengths`` into ``count`` runs with sums as equal as possible; return the ends of the runs."""
     total = [0.0, *accumulate(lengths)]
     mean = total[-1] / count
-    best = [0.0] + [math.inf] * len(lengths)  # the least cost of the first n lengths in the runs made so far
+    best = [0.0] + [math.inf] * len(lengths)  # the least cost of the first n lengths in the runs so far
     cuts: list[list[int]] = []
     for _ in range(count):
         made, cut = [math.inf] * len(best), [0] * len(best)

@@ -41,7 +41,7 @@ class DataSet:
 
     @property
     def parts(self) -> dict[str, Annotations]:
-        """The splits, which share no images: VOC's ``trainval`` is left out if its parts are present."""
+        """The splits without VOC's ``trainval`` if its parts are present, so that splits share no images."""
         union = UNION in self.splits and {"train", "val"} <= self.splits.keys()
         return {name: each for name, each in self.splits.items() if not (union and name == UNION)}
 

@@ -21,8 +21,8 @@ STEPS = {"detect": 1380, "classify": 950}
 EPOCHS = {"detect": 12, "classify": 30}
 """Least number of epochs, for data sets that are so large that few epochs have enough steps."""
 
-_BOX = 20  # pixels that 95 % of the boxes exceed: 21 in blood-cells, 2.6 cells of the finest map
-_SIDES = (320, 416, 640)  # the least longer side of a detector's input, the largest on a CPU, and on a GPU
+_BOX = 20  # pixels that 95% of the boxes should exceed: 21 in blood-cells, 2.6 cells of the finest map
+_SIDES = (320, 416, 640)  # longer side of a detector's input: minimum, and maximum on a CPU and on a GPU
 _SMALL = 48  # pixels of an input that is so small that a crop would leave too little of the object
 _MANY = 10_000  # training images
 _BYTES = {"detect": 1200, "classify": 800}  # bytes of a micro-batch's memory per pixel of its images, in fp32

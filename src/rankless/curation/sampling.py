@@ -176,7 +176,7 @@ def _as_stored(whole: Annotations, index: int) -> Shown:
 def _augmented(recipe: Recipe) -> tuple[partial[Shown], int]:
     """Return a function that shows an image as in the first epoch, and the number of images."""
     task = open_task(recipe)
-    examples: Any = task.training_data()  # a recipe for the task
+    examples: Any = task.training_data()  # the type depends on the task
     return partial(_as_trained, examples, tuple(task.class_names)), len(examples)
 
 

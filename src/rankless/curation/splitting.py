@@ -151,7 +151,7 @@ def _divided(
 
 
 def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
-    """Return a split for each number in [0, 1): the lowest go to the second split, the next to the third.
+    """Return a split for each number in [0, 1): the lowest go to the second split, the next to the third one.
 
     Therefore a test split that is added later takes images only from ``train``, and a larger ``val`` keeps
     its images.
