@@ -15,7 +15,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int:
-    """Return the bytes that machine, container and process limits still let this process allocate."""
+    """Return the bytes that this process can still allocate, given the limits of machine and container."""
     return max(0, min(_limits(), default=sys.maxsize))
 
 

@@ -58,7 +58,7 @@ def address_towards(address: str) -> str | None:
 
 
 def public_address() -> str | None:
-    """Return this machine's address on the default route, else its only address; None otherwise."""
+    """Return this machine's address on the default route, or else its only address; None if ambiguous."""
     for elsewhere in _ELSEWHERE:
         own = address_towards(elsewhere)
         if own and not is_loopback(own):
@@ -96,7 +96,7 @@ def own_address(host: str) -> str:
 
 
 def is_here_alone(host: str) -> bool:
-    """Check whether ``host`` is ``localhost`` or a loopback address: the local machine, wherever used."""
+    """Check whether ``host`` is ``localhost`` or a loopback address, which every machine has for itself."""
     if host == "localhost":
         return True
     try:
