@@ -1,4 +1,4 @@
-"""The best and worst images of an evaluation, with the truth on the left and predictions on the right."""
+"""The best and worst images of an evaluation, with truths on the left and predictions on the right."""
 
 from __future__ import annotations
 
