@@ -33,7 +33,7 @@ class RunLength:
         return -(-self.epochs * self.images // self.batch)
 
     def exact(self, duration: int | str) -> Fraction:
-        """Return a duration in steps, not rounded."""
+        """Return a duration in steps without rounding."""
         number, unit = _parts(duration)
         if unit == "%":
             return number / 100 * self.steps
@@ -51,8 +51,8 @@ class RunLength:
     def is_last(self, duration: int | str, epoch: int, step: int | None = None) -> bool:
         """Check whether an image is seen within the last ``duration`` of a run.
 
-        For complete epochs, the epoch decides, because an epoch may end in the middle of a step. ``epoch``
-        and ``step`` count from 0; by default, ``step`` is the first of the epoch.
+        For whole epochs, only ``epoch`` is compared, because an epoch may end in the middle of a step.
+        ``epoch`` and ``step`` count from 0; by default, ``step`` is the first of the epoch.
         """
         epochs = epochs_of(duration)
         if epochs is not None and epochs.denominator == 1:
