@@ -177,7 +177,7 @@ def _boxes_per_image(axes: Any, splits: Splits) -> None:
 
 
 def _object_sizes(axes: Any, splits: Splits) -> None:
-    """Draw the numbers of small, medium and large objects by COCO's bounds."""
+    """Draw how many objects are small, medium and large by COCO's bounds."""
     names = [f"small\n< {SMALL**0.5:.0f}² px", "medium", f"large\n≥ {MEDIUM**0.5:.0f}² px"]
     below = np.zeros(3)
     for each, color in zip(splits.values(), _colors(splits), strict=True):

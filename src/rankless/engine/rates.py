@@ -1,4 +1,4 @@
-"""The learning rate and momentum of each step: functions of the step alone, so no state has to be saved."""
+"""The learning rate and momentum of each step; they depend only on the step, so no state has to be saved."""
 
 from __future__ import annotations
 

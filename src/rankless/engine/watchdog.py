@@ -39,10 +39,10 @@ as it waits for other ranks), and the name of that phase."""
 
 
 class Watchdog:
-    """A thread beside the training of one rank; a context manager.
+    """A thread that watches the training of one rank; a context manager.
 
     Args:
-        world: the ranks; each must make one, because they exchange the names of their hosts.
+        world: the ranks; each must create a watchdog, because they exchange the names of their hosts.
         report: called on rank 0, from the thread, with a step and a sentence about a rank that is late.
         drawing: returns whether this rank waits for its loader now.
         pulse: tells the launcher about the rank's progress; None if there is no launcher.

@@ -206,7 +206,7 @@ def refuse_filled(folder: Path) -> None:
 
 
 def unusable(folder: Path) -> str:
-    """Return why nothing can be written to ``folder``, which need not exist; empty if it can."""
+    """Return why ``folder``, which need not exist, cannot be written to; empty if it can."""
     while True:
         try:
             there = folder.stat()

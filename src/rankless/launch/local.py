@@ -73,8 +73,8 @@ def train(
             exists. (The ``rankless`` command knows the recipe's name and creates ``runs/RECIPE``.)
         task: a custom task in place of ``recipe.task``: its class, defined in a module or a script, or its
             name, ``package.module:Class`` or ``file.py:Class``.
-        devices: number of ranks, or a list of GPU numbers as PyTorch counts them. None uses every GPU, or
-            without a GPU one rank per ``threads`` cores, but at most one rank per micro-batch.
+        devices: number of ranks, or a list of GPU numbers as PyTorch counts them. None uses every GPU or,
+            without GPUs, one rank per ``threads`` cores, but at most one rank per micro-batch.
         resume: continue the run in ``run``.
         sinks: ``csv``, ``tensorboard``, ``mlflow``, ``wandb``, or custom observers (:class:`rankless.Sink`),
             each a class or a name as for ``task``. They run in the process of rank 0. A sink that raises an

@@ -169,7 +169,7 @@ def report_finished(run: RunDirectory) -> None:
 
 
 def is_finished(run: RunDirectory, recipe: Recipe) -> bool:
-    """Check whether the run to resume is finished, and print it if so."""
+    """Check whether the run to resume is finished; if so, print a message."""
     step = finished_at(run, recipe)
     if step:
         report_nothing_left(run.path, step, recipe.epochs, f"rankless train --resume --run {run.path}")

@@ -111,7 +111,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def is_final(self) -> bool:
-        """Whether no further round is to follow."""
+        """Whether this is the last round."""
         if self.error or self.is_finished or self.stopped_by:
             return True
         # Even without a note, the exit code of a rank shows that it ended on purpose.

@@ -1,4 +1,4 @@
-"""The report's details of a classifier: curves and calibration."""
+"""Details of a classifier for the report: curves and calibration."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def precision_recall(scores: Floats, right: NDArray[np.bool_], truths: int) -> t
 
 
 def interpolated(precision: Floats, recall: Floats) -> Floats:
-    """Return the precision (101,) at :data:`RECALLS` as in cocoapi: the largest at that recall or above."""
+    """Return the precision (101,) at :data:`RECALLS` as in cocoapi: the best at this or a higher recall."""
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
     at = np.searchsorted(recall, RECALLS, side="left")
     return np.concatenate([envelope, [0.0]])[np.minimum(at, len(envelope))]

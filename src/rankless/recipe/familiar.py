@@ -153,7 +153,7 @@ _OTHER_YOLO = re.compile(
 
 
 def other_yolo(name: str) -> str:
-    """Return a hint to the nearest model for an unavailable YOLO such as yolov8n; empty for other names."""
+    """Return a hint about the model nearest to a missing YOLO such as yolov8n; empty for other names."""
     match = _OTHER_YOLO.fullmatch(name)
     if not match:
         return ""

@@ -314,7 +314,7 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
 
 
 def _instead_of(name: str, check_name: NameCheck | None) -> str:
-    """Return a hint to a recipe with a similar name, or to the model with this name."""
+    """Return a hint about a recipe with a similar name, or about the model with this name."""
     if other := other_yolo(name):
         return f"; {other}"
     near = nearest(name, shipped())

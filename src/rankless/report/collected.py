@@ -220,7 +220,7 @@ class Collected:
 
     @property
     def drawn_score(self) -> str | None:
-        """Name of the score drawn beside the losses: ``score_name``, or the task's if that is a loss."""
+        """Name of the score drawn beside the losses: ``score_name`` or, if it is a loss, the task's score."""
         name = self.score_name
         return name_of_best("auto", self.evaluations[-1][1]) if name in LOWER_IS_BETTER else name
 

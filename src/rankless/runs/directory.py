@@ -298,7 +298,7 @@ def _named(run: RunDirectory, name: str) -> Path | None:
 
 
 def dangling(run: RunDirectory, name: str) -> str:
-    """Return the problem with ``last`` or ``best`` if it names no existing checkpoint, else ``""``."""
+    """Return the problem if ``last`` or ``best`` names a missing checkpoint; else ``""``."""
     is_wrong = (run.checkpoints / name).exists() and _named(run, name) is None
     return _dangling(run, name) if is_wrong else ""
 

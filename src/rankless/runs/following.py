@@ -115,7 +115,7 @@ def may_begin(run: Path) -> bool:
 
 
 def begins(run: Path, poll: float = POLL) -> bool:
-    """Wait for a journal; return False after :data:`PATIENCE` if there is none and no process has the run."""
+    """Wait for a journal; return False if after :data:`PATIENCE` there is none and no process has the run."""
     until = time.monotonic() + PATIENCE
     while not (run / "journal.jsonl").exists():
         if time.monotonic() > until and not is_held(run / ".lock"):

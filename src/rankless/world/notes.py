@@ -29,7 +29,7 @@ class Notes:
             self.store.set(f"{_KEY}/{self.world.rank}", json.dumps(note))
 
     def wait(self, seconds: float, enough: Callable[[Sequence[Note]], bool]) -> list[Note]:
-        """Return the notes in rank order once they are ``enough``, or those found after ``seconds``."""
+        """Return the notes in rank order once ``enough`` accepts them, or all found after ``seconds``."""
         until = time.monotonic() + seconds
         found: dict[int, Note] = {}
         with suppress(RuntimeError, ValueError):  # the store is gone

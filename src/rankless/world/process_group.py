@@ -83,7 +83,7 @@ class World:
         return self.transport.name
 
     def own_micro_batches(self, micro_batches: int) -> range:
-        """Return this rank's micro-batches of a step; raise a UserError if there are more ranks."""
+        """Return this rank's micro-batches of a step; raise a UserError if ranks outnumber micro-batches."""
         if self.size > micro_batches:
             raise UserError(
                 f"{self.size} devices, but a step has only "

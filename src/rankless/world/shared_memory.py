@@ -23,7 +23,7 @@ LINE = 64  # bytes of a cache line, the alignment of vectors
 
 
 class SharedMemory:
-    """The exchanges of a step through shared memory; they must be the same in every step, in order.
+    """The exchanges of a step through shared memory; every step must have the same sequence of them.
 
     Args:
         layout: the layout of the tree's nodes on the ranks.

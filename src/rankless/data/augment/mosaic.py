@@ -161,7 +161,7 @@ class _Tiles:
         under.copy_(torch.where(torch.from_numpy(mask[part]), patch, under))
 
     def _mask(self, tile: int, points: Points) -> NDArray[np.bool_]:
-        """Return the mask of the input's pixels that show a tile, (H, W)."""
+        """Return a mask, (H, W), of the input's pixels that show a tile."""
         right, below = (axis >= middle for axis, middle in zip(points, self.meeting, strict=True))
         mask: NDArray[np.bool_] = (right if tile % 2 else ~right) & (below if tile // 2 else ~below)
         return mask

@@ -148,7 +148,7 @@ class MatchedImages(DetectionImages):
         return replace(truth, boxes=truth.boxes[stays], labels=labels, flags=flags, areas=areas)
 
     def _of_model(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mask of the boxes to keep, (N,), and their labels in the model."""
+        """Return the model's labels of the boxes to keep, and the mask of these boxes, (N,)."""
         labels = self._labels[labels]
         stays = labels != LEFT_OUT
         return labels[stays], stays

@@ -33,7 +33,7 @@ _DEVIATIONS = (1.5, 3.0, 5.0, 7.0)  # standard deviations of the sensor noise, i
 
 
 class Draws:
-    """Draws uniform numbers one at a time, ten times as fast as a generator's scalar draws."""
+    """A source of single uniform numbers, ten times as fast as a generator's scalar draws."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._next = self._numbers(rng).__next__
@@ -201,7 +201,7 @@ def _textures(height: int, width: int) -> tuple[list[Bytes], list[Bytes]]:
 
 @lru_cache(maxsize=4)
 def _noise(height: int, width: int) -> list[Bytes]:
-    """Return sensor noise of each deviation, within the headroom, as two's complement bytes."""
+    """Return sensor noise for each standard deviation, within the headroom, as two's complement bytes."""
     rng = generator(_BANK_KEY, "digits", "noise")
     normal = rng.standard_normal((height + _MARGIN, width + _MARGIN))
     bounded = [np.rint(d * normal).clip(-HEADROOM, HEADROOM) for d in _DEVIATIONS]

@@ -104,7 +104,7 @@ def _raise_unless_absent(folder: str, error: OSError) -> None:
 class FolderNames:
     """The names in a folder, which need not exist.
 
-    ``endings``, in lower case, selects files; None selects every name, folders included.
+    ``endings``, in lower case, selects files; None selects every name, including folders.
     """
 
     def __init__(self, folder: str, endings: Collection[str] | None = None) -> None:

@@ -278,7 +278,7 @@ def _stem(name: str) -> str:
 
 
 def _split_of(stem: str) -> str:
-    """Return the split of a shard: ``train`` for ``train-000012``, or if the name is only a number."""
+    """Return the split of a shard: ``train`` for ``train-000012`` or for a name that is only a number."""
     return re.sub(r"(?:^|[-_.])\d+(?:-of-\d+)?$", "", stem) or _ONE
 
 

@@ -90,7 +90,7 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the splits, without lists of single classes, and without ``trainval`` beside its halves."""
+    """Return the splits, except lists of single classes, and ``trainval`` if its halves exist."""
     return usual_order(_plain_splits(_parts(root)))
 
 
@@ -183,7 +183,7 @@ def _has_both(folder: Path) -> bool:
 
 
 def _plain_splits(parts: list[Part]) -> list[str]:
-    """Return the splits, without lists of single classes, and without ``trainval`` beside its halves."""
+    """Return the splits, except lists of single classes, and ``trainval`` if its halves exist."""
     names = dict.fromkeys(name for part in parts for name in part.lists)
     joint = {"trainval"} if {"train", "val"} <= names.keys() else set()
     return [

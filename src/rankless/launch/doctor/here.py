@@ -275,7 +275,7 @@ def data(recipe: Recipe) -> Check:
 
 
 def of_data(root: str, digest: str | None, problems: list[str]) -> Check:
-    """Return the finding about the data at ``root``: its digest, or the problems of reading it."""
+    """Return the finding about the data at ``root``: its digest, or the problems found when reading it."""
     if problems:
         return error("data", "; ".join(problems), f"rankless data check {root}")
     return ok("data", f"{root}, digest {digest[:12]}" if digest else root)

@@ -1,4 +1,4 @@
-"""Checks of several hosts and the connections between them, made over a training's own connections."""
+"""Checks of several hosts and the network between them, over the connections that a training uses."""
 
 from __future__ import annotations
 

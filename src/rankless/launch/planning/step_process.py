@@ -171,7 +171,7 @@ class _Steps:
         self.done += 1
 
     def _drawn(self) -> Iterator[Any]:
-        """Yield the micro-batches, and time loading and the backward passes between them."""
+        """Yield the micro-batches; measure the time of loading and of the backward passes in between."""
         for number in range(self.micro_batches):
             if number:
                 self.clock.end("backward")

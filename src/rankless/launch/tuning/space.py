@@ -112,7 +112,7 @@ def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
-    """Return the recipe's values for the keys of the space, without values outside of it."""
+    """Return the recipe's values for the keys of the space, without values outside it."""
     found: dict[str, Any] = {}
     for key, one in space.items():
         value: Any = 1.0 if key == AUGMENTATION else _value(recipe, key.split("."))

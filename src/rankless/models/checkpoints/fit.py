@@ -225,7 +225,7 @@ def _without_counters(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Count the names that agree, and among these the shapes."""
+    """Count the names that agree and, among these, the shapes that agree."""
     both = [name for name in theirs if name in ours]
     return len(both), sum(_compatible(ours[name], theirs[name]) for name in both)
 

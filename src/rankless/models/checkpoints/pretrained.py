@@ -50,9 +50,9 @@ def start_from(
         model: the bare model. Its optional attribute ``head_names`` holds the names of the modules
             (or parameters) whose shapes depend on the number of classes: ``("fc", "levels.0.predict")``. For
             its optional method ``head_layout``, see :mod:`rankless.models.detectors.protocol`.
-        pretrained: ``model.pretrained``: a weights file, a run (its best weights), any safetensors file with
-            the model's keys, also on the Hugging Face Hub; ``published``, ``published/NAME`` or ``timm`` for
-            a file of :mod:`rankless.models.published`; empty does nothing.
+        pretrained: ``model.pretrained``: a weights file, a run (its best weights), or any safetensors file
+            with the model's keys, local or on the Hugging Face Hub; ``published``, ``published/NAME`` or
+            ``timm`` for a file of :mod:`rankless.models.published`; empty loads nothing.
         class_names: the model's class names, which are matched with the file's, if it has any.
         described: the recipe's ``model``, which selects published files; if the weights do not fit, it is
             compared with the ``model`` in the file.

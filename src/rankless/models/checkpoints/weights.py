@@ -1,7 +1,7 @@
 """Weights files: safetensors that contain their recipe and class names.
 
-Prediction needs nothing but a weights file. Its keys are the names in the bare model. Nothing is ever
-unpickled.
+Prediction needs only a weights file. Its keys are the names in the bare model's state dict. Nothing is
+ever unpickled.
 """
 
 from __future__ import annotations

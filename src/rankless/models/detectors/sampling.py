@@ -43,7 +43,7 @@ def bilinear(maps: Tensor, points: Tensor) -> Tensor:
 
 
 class DeterministicSampling(TorchFunctionMode):
-    """A context manager that replaces ``grid_sample`` by :func:`bilinear` in this thread."""
+    """A context manager that replaces ``grid_sample`` with :func:`bilinear` in this thread."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -67,7 +67,7 @@ class Proposed(NamedTuple):
 
 
 class TorchvisionDetector(nn.Module):
-    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps one of torchvision's.
+    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a detector of torchvision.
 
     Args:
         network: torchvision's detector; its parts become parts of this module.

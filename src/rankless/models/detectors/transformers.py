@@ -71,7 +71,7 @@ class Raw(NamedTuple):
 
 
 class TransformersDetector(nn.Module):
-    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps one of transformers'.
+    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a detector of transformers.
 
     Args:
         network: transformers' detector; its parts become parts of this module.
