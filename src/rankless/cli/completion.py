@@ -135,7 +135,7 @@ def show_completion(
 
 
 def _known(shell: str | None) -> Literal["bash", "zsh", "fish"]:
-    """Return the given shell, or that of the user."""
+    """Return the given shell, or else the user's."""
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 
     try:

@@ -218,7 +218,7 @@ def _fractions(val: float, test: float) -> dict[str, float]:
 
 
 def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
-    """Return notes and the units to divide: each unit is a group of images or a single image."""
+    """Return the units to divide, each a group of images or a single image, and notes."""
     units: defaultdict[str, list[int]] = defaultdict(list)
     alone, text = 0, ""
     for number, name in enumerate(names):

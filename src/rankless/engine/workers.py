@@ -22,8 +22,8 @@ def of_rank(recipe: Recipe, world: World) -> int:
 def loader_processes(recipe: Recipe, ranks: int, kind: str) -> int:
     """Return the recipe's ``workers``, or the number that the free cores allow.
 
-    The ``ranks`` of this machine share its cores. A rank with a GPU (``kind`` is ``cuda``) always gets at
-    least one loader process; ranks on the CPU use ``threads`` cores each themselves.
+    The ``ranks`` on this machine share its cores. A rank with a GPU (``kind`` is ``cuda``) always gets at
+    least one loader process; a rank on the CPU needs ``threads`` cores for itself.
     """
     if recipe.workers != "auto":
         return recipe.workers

@@ -254,7 +254,7 @@ class Audit:
         return Result(interval, images, tensors, difference, round(time.monotonic() - began, 1))
 
     def _begin(self, copy: RunDirectory, step: int, recipe: Recipe) -> None:
-        """Write the checkpoint of ``step`` into ``copy``, as a checkpoint of the same run with ``recipe``."""
+        """Write the checkpoint of ``step`` into ``copy`` as if the run had been trained with ``recipe``."""
         start = checkpoint.load(self.run, step)
         start = replace(start, state={**start.state, "unscored": False})
         names = weights.load(self.run.step_directory(step) / "model.safetensors", checked=True).class_names

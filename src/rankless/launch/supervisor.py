@@ -48,7 +48,7 @@ class RoundEnd(msgspec.Struct):
 
     Attributes:
         notes: the ranks' notes, the first rank's first.
-        failed: failures by rank, without ranks that were killed because of them.
+        failed: failures by rank; ranks that were killed because of another rank's failure are left out.
         signal: signal that ended the round; 0 if none did.
         step: newest saved step.
         fork_server: death of the fork server; None if it did not die.

@@ -135,7 +135,7 @@ class GradientSum:
         torch.autograd.backward(loss)
 
     def _unreached(self, numbers: Iterable[int]) -> list[int]:
-        """Return the parameters among ``numbers`` that the backward pass did not reach; record them."""
+        """Record and return the parameters among ``numbers`` that the backward pass did not reach."""
         before = self.before
         unused = [
             number

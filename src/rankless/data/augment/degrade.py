@@ -27,7 +27,7 @@ Key = tuple[int, str, int, int]
 
 @contextmanager
 def drawing(key: Key, part: str) -> Iterator[None]:
-    """Seed torch's CPU generator by ``key`` and ``part``, and restore its state at the end.
+    """Seed torch's CPU generator with ``key`` and ``part`` in the block; restore its state afterwards.
 
     Torchvision's random transforms draw from this generator. Turning one part off does not change the others.
     """
@@ -39,9 +39,10 @@ def drawing(key: Key, part: str) -> Iterator[None]:
 
 @one_thread()
 def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
-    """Blur, add noise and compress the input, uint8 (3, H, W); return ``image`` itself if nothing is drawn.
+    """Blur, add noise to and compress an input, uint8 (3, H, W); each step is applied at random.
 
-    ``options`` gives the probabilities of the three steps; ``key`` seeds the draws.
+    ``options`` gives the steps' probabilities, and ``key`` seeds the draws. Without any step, ``image``
+    itself is returned.
     """
     if not (options.blur or options.noise or options.jpeg):
         return image

@@ -45,8 +45,8 @@ class StepSizes:
     def choices(self) -> list[tuple[int, int]]:
         """Return all sizes (H, W), the smallest first.
 
-        The longer side takes every multiple of 32 in the range; the other side takes the multiple that keeps
-        the aspect best.
+        The longer side takes every multiple of 32 in the range; the other side is the multiple that comes
+        closest to the original aspect.
         """
         height, width = self.size
         longer = max(height, width)

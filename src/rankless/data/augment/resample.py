@@ -110,7 +110,7 @@ def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.floa
     Args:
         hue: fraction of the full circle; 1/3 turns red into green.
         saturation: factor on the distance from gray; 0 gives gray.
-        value: factor on everything.
+        value: factor on all channels.
     """
     angle = 2 * math.pi * hue
     along, across = (1 - math.cos(angle)) / 3, math.sin(angle) / math.sqrt(3)

@@ -76,7 +76,7 @@ def from_unit_square(corners: Matrix) -> Matrix:
 
 
 def origins(warp: Matrix, size: tuple[int, int]) -> Points:
-    """Return the source x and y of each input pixel's center, (H, W) each; far outside beyond the horizon."""
+    """Return the source x and y of each input pixel's center, (H, W) each; 1e9 beyond the horizon."""
     back = np.linalg.inv(warp)
     x, y = np.arange(size[1]) + 0.5, np.arange(size[0])[:, None] + 0.5
     across, down, depth = (row[0] * x + row[1] * y + row[2] for row in back)

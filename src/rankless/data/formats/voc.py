@@ -158,7 +158,7 @@ def _year(folder: Path) -> Part | None:
 
 
 def _beside(root: Path) -> list[Part]:
-    """Return the splits' folders in ``root`` with annotations beside images; else ``root`` itself."""
+    """Return the folders in ``root`` that have annotations beside images, by split; else ``root`` itself."""
     parts = [
         Part(folder.name, folder, folder, {folder.name: None})
         for folder in subfolders(root)
@@ -258,8 +258,8 @@ TITLE = "Pascal VOC"
 def read(root: Path, split: str) -> Raw:
     """Read one split.
 
-    The class names of all splits are sorted, so that every split numbers classes alike. An unreadable file of
-    another split is therefore also reported; boxes are checked only in this split.
+    The class names are collected from all splits and sorted, so that every split numbers classes alike. An
+    unreadable file of another split is therefore also reported; boxes are checked only in this split.
     """
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):

@@ -125,7 +125,7 @@ class Decoded(NamedTuple):
 
 
 def too_large(length: int) -> str:
-    """Return why a file of this many bytes is not read."""
+    """Return the reason for not reading a file of this many bytes."""
     return f"it has {length:,} bytes, more than the {MOST_BYTES:,} that an image may have"
 
 

@@ -80,7 +80,7 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait until a start that is not in ``before`` has done a step; return the exit code if it has ended."""
+    """Wait until a start not listed in ``before`` has done a step; return the exit code if it has ended."""
     while True:
         code, begun = (read(run) or {}).get("code"), False
         for line in journal(run):

@@ -168,7 +168,7 @@ class HostPool:
         self._see_who_is_silent()
 
     def close(self, grace: float = 0.0) -> None:
-        """End all processes on all hosts within ``grace`` seconds, and close the connections."""
+        """End all processes on all hosts, which get ``grace`` seconds to exit, and close the connections."""
         self.urgent = lambda: None
         for member in self.members:
             if member.channel is not None:

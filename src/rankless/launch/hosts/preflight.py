@@ -201,7 +201,7 @@ def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Trainin
 
 
 def begin(pool: HostPool, training: Training, member: Member, token: str, *, resume: bool) -> None:
-    """Let a host create or lock its run directory; with ``resume``, it may contain a run.
+    """Let a host lock its run directory, creating it if needed; with ``resume``, it may contain a run.
 
     Hosts that share a directory recognize each other by the ``token`` of this start.
     """
@@ -224,7 +224,7 @@ def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
 def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[Member]]:
     """Find the address at which others reach each host; hosts may be lost in the process.
 
-    Return, by a host's index, the other hosts that cannot reach it.
+    Return the hosts that cannot reach another one, keyed by the index of the host they cannot reach.
     """
     if len(members) == 1:
         members[0].own = "127.0.0.1"

@@ -215,8 +215,8 @@ def buckets_exposed(
     """Return the seconds from the end of the backward pass until the last bucket is summed.
 
     The order is that of :meth:`rankless.world.reduce.GradientSum.exchange` over NCCL: when a bucket is ready,
-    the rank waits for the previous one, adds it up and gathers it, then continues the backward pass. Over
-    gloo it does not wait, so a step takes slightly less time.
+    the rank waits for the previous bucket, sums and gathers it, and then continues the backward pass. Over
+    gloo, it does not wait, so a step takes slightly less time.
     """
     free = all_to_all(gang, link, totals) if totals else 0.0  # when the network is
     clock = ready = 0.0

@@ -110,7 +110,7 @@ def start_from(
 
 
 def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
-    """Map the model's labels to the file's, if the file has them; empty means to load the head as it is."""
+    """Map labels of the model to labels of the file, for shared class names; empty to load by position."""
     if tuple(ours) == tuple(known) or list(known) == [str(label) for label in range(len(known))]:
         return {}  # numbers are not names
     of_file = {name: label for label, name in enumerate(known)}

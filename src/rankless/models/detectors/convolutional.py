@@ -190,7 +190,7 @@ class DetectionModel(nn.Module):
                 is faster.
 
         Returns:
-            One (B, A * (5 + C), H / stride, W / stride) per head, or the output of an anchor-free head.
+            One output per head: (B, A * (5 + C), H / stride, W / stride), or that of an anchor-free head.
         """
         maps: dict[int, Tensor] = {net.IMAGE: images}
         outputs = []
