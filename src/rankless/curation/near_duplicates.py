@@ -119,7 +119,7 @@ def thumbnail(data: bytes, name: str) -> Thumbnails:
 
 
 def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
-    """Yield each pair of nearly equal rows of (N, 3 * 16 * 16) once, the lower row first."""
+    """Yield each pair of nearly equal rows of (N, 3 * 16 * 16) once, with the lower row first."""
     from sklearn.neighbors import KDTree  # importing it is slow
 
     contrast = thumbnails.std(1, dtype=np.float32)  # (N,)

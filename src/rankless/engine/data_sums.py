@@ -15,8 +15,8 @@ from rankless.runs.chain import sum_of
 class DataSums:
     """A thread that writes the list at ``path``, one line per file as ``sha256sum`` does.
 
-    If an earlier start wrote a different list, that one is kept beside it. ``files`` returns the paths; if
-    there are none, no list is written.
+    A list of an earlier start with other content is kept beside it. ``files`` returns the paths; if there are
+    none, nothing is written.
     """
 
     def __init__(self, path: Path, files: Callable[[], Sequence[str]]) -> None:
@@ -58,7 +58,7 @@ class DataSums:
 
 
 def sums_of(files: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each file's path relative to :func:`common_folder`, and its SHA-256."""
+    """Yield the name of each file below :func:`common_folder`, and its SHA-256."""
     root = common_folder(files)
     for file in files:
         yield os.path.relpath(file, root).replace("\n", "\\n"), sum_of(Path(file)) or "unreadable"

@@ -2,10 +2,10 @@
 
 In float32, PyTorch chooses a convolution's kernel by the size of the batch. A single image with at most
 20,480 numbers uses a different kernel than two images do; with one thread, a 1×1 convolution uses a different
-kernel for 16 or more images. The rule is ``ConvParams::use_mkldnn`` in PyTorch's ``Convolution.cpp``. A
-linear layer uses a different BLAS routine for a single row than for several. These kernels add in different
-orders, so the last bits of an image's output would depend on the number of images. In bf16, one kernel
-computes batches of any size.
+kernel for 16 or more images. The rule is ``ConvParams::use_mkldnn`` in PyTorch's ``Convolution.cpp``.
+A linear layer multiplies a single row by
+another BLAS routine than several rows. These add in different orders, so the last bits of an image's output
+would depend on its neighbors. In bf16, one kernel computes batches of any size.
 """
 
 from __future__ import annotations

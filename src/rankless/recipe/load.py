@@ -62,7 +62,7 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
 
 
 def parsed(text: str, name: str, overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
-    """Return the recipe in a text that Rankless wrote, treated by :func:`load` like a shipped one.
+    """Return the recipe in a text that Rankless wrote; like a shipped recipe, it may have unused keys.
 
     Messages call the text ``name``.
     """
