@@ -78,7 +78,7 @@ class VocSplit(SplitFiles):
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as Pascal VOC; empty if it also has ``data.yaml`` or ``labels``."""
+    """Return how ``root`` was recognized as Pascal VOC; a ``data.yaml`` or ``labels`` rules that out."""
     others = (*YAML_NAMES, "labels")
     if not root.is_dir() or any((root / name).exists() for name in others):
         return ""
