@@ -29,7 +29,7 @@ LAYOUT = (
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _NUMBER = re.compile(r"(^|-)\d{4,}(-of-\d+)?(-[0-9a-f]{8,})?$")
 """The end of a shard's name after its split: ``train-00000-of-00001`` or ``0000``."""
-_MOST = 50  # more folders than this are classes
+_MOST = 50  # folders; more are classes
 
 
 def recognize(root: Path) -> str:

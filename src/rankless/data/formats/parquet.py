@@ -114,7 +114,7 @@ class ParquetTable(Table):
 
 
 def _fields(kind: Any) -> list[str]:
-    """Return the field names of a struct type; none for another type."""
+    """Return the names of the fields of a struct; of another type none."""
     return [kind.field(at).name for at in range(kind.num_fields)] if hasattr(kind, "field") else []
 
 
