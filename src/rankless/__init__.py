@@ -1,7 +1,7 @@
 """A trainer of image detectors and classifiers whose results do not depend on the number of devices.
 
-The names in ``__all__`` are public. Each is imported on first use, so that importing the package is quick and
-never imports torch.
+The names in ``__all__`` are public. Each is imported on first use, so importing the package is fast and does
+not import torch.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import sys
 
 from rankless.errors import INTERRUPTED, STOPPED
 
-# Python collects garbage after 700 new objects, and imports create half a million; at exit it collects once
-# more. Together, that took a sixth of the time of `predict` for one image.
+# Python collects garbage after every 700 new objects, and imports create half a million; at exit, it collects
+# once more. Together, this took a sixth of the time of `predict` for one image.
 _OBJECTS = 10_000
 _LOCAL_RANK = re.compile(r"\0--local[-_]rank[=\0][0-9]+(?=\0|\Z)")
 
@@ -21,7 +21,7 @@ def main() -> int:
     """Run the command line and return the exit code."""
     gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
     atexit.register(gc.disable)
-    # Old launchers add --local-rank to every command they start; LOCAL_RANK has the same number.
+    # Old launchers add --local-rank to every command that they start; LOCAL_RANK has the same value.
     words = "".join(f"\0{word}" for word in sys.argv[1:])
     sys.argv[1:] = _LOCAL_RANK.sub("", words).split("\0")[1:]
     if sys.argv[1:2] == ["train"]:
@@ -39,13 +39,13 @@ def main() -> int:
 
 
 def _end(number: int, _: object) -> None:
-    """End a training on a signal during imports, with the exit code of a run that stopped on request."""
+    """End a training if a signal arrives during imports, with the exit code of a run stopped on request."""
     print(f"stopped by {signal.Signals(number).name}; the run had not begun", file=sys.stderr, flush=True)
     os._exit(STOPPED)  # an exception could be caught by the module being imported
 
 
 def _interrupt(*_: object) -> None:
-    """End a command on Ctrl-C during imports, without a traceback."""
+    """End a command without a traceback if Ctrl-C is pressed during imports."""
     print("interrupted", file=sys.stderr, flush=True)
     os._exit(INTERRUPTED)
 

@@ -1,8 +1,8 @@
-"""Errors for users: a mistake is reported as a sentence, never as a traceback.
+"""Errors for users: mistakes are reported as sentences, never as tracebacks.
 
 Every sentence names the thing, its value, the expected value and the remedy. Problems that can be found
-together are reported together. Messages may quote files from untrusted sources, so all of them are escaped
-and shortened here.
+together are reported together. Messages may quote untrusted files, so all messages are escaped and shortened
+here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST = 2000
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
-_SIMILAR = 0.75  # similarity, 0..1, from which a word counts as a typo of another one
+_SIMILAR = 0.75  # minimum similarity, 0..1, for a word to count as a typo of another one
 _MOST_LINES = 100  # maximum number of lines of a problem, such as a traceback or a table of tensors
 
 # Characters that move the cursor or color the terminal (Cc), end a line invisibly (U+2028, U+2029), reverse
@@ -46,7 +46,7 @@ class UserError(Exception):
         self.problems: tuple[str, ...] = tuple(map(self._printed, every[:MOST_PROBLEMS]))
         if len(every) > MOST_PROBLEMS + 1:
             self.problems += (f"… and {len(every) - MOST_PROBLEMS - 1:,} more",)
-        if len(every) > MOST_PROBLEMS:  # the last one often has the remedy for all
+        if len(every) > MOST_PROBLEMS:  # the last line often has the remedy for all
             self.problems += (self._printed(every[-1]),)
         super().__init__("\n".join(self.problems))
 
@@ -55,7 +55,7 @@ class UserError(Exception):
 
 
 class TaskError(UserError):
-    """An error in the user's own code, with the lines where it happened. The command line exits with 1."""
+    """An error in the user's own code, with the lines that raised it. The command line exits with 1."""
 
     exit_code = 1
 
@@ -74,17 +74,17 @@ class ShortageError(UserError):
 
 
 class OneValueError(UserError):
-    """A micro-batch is too small: a batch norm gets only one value per channel."""
+    """A micro-batch is so small that a batch norm gets only one value per channel."""
 
 
 def check_all(*checks: Callable[[], Any]) -> list[Any]:
-    """Call all checks and return their results; raise one error with the problems of those that failed."""
+    """Call all checks and return their results; if any fail, raise one error with all problems."""
     results, problems = [], list[str]()
     for check in checks:
         try:
             results.append(check())
         except UserError as error:
-            if not error.problems:  # another rank reports them
+            if not error.problems:  # another rank reports the problems
                 raise
             problems += error.problems
     if problems:
@@ -131,7 +131,7 @@ def of_the_system(error: BaseException) -> UserError | None:
 
 
 def remedy(error: BaseException) -> str:
-    """Return the remedy for a file that could not be written, as a part of a sentence."""
+    """Return the remedy for a file that could not be written, as part of a sentence."""
     number = error.errno if isinstance(error, OSError) else None
     if number in _FORBIDDEN:
         return "let this user write there"
@@ -150,7 +150,7 @@ def similar(word: str, known: Iterable[str], count: int = 1) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str], *, count: int = 1, shown: str = "'{}'") -> str:
-    """Return ``; did you mean 'x'?`` with the words from :func:`similar`, or an empty string."""
+    """Return ``; did you mean 'x'?`` with words from :func:`similar`, or an empty string."""
     near = similar(word, known, count)
     return f"; did you mean {' or '.join(map(shown.format, near))}?" if near else ""
 
@@ -179,7 +179,7 @@ def escaped(text: str) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a text without its middle if it is longer than ``longest`` characters."""
+    """Return a text with its middle left out if it is longer than ``longest`` characters."""
     if len(text) <= longest:
         return text
     head, tail = longest * 2 // 3, longest // 4
@@ -221,7 +221,7 @@ def _lines(lines: list[str]) -> str:
 
 
 def _named(character: str) -> str:
-    r"""Return a character's escape sequence in Python; ``\xff`` for a byte that is not UTF-8."""
+    r"""Return a character's escape sequence as in Python; ``\xff`` for a byte that is not UTF-8."""
     if "\udc80" <= character <= "\udcff":
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

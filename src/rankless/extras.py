@@ -9,9 +9,9 @@ from rankless.errors import UserError
 
 
 def needed(module: str, extra: str, where: str) -> Any:
-    """Import and return a module of an optional library, which ``extra`` of this package installs.
+    """Import and return a module of an optional library, which this package's ``extra`` installs.
 
-    The error about a missing or broken library begins with ``where``, the option or file that needs it.
+    If the library is missing or broken, the error begins with ``where``, the option or file that needs it.
     """
     try:
         return importlib.import_module(module)

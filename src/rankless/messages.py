@@ -1,4 +1,4 @@
-"""Messages between processes: lines of JSON, which msgspec checks against types; nothing is unpickled."""
+"""Messages between processes as lines of JSON, which msgspec checks against types; nothing is unpickled."""
 
 from __future__ import annotations
 

@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 _MOST_COLUMNS = 30
 LINE_EVERY = 10.0
 """Seconds between two lines of a :class:`ProgressBar` without a terminal."""
-_SHOW_EVERY = 0.05  # seconds; items may be done a hundred thousand times a second
+_SHOW_EVERY = 0.05  # seconds between updates; a hundred thousand items may be done per second
 
 
 def say(text: str = "", *, file: TextIO | None = None) -> None:
-    """Print a line, with characters escaped that would harm a terminal; line breaks at its ends are kept."""
+    """Print a line; escape characters that would harm a terminal, but keep line breaks at the ends."""
     body = text.strip("\n")
     before, _, after = text.partition(body) if body else (text, "", "")
     print(f"{before}{escaped(body)}{after}", file=file, flush=file is not None)
 
 
 def warn(sentence: str) -> None:
-    """Print a warning to the standard error; ignore a closed one."""
+    """Print a warning to the standard error, which may be closed."""
     with suppress(OSError):
         say(f"warning: {sentence}", file=sys.stderr)
 
 
 def discard_output(stream: TextIO) -> None:
-    """Discard buffered and further output, so that flushing it when the process ends does not fail."""
+    """Discard buffered and further output, so that the flush at the end of the process does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def finite(value: Any) -> Any:
-    """Return a value with None in place of NaN and infinity, which JSON does not have."""
+    """Return a value with NaN and infinity, which JSON does not have, replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -58,13 +58,13 @@ def print_json(value: Any) -> None:
 
 
 def as_json(value: Any, indent: int) -> str:
-    """Return a value as JSON, with characters escaped that would harm a terminal or are not UTF-8."""
+    """Return a value as JSON; escape characters that would harm a terminal or are not UTF-8."""
     lines = json.dumps(value, indent=indent, ensure_ascii=False).split("\n")
     return "\n".join(HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)
 
 
 def filled(parts: Sequence[str], width: int) -> str:
-    """Return parts as lines of text, two spaces apart, without breaking a part.
+    """Return lines of text filled with parts, two spaces apart, without breaking a part.
 
     Lines are narrower than ``width``; a wider part gets its own line.
     """
@@ -167,8 +167,8 @@ def console_for(file: IO[str]) -> Console:
     """Return a console that does not wrap lines; in a notebook it writes plain text."""
     from rich.console import Console
 
-    # A kernel says of itself, and of what it starts, that the output is a colored terminal. A page shows
-    # every frame of a bar below the last one.
+    # A kernel declares its output, and that of its child processes, to be a colored terminal. But a page
+    # would show every frame of a bar below the last one.
     live = False if is_notebook() or "JPY_PARENT_PID" in os.environ else None
     return Console(file=file, highlight=False, soft_wrap=True, force_jupyter=False, force_terminal=live)
 
@@ -180,13 +180,13 @@ def is_notebook() -> bool:
 
 
 class ProgressBar:
-    """A progress bar on a terminal, or a line every ten seconds without one; use it as a context manager.
+    """A progress bar on a terminal, or else a line every ten seconds; use it as a context manager.
 
     Args:
         total: number of items.
         title: the work, as in ``reading images``.
         done: number of items already done.
-        console: the console; by default a new one for ``file``, from which the bar is removed at the end.
+        console: the console; by default, a new one for ``file``, on which the bar disappears at the end.
         file: by default the standard error.
     """
 
@@ -223,7 +223,7 @@ class ProgressBar:
         def shown() -> Any:  # called several times a second
             if not self._details and self.done == done:
                 self._bar.update(self._row, left=f"{clock(time.monotonic() - self._began)} so far")
-            # Details are below the bar and wrap, so that a narrow terminal truncates neither.
+            # Details wrap below the bar, so that a narrow terminal truncates neither.
             return Group(self._bar, self._details) if self._details else self._bar
 
         self._live = Live(get_renderable=shown, console=self.console, transient=console is None)
@@ -238,7 +238,7 @@ class ProgressBar:
             self._live.stop()
 
     def advance(self, count: int = 1) -> None:
-        """Count items done since the last call; the remaining time is estimated from the speed so far."""
+        """Count items done since the last call; estimate the remaining time from the speed so far."""
         self.done += count
         now = time.monotonic()
         if now - self._shown > _SHOW_EVERY or self.done == self.total:

@@ -1,8 +1,8 @@
-"""The only source of randomness.
+"""The only source of random numbers.
 
-Each random number comes from a generator with a key for its purpose (the seed, the epoch, the image, the
-step, the micro-batch). The key does not depend on the process that draws, or on earlier draws, so no
-generator has a state to save, and no number depends on a rank or a loader worker.
+Each random number comes from a generator whose key describes its purpose (the seed, the epoch, the image, the
+step, the micro-batch). The key depends neither on the process nor on earlier draws, so no generator has a
+state to save, and no number depends on a rank or a loader process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data types that several packages use: a sample, a batch, a loss, a detection.
+"""Data types that several packages use, such as samples, batches, losses and detections.
 
 Boxes are ``xyxy`` in pixels everywhere in the package. Images are ``uint8`` RGB ``(3, H, W)`` until the
 model's input is normalized on the device.
@@ -81,10 +81,10 @@ class DetectionItem:
         boxes: float32 xyxy in pixels of the network input, (N, 4).
         labels: int64, (N,).
         index: the image's index in its data set.
-        letterbox: placement of the source on the input; meaningless for a training image that is mirrored or
+        letterbox: placement of the source on the input; meaningless for a training image that was mirrored or
             composed of several images.
-        unreadable: images that could not be read for this item; training replaces them by others, evaluation
-            by a gray image.
+        unreadable: images that could not be read for this item; training replaces them with other images,
+            evaluation with a gray one.
     """
 
     image: Tensor
@@ -96,7 +96,7 @@ class DetectionItem:
 
 
 class _Batch:
-    """The base of both kinds of batches; each of their tensors and lists has one entry per image."""
+    """The base of both kinds of batches; every tensor and list has one entry per image."""
 
     indices: list[int]
     unreadable: list[Unreadable]
@@ -120,7 +120,7 @@ class _Batch:
         return self._each(lambda tensor: tensor[rows], unreadable=[], **chosen)
 
     def _values(self, kind: type) -> Iterator[tuple[str, Any]]:
-        """Return the names and values of the fields whose value is of this type."""
+        """Return the names and values of the fields with values of this type."""
         batch: Any = self
         values = ((each.name, getattr(batch, each.name)) for each in fields(batch))
         return ((name, value) for name, value in values if isinstance(value, kind))

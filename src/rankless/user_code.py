@@ -1,4 +1,4 @@
-"""Errors in the user's own code, which are reported at once with the lines of that code.
+"""Errors in the user's own code, which are reported at once with the lines that raised them.
 
 A restart of the rank would only repeat such an error. Code is the user's if it is not part of this package,
 of Python, or of an installed package.
@@ -21,9 +21,9 @@ _LONG = 400  # characters of an exception's message
 
 
 def explained(error: BaseException) -> UserError | None:
-    """Return an error for users if a restart would only repeat the exception; None otherwise.
+    """Return a user error if a restart would only repeat the exception; None otherwise.
 
-    It reports that memory ran out, or an exception in the user's own code (see :func:`blamed`).
+    The error reports a shortage of memory, or an exception in the user's own code (see :func:`blamed`).
     """
     return shortage(error) or blamed(error)
 
@@ -31,7 +31,7 @@ def explained(error: BaseException) -> UserError | None:
 def blamed(error: BaseException) -> TaskError | None:
     """Return an error with the lines of the user's own code that raised an exception; None for other code."""
     if type(error).__name__ == "AcceleratorError":
-        return None  # the device failed, not the code: a restart may help
+        return None  # the device failed and not the code, so a restart may help
     frames = traceback.extract_tb(error.__traceback__)
     own = [number for number, frame in enumerate(frames) if is_users(frame.filename)]
     if not own:

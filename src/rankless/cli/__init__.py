@@ -42,8 +42,8 @@ from rankless.cli.options import OPTIONS, part
 from rankless.errors import OutputError, UserError, check_all, of_the_system
 from rankless.printing import discard_output
 
-# Seconds that a rank without a message waits before it exits: torchrun ends rank 0 when another rank exits,
-# and rank 0 has to print the message first.
+# Seconds that other ranks wait before they exit: torchrun ends rank 0 when another rank exits, and rank 0
+# must print its message first.
 _FOR_RANK_0 = 5.0
 
 _FIRST_STEPS = """\
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         goes_on = "; to continue a training run: rankless train --resume --run RUN"
         print(f"interrupted{goes_on if 'train' in words[:1] else ''}", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader, such as head, needs no more
         discard_output(sys.stdout)
         return 0
     except Exception as error:
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _faults(words: Sequence[str]) -> Sequence[str]:
-    """List unknown options, and values that ``--save`` does not have."""
+    """List unknown options, and values that ``--save`` does not accept."""
 
     def parse() -> None:
         try:

@@ -1,4 +1,4 @@
-"""The command audit, and the check of chains for digest."""
+"""The command audit, and the check of checkpoint chains in the command digest."""
 
 from __future__ import annotations
 

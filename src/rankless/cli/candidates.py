@@ -1,7 +1,7 @@
 """Words that complete a command line: recipes, their keys and choices, models, runs.
 
-Keys, choices and models come from the JSON Schema: reading a file takes less time than importing what it was
-made from.
+Keys, choices and models come from the JSON Schema, because reading it is faster than importing the modules it
+was made from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def by_name(context: CompletionContext) -> Candidates:
     if "KEY=VALUE" in name:
         yield from keys(word)
     is_run = re.search(r"\bRUN\b|\bTARGET\b|^--run$", name)
-    if is_run and "/" not in word:  # a path that has begun is completed by the shell
+    if is_run and "/" not in word:  # the shell completes a path that has been begun
         yield from ((str(path), "") for path in _files() if (path / "recipe.yaml").is_file())
 
 

@@ -35,7 +35,7 @@ def in_our_words(error: CycloptsError) -> UserError:
         options = dict.fromkeys((word, *(one.partition("=")[0] for one in others)))
         command = (error.command_chain or ("",))[0]
         hints = {one: _from_elsewhere(one, names, command) for one in options if one not in names}
-        if not hints:  # a switch that every command has
+        if not hints:  # an option that every command has
             return UserError(f"{printable(word)} takes no value; {see}")
         return UserError(
             f"{printable(one)}: no such option{hint or nearest(one, names)}; {see}"
@@ -59,7 +59,7 @@ def in_our_words(error: CycloptsError) -> UserError:
 
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
-    """Return a hint at the equivalent of another program's option, or an empty string if there is none."""
+    """Return a hint about the equivalent of another program's option; empty if there is none."""
     from rankless.cli.foreign_options import COMMANDS, OPTIONS, WORDS, key_of
     from rankless.recipe.familiar import ELSEWHERE, answer
 

@@ -1,6 +1,6 @@
 """Completion of commands, options, recipes, keys, models and runs in bash, zsh and fish.
 
-The shells' scripts ask ``rankless __complete`` on every Tab, which is cyclopts' engine;
+On every Tab, the shell's script calls ``rankless __complete``, which uses cyclopts' engine;
 :mod:`rankless.cli.candidates` adds recipes, keys, models and runs.
 """
 
@@ -135,7 +135,7 @@ def show_completion(
 
 
 def _known(shell: str | None) -> Literal["bash", "zsh", "fish"]:
-    """Return the given shell, or that of the user."""
+    """Return the given shell, or else the user's."""
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 
     try:

@@ -213,5 +213,5 @@ def _table(first: str, *columns: str) -> Table:
 
 
 def _print(table: Table) -> None:
-    # A table that is wider than the terminal wraps, since truncated cells would hide numbers.
+    # A table that is wider than the terminal wraps, because truncated cells would hide numbers.
     Console(width=_WIDEST, highlight=False, markup=False).print(table)

@@ -77,7 +77,7 @@ def _line_of_darknet(words: Sequence[str]) -> str:
 
 
 def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], Sequence[str]]) -> None:
-    """Raise for a line with other programs' words, such as ``predict model=my.pt conf=0.3``.
+    """Raise for a command line with words of other programs, such as ``predict model=my.pt conf=0.3``.
 
     Args:
         arguments: the command and the words after it.
@@ -100,7 +100,7 @@ def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], S
         said.append(f"'{printable(f'{key}={theirs.pop(key)}')}': given twice, as {other}; leave one out")
     if wrong := ", ".join(f"'{printable(f'{key}={value}')}'" for key, value in theirs.items()):
         said.insert(0, f"{wrong}: not understood")
-    if faults([command, "TARGET", *rest]):  # the line would have them, too
+    if faults([command, "TARGET", *rest]):  # the suggested line would have the same faults
         known = {**WORDS, **COMMANDS[command]}
         ours = (f"{key} is {known[key].format(value)} here" for key, value in theirs.items() if key in known)
         others = faults([command, "TARGET", *(word for word in words if word not in given)])

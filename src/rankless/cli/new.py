@@ -64,7 +64,7 @@ def new(
 
 
 def holds_data(word: str | None) -> bool:
-    """Check whether a word in place of a recipe is a folder with a data set."""
+    """Check whether a word given instead of a recipe is a folder with a data set."""
     if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
         return False
     from rankless.data.formats.registry import recognize
@@ -94,7 +94,7 @@ def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
 
 
 def _check(overrides: Sequence[str]) -> None:
-    """Raise for overrides that fit neither task, before the data is read and perhaps divided."""
+    """Raise for overrides that fit neither task, before reading and perhaps dividing the data."""
     from rankless.recipe.load import default
 
     try:

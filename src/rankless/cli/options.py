@@ -53,7 +53,7 @@ RecipeWords = Annotated[
 
 
 def _refuse_recipe(_: Any, root: str) -> None:
-    """Raise if a recipe is given in place of a data set."""
+    """Raise if a recipe is given instead of a data set."""
     if not root.endswith((".yaml", ".yml")) or not Path(root).is_file():
         return
     from rankless.recipe import load
@@ -223,7 +223,7 @@ def chosen_classes(text: str) -> str | tuple[str, ...]:
 
 
 def part(**options: Any) -> App:
-    """Return an application for some commands, with the help groups and completions that all share."""
+    """Return an application for some of the commands, with the help groups and completions that all share."""
     completed = Parameter(completer=candidates.by_name)
     groups: dict[str, Any] = {"group_arguments": ARGUMENTS, "group_parameters": OPTIONS}
     return App(group_commands=COMMANDS, default_parameter=completed, **groups, **options)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = part()
 
-_LOW = 0.05  # below this highest score, the model has hardly learned
+_LOW = 0.05  # if the highest score is below this, the model has hardly learned
 _SHOWN = 20  # unreadable or classified images that are listed at most
 _KEYS = {"--iou": "evaluate.iou", "--max": "evaluate.detections", "--tta": "evaluate.tta"}
 
@@ -163,7 +163,7 @@ def _words(text: str) -> list[str]:
 
 
 def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> list[str]:
-    """Return the ``key=value`` overrides for options that stand for recipe keys; check their values."""
+    """Check the options that stand for recipe keys; return them as ``key=value`` overrides."""
     given = {option: value for option, value in options.items() if value is not None}
     keys = {word.partition("=")[0] for word in overrides}
     if twice := [option for option in given if _KEYS[option] in keys]:
@@ -178,7 +178,7 @@ def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> l
 
 @contextmanager
 def _named_as_given(options: dict[str, str | None]) -> Iterator[None]:
-    """Replace a recipe key by its option in the errors that leave the block."""
+    """Replace recipe keys with their options in errors raised within the block."""
     try:
         yield
     except UserError as error:

@@ -1,8 +1,8 @@
-"""Check of a data set: annotations, images that cannot be decoded, leaks between splits, and classes.
+"""Check of a data set's annotations and classes, for undecodable images and leaks between splits.
 
-A leak is an image that two splits share, byte for byte: a model that was trained on its test images scores
-too well. An image that was saved again or resized is a leak as well, but frames of a still camera look the
-same, so nearly equal images are reported without making the check fail.
+A leak is an image that two splits share, byte for byte: a model trained on its test images scores too well.
+An image that was saved again or resized is a leak as well. However, frames of a still camera also look alike,
+so nearly equal images are only reported and do not make the check fail.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Checked:
         findings: the findings in each split.
         between: the findings between splits.
         unreadable: the indices of each split's images that cannot be decoded or have a broken header.
-        leaked: the indices of each split's images that a later split contains as well.
+        leaked: the indices of each split's images that a later split also contains.
         quick: whether images were neither decoded nor compared.
         classes: sentences about disagreements between the splits' classes; each stops a training.
         missing: sentences about splits that a training with default settings does not find, or that have no
-            boxes; each stops it.
+            boxes; each stops a training.
     """
 
     data: DataSet
@@ -71,7 +71,7 @@ class Checked:
 
     def notes(self, split: str) -> list[str]:
         """Return sentences about how the split was read, such as which files were left out."""
-        return list(self.data.splits[split].about[1:])  # the first is "read as …"
+        return list(self.data.splits[split].about[1:])  # the first note is "read as …"
 
     def as_json(self) -> dict[str, Any]:
         """Return the findings as JSON-compatible data."""
@@ -102,8 +102,8 @@ class Checked:
 def disagreements(data: DataSet) -> list[str]:
     """Return sentences about class disagreements that stop a training on these splits.
 
-    A model gets its classes from ``train``, or else from the first split. No other split may have further
-    classes; their order and spelling do not matter.
+    A model gets its classes from ``train``, or else from the first split. Other splits must not have further
+    classes; order and spelling do not matter.
     """
     parts = data.parts
     first = "train" if "train" in parts else next(iter(parts))
@@ -139,7 +139,7 @@ def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
 
 
 def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
-    """Return whether an evaluation would find these classes among the model's."""
+    """Return whether an evaluation would find all these classes among the model's."""
     try:
         match_classes(classes, among, (), "")
     except UserError:
@@ -198,7 +198,7 @@ def _decode_and_compare(made: Checked) -> None:
     ]
 
     def look(place: _Place) -> Look:
-        if place.index in made.unreadable[place.split]:  # reported already, because of its header
+        if place.index in made.unreadable[place.split]:  # already reported because of its header
             return Look()
         near = place.split in parts and len(parts) > 1
         return look_at(place.annotations, place.index, near=near, decode=True)
@@ -210,7 +210,7 @@ def _decode_and_compare(made: Checked) -> None:
             made.findings[place.split].add("unreadable image", seen.error.path, seen.error.reason)
             made.unreadable[place.split].add(place.index)
         elif seen.digest and place.split in parts:
-            if seen.thumbnail is not None and not equal[seen.digest]:  # the first of equals stands for all
+            if seen.thumbnail is not None and not equal[seen.digest]:  # the first equal image stands for all
                 compared.append((place, seen.thumbnail))
             equal[seen.digest].append(place)
     for group in equal.values():
@@ -220,7 +220,7 @@ def _decode_and_compare(made: Checked) -> None:
 
 
 def _report(made: Checked, group: Sequence[_Place]) -> None:
-    """Report images with equal bytes: a leak in two splits, a duplicate in one."""
+    """Report images with equal bytes: leaks if in two splits, duplicates if in one."""
     order = list(made.data.parts)
     last = max(order.index(place.split) for place in group)
     firsts: dict[str, _Place] = {}
@@ -234,11 +234,11 @@ def _report(made: Checked, group: Sequence[_Place]) -> None:
 
 
 def _report_near(made: Checked, compared: Sequence[tuple[_Place, Thumbnails]]) -> None:
-    """Report images that nearly equal an earlier image of another split, with the first such image."""
+    """Report images that nearly equal an earlier image in another split, and the first such image."""
     splits = [place.split for place, _ in compared]
     if len(set(splits)) < 2:
         return
-    equal: defaultdict[bytes, list[int]] = defaultdict(list)  # equal thumbnails are compared once
+    equal: defaultdict[bytes, list[int]] = defaultdict(list)  # equal thumbnails are compared only once
     for number, (_, small) in enumerate(compared):
         equal[small.tobytes()].append(number)
     groups = list(equal.values())

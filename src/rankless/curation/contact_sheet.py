@@ -28,7 +28,7 @@ LARGEST_ZOOM = 6
 CROWDED = 24
 COVERED = 0.12
 """An image with more boxes, or with labels on more of its area, gets short texts or only the legend."""
-_NARROWEST, _WIDEST = 0.35, 6.0  # limits of a cell's width over height; its caption is below it
+_NARROWEST, _WIDEST = 0.35, 6.0  # limits of a cell's aspect (width over height), without its caption
 _HIGHEST = 3 * HEIGHT  # limit of a row's height
 _GAP, _CAPTION, _TITLE, _LEGEND, _HEADING = 14, 24, 46, 30, 38
 _LINE = 1.3  # line spacing, in letter heights
@@ -110,7 +110,7 @@ class _Text:
         *,
         centered: bool = False,
     ) -> None:
-        """Draw the lines; ``at`` is the top left corner, or the middle of the top edge."""
+        """Draw the lines; ``at`` is the top left corner or, if centered, the middle of the top edge."""
         for number, line in enumerate(self.text.split("\n")):
             x, y = at
             draw.text((x, y + number * self.spacing), line, ink, self.font, "ma" if centered else "la")
@@ -143,7 +143,7 @@ def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
     rows = []
     for start, end in pairwise([0, *ends]):
         free = width - _GAP * (end - start - 1)
-        high = min(free / sum(aspects[start:end]), _HIGHEST)  # a tall image alone would be huge
+        high = min(free / sum(aspects[start:end]), _HIGHEST)  # a tall image by itself would be huge
         edges = [0, *(round(high * each) for each in accumulate(aspects[start:end]))]
         sizes = [right - left for left, right in pairwise(edges)]
         high = max(1, round(high))
@@ -158,10 +158,10 @@ def _aspect(one: Shown) -> float:
 
 
 def _evenly(lengths: Sequence[float], count: int) -> list[int]:
-    """Divide ``lengths`` into ``count`` runs with the most equal sums, and return their ends."""
+    """Divide ``lengths`` into ``count`` runs with sums as equal as possible; return the ends of the runs."""
     total = [0.0, *accumulate(lengths)]
     mean = total[-1] / count
-    best = [0.0] + [math.inf] * len(lengths)  # the least cost of the first n lengths in the runs made so far
+    best = [0.0] + [math.inf] * len(lengths)  # the least cost of the first n lengths in the runs so far
     cuts: list[list[int]] = []
     for _ in range(count):
         made, cut = [math.inf] * len(best), [0] * len(best)
@@ -243,7 +243,7 @@ def _figure(one: Shown) -> str:
 
 
 def _cell(one: Shown, width: int, height: int) -> Image.Image:
-    """Return an image scaled to a cell, with its boxes drawn at that size, so that labels are legible."""
+    """Return an image scaled to a cell; boxes are drawn after scaling, so that labels are legible."""
     if one.image is None:
         return _blank(width, height)
     scale = min(width / one.image.width, height / one.image.height)
@@ -262,7 +262,7 @@ def _cell(one: Shown, width: int, height: int) -> Image.Image:
 def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
     """Return the labels for an image of this size: the full texts, or short ones if space is lacking."""
     letters = [len(mark.text) + 1 for mark in one.marks]
-    side = 0.7 * (size[0] * size[1]) ** 0.25  # of a letter, as it is drawn
+    side = 0.7 * (size[0] * size[1]) ** 0.25  # size of a letter, as drawn
     covered = sum(letters) * 0.6 * side * 1.4 * side <= COVERED * size[0] * size[1]
     has_room = len(one.marks) <= CROWDED and covered and max(letters, default=0) * 0.6 * side <= size[0]
     return [mark.text if has_room else mark.short for mark in one.marks]

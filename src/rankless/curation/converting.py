@@ -23,7 +23,7 @@ from rankless.printing import ProgressBar
 
 FIRST = 20
 """Maximum number of differences listed."""
-_CLASSES = ("image-folder", "webdataset", "csv")  # formats that hold a class for each image
+_CLASSES = ("image-folder", "webdataset", "csv")  # formats with one class per image
 # Losses that the writers report are not counted as differences: flagged boxes are left out, class names lose
 # line breaks and surrounding spaces, and a box that begins within _EDGE of the edge is moved to it.
 _WITHOUT_FLAGS, _FIT_NAMES, _ROUNDED = ("darknet", "lines"), ("csv", "lines", "voc"), ("darknet", "voc")
@@ -63,7 +63,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Noted(ImageFiles):
-    """An image writer that records in ``went`` each path below ``out``, which is built as ``folder``."""
+    """An image writer that records each image's final path in ``went``; ``out`` is built as ``folder``."""
 
     out: Path = Path()
     folder: Path = Path()
@@ -130,15 +130,15 @@ def compare(
 ) -> list[str]:
     """Return sentences about differences between the splits and those read back from ``out``.
 
-    Classes are compared by name, since some formats renumber them. The boxes of an image may be in any order.
-    Information that the format's writer reports as lost is ignored.
+    Classes are compared by name, because some formats renumber them. The boxes of an image may be in any
+    order. Information that the format's writer reports as lost is ignored.
 
     Args:
         splits: the splits as written.
         out: the new data set.
         format: its format.
-        went: each image's file, by the split's ``id()`` and the image's index. Without the files of all its
-            images, a split is compared in the order as written.
+        went: each image's file, by the split's ``id()`` and the image's index. If a split lacks files of some
+            images, it is compared in the order in which it was written.
     """
     differences: list[str] = []
     names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
@@ -163,10 +163,10 @@ def compare(
 
 
 def _as_held(whole: Annotations, format: str, names: Mapping[str, str]) -> Annotations:
-    """Return a split without the information that the writer reports as lost, and with the new ``names``."""
+    """Return a split with the new ``names`` and without the information that the writer reports as lost."""
     if format in _WITHOUT_FLAGS:
         whole = with_boxes(whole, whole.flags == 0)
-    # Adding 0 turns -0 into 0, since a zero may lose its sign.
+    # Adding 0 turns -0 into 0, because a zero may lose its sign.
     boxes = whole.boxes + np.float32(0)
     if format in _ROUNDED:
         boxes[boxes < _EDGE] = 0
@@ -204,7 +204,7 @@ def _difference(old: Annotations, index: int, new: Annotations, number: int) -> 
 
 
 def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
-    """Return the class name and the box's bytes of each box of an image, sorted."""
+    """Return the class name and coordinates (as bytes) of each box of an image, sorted."""
     rows = annotations.rows(index)
     names = [annotations.class_names[label] for label in annotations.labels[rows].tolist()]
     if not annotations.has_boxes:

@@ -1,4 +1,4 @@
-"""A data set with all its splits: opening it, and joining, naming and protecting its files."""
+"""A data set with all its splits: how to open it, and to join, name and protect its files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DataSet:
 
     @property
     def parts(self) -> dict[str, Annotations]:
-        """The splits that share no images: without VOC's ``trainval`` if its parts are present."""
+        """The splits without VOC's ``trainval`` if its parts are present, so that splits share no images."""
         union = UNION in self.splits and {"train", "val"} <= self.splits.keys()
         return {name: each for name, each in self.splits.items() if not (union and name == UNION)}
 
@@ -68,7 +68,7 @@ def open_data_set(
         splits: the splits to open; all if empty.
         classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
         examined: accept data with errors.
-        rescan: read everything again, including image headers, even if no annotation seems to have changed.
+        rescan: read everything again, including image headers, even if nothing seems to have changed.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError(
@@ -96,7 +96,7 @@ def open_data_set(
 
 
 def spare(outputs: Outputs, root: str, format: str) -> None:
-    """Raise if a forced output would replace a file of the data set in any split.
+    """Raise if a forced output would replace a file of the data set.
 
     Every file in the data set's folder counts, including files that no format reads, such as masks.
     """
@@ -117,7 +117,7 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
 
 
 def known_format(name: str, option: str = "--format", known: Sequence[str] = ()) -> str:
-    """Return the format that ``name`` means; ``yolo`` means ``darknet``."""
+    """Return the format that ``name`` refers to; ``yolo`` means ``darknet``."""
     if name == "yolo":
         return "darknet"
     known = known or ("auto", *NAMES)
@@ -128,7 +128,7 @@ def known_format(name: str, option: str = "--format", known: Sequence[str] = ())
 
 
 def together(splits: Sequence[Annotations]) -> Annotations:
-    """Return the images of several splits; an image that several of them list counts once."""
+    """Return the images of several splits; an image listed in several of them is included once."""
     first = splits[0]
     if any(each.class_names != first.class_names for each in splits):
         classes = "; ".join(listed(each.class_names) for each in splits)
@@ -154,9 +154,9 @@ def together(splits: Sequence[Annotations]) -> Annotations:
 
 
 def names_below(root: str, annotations: Annotations) -> list[str]:
-    """Return each image's path below the data set's folder, with ``/``; in a shard, below the shard.
+    """Return each image's path, with ``/``, relative to the data set's folder or its shard.
 
-    Such a name stays the same when the data set is moved and when images are added to it.
+    Such a name does not change when the data set is moved or images are added.
     """
     path = Path(root).expanduser()
     top = (path if path.is_dir() else path.parent).resolve()
@@ -169,7 +169,7 @@ def names_below(root: str, annotations: Annotations) -> list[str]:
 
 
 def must_be_outside(root: str, out: Path) -> None:
-    """Raise if the new folder lies in the data set, which would then contain its copy."""
+    """Raise if the new folder is inside the data set, which would then contain its own copy."""
     path = Path(root).expanduser()
     inner = Path(os.path.realpath(out.expanduser()))
     if path.is_dir() and Path(os.path.realpath(path)) in inner.parents:

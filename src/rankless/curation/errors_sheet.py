@@ -1,4 +1,4 @@
-"""Contact sheet of a model's worst images and of labels that are likely wrong."""
+"""Contact sheet of a model's worst images and of labels that are probably wrong."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _moved(box: Box, left: float = 0, top: float = 0, reduced: int = 1) -> Box:
 
 
 def _marks(errors: ModelErrors, one: Mistake, reduced: int) -> list[Mark]:
-    """Return an error's box and its annotation's dashed box; nothing if it concerns the full image."""
+    """Return an error's box and its annotation's dashed box; nothing if the error concerns the full image."""
     if is_whole(one):
         return []
     label = one.predicted if one.predicted >= 0 else one.label

@@ -1,4 +1,4 @@
-"""The facts about a data set and this machine that decide the data set's first recipe."""
+"""The facts about a data set and this machine that determine the data set's first recipe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rankless.hardware.cores import usable_cores
 FEWEST = 10
 """Least number of training images that a recipe is written for."""
 
-_ALIKE = 1.1  # the largest ratio of two aspect ratios that one shape of input suits
+_ALIKE = 1.1  # the largest ratio of two aspect ratios for which one input shape is suitable
 _MAX_BAD = 0.01  # the default of data.max_bad
 
 
@@ -45,7 +45,7 @@ class Facts:
         counts: number of training boxes of each class, or of training images for classification.
         height, width: median height and width of the training images in pixels.
         is_uniform: whether nearly all images have the same aspect ratio.
-        box_side: side length that 95 % of the boxes exceed, in pixels of an image of the median size.
+        box_side: side length that 95% of the boxes exceed, in pixels of an image of median size.
         gpus, cores: number of GPUs, and of CPU cores that this process may use.
         memory: free memory in bytes.
     """
@@ -75,12 +75,12 @@ class Facts:
 
     @property
     def devices(self) -> int:
-        """Number of devices that a training would use: GPUs, or a process for each core."""
+        """Number of devices that a training would use: the GPUs, or one process per core."""
         return self.gpus or self.cores
 
     @property
     def machine(self) -> str:
-        """The devices that a training would use."""
+        """A description of the devices that a training would use."""
         return counted(self.gpus, "GPU") if self.gpus else f"{counted(self.cores, 'core')} and no GPU"
 
 
@@ -89,7 +89,7 @@ def facts_of(root: str, divided: Path, format: str = "auto", *, classes: Classes
 
     Args:
         root: a folder, or a file such as a ``data.yaml``.
-        divided: the new folder, whose images are links.
+        divided: the new folder, which links to the images.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
     """
@@ -117,7 +117,7 @@ def facts_of(root: str, divided: Path, format: str = "auto", *, classes: Classes
 
 
 def refuse_too_little(root: str, train: Annotations) -> None:
-    """Raise if the training images are too few, or too few of a class."""
+    """Raise if there are too few training images, in total or of a class."""
     problems = []
     if len(train) < FEWEST:
         problems.append(
@@ -149,7 +149,7 @@ def divide(root: str, train: str, out: Path, format: str, classes: Classes) -> N
 
 
 def _train(existing: Sequence[str]) -> str:
-    """Return the split to train on: ``train``, or the only one that is not for validation or tests."""
+    """Return the split to train on: ``train``, or else the only split that is not for validation or tests."""
     if known_as("train", existing) in existing:
         return "train"
     others = [name for name in existing if is_for_training(name)]

@@ -1,4 +1,4 @@
-"""Decoding of images before a training, into the cache that ``data.cache: disk`` reads."""
+"""Decoding of images before training, into the cache that ``data.cache: disk`` reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Filled:
 
 
 def fill(recipe: Recipe) -> list[Filled]:
-    """Decode the images that a recipe trains and evaluates on, at the resolution it needs.
+    """Decode the images that a recipe trains and evaluates on, at the resolution that it needs.
 
     Cached images are not decoded again, so an interrupted call can be repeated.
     """

@@ -21,7 +21,7 @@ Anchors = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """Anchors (width, height) in pixels, sorted by area, and the mean IoU of boxes with their best one."""
+    """Anchors (width, height) in pixels, sorted by area, and the boxes' mean IoU with their best anchors."""
 
     anchors: Anchors
     average_iou: float

@@ -1,4 +1,4 @@
-"""Copies of data sets without their errors; the originals stay unchanged."""
+"""Copies of data sets without errors; the originals are not changed."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def remedy(checked: Checked) -> str:
 def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     """Raise if a copy would silently turn annotated objects into background.
 
-    A finding that stops a training may mean that the data was misread. Without their boxes, the objects would
-    count as background.
+    A finding that stops training may mean that the data was misread. Without boxes, the objects would count
+    as background.
     """
     found = {
         f"{name}: {kind}: {count:,}" + (f"; the first: {first[0]}" if first else ""): kind

@@ -1,11 +1,11 @@
 """A model's errors: the images with the costliest errors, and labels that are likely wrong.
 
 A detector's errors have TIDE's kinds (Bolya et al., "TIDE: A General Toolbox for Identifying Object Detection
-Errors", 2020): classification, localization, duplicate, background, missed. An error's cost is the score of a
-wrong detection, or one minus the score of the best correct detection of a missed object.
+Errors", 2020): classification, localization, duplicate, background, missed. The cost of a wrong detection is
+its score. The cost of a missed object is one minus the score of its best correct detection.
 
-A label is likely wrong if the model confidently predicts another class, predicts an object without a label,
-or predicts nothing near the label.
+A label is probably wrong if the model confidently predicts another class or an object without a label, or
+predicts nothing near the label.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Mistake(NamedTuple):
         predicted: the predicted class id; -1 for a missed object.
         label: the annotated class id; -1 for background.
         cost: cost of the error, 0..1.
-        doubt: estimate that the annotation is wrong, 0..1.
-        annotated: xyxy of the annotation that a detection belongs to, if any.
+        doubt: estimated probability that the annotation is wrong, 0..1.
+        annotated: xyxy of the annotation that the detection belongs to, if any.
     """
 
     kind: Kind
@@ -105,7 +105,7 @@ class ModelErrors:
 
     @property
     def is_blind(self) -> bool:
-        """Whether no detection reaches ``confidence``, so that missed objects say nothing about labels."""
+        """Whether no detection reaches ``confidence``: then missed objects say nothing about labels."""
         return self.best < self.confidence
 
     def counts(self) -> dict[str, int]:
@@ -113,7 +113,7 @@ class ModelErrors:
         return dict(Counter(one.kind for image in self.images for one in image.mistakes))
 
     def doubtful(self) -> list[tuple[WrongImage, Mistake]]:
-        """Return the labels that are likely wrong with their images, the likeliest first."""
+        """Return the labels that are probably wrong, and their images, the most probable first."""
         every = [(image, one) for image in self.images for one in image.mistakes if one.doubt >= SURE]
         return [] if self.is_blind else sorted(every, key=lambda pair: (-pair[1].doubt, pair[0].index))
 
@@ -122,7 +122,7 @@ class ModelErrors:
         return "nothing" if label < 0 else self.class_names[label]
 
     def as_json(self, count: int) -> dict[str, Any]:
-        """Return the worst ``count`` images and as many likely wrong labels as JSON-compatible data."""
+        """Return the worst ``count`` images, and as many probably wrong labels, as JSON-compatible data."""
         return {
             "weights": str(self.weights),
             "data": self.data,
@@ -188,7 +188,7 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
     device = compute_device()
     recipe = replace(recipe, precision=resolve(recipe.precision, device, recipe.cpu_isa))
     kind: type[Detect | Classify] = Classify
-    if recipe.task == "detect":  # report boxes as a prediction does, each under its best class
+    if recipe.task == "detect":  # report each box under its best class, as prediction does
         kind = Detect
         evaluate = replace(recipe.evaluate, confidence=_LOWEST, multi_label=False, rectangular=False)
         recipe = replace(recipe, evaluate=evaluate)
@@ -249,7 +249,7 @@ def _mistakes(
 
 
 def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
-    """Yield a detector's errors in one image; detections below ``confidence`` are no errors themselves."""
+    """Yield a detector's errors in one image; detections below ``confidence`` do not count as errors."""
     finder = _finders(image)
     right, explained = set(finder.values()), set(finder)
     for row in np.flatnonzero(image.scores >= confidence).tolist():
@@ -268,7 +268,7 @@ def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
 
 
 def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tuple[Mistake, int]:
-    """Return the error of a detection that matches no object, and the object it belongs to, or -1."""
+    """Return the error of a detection that matches no object, and the index of its object, or -1."""
     score, predicted = float(image.scores[row]), int(image.found[row])
     overlaps = image.overlaps[row] * image.counts
     near = int(overlaps.argmax()) if len(overlaps) else -1
@@ -278,7 +278,7 @@ def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tup
     doubt = score if overlap < _NEAR else 0.0  # an additional label would make it correct
     if label == predicted and overlap >= _NEAR:
         kind, doubt = ("duplicate" if overlap >= IOU else "localization"), 0.0
-    elif overlap >= IOU:  # another class would make it correct, unless the annotated one is also found
+    elif overlap >= IOU:  # another class would make it correct, unless the annotated class is also found
         kind, doubt = "classification", score - (float(image.scores[finder[near]]) if near in finder else 0.0)
     if kind == "background":
         label, near = -1, -1

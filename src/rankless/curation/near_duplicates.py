@@ -1,8 +1,8 @@
-"""Search for identical and nearly identical images: copies, and images saved again or resized.
+"""Search for identical images and nearly identical ones, which were saved again or resized.
 
 Every image becomes a thumbnail of 16 × 16 mean colors. Two images are nearly the same if no mean differs much
 and the root mean square difference is small. The search is exact: block means are a projection of the
-thumbnail, so images that differ little lie close together in a k-d tree of block means.
+thumbnail, so similar images are close together in a k-d tree of block means.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def look_at(whole: Annotations, index: int, *, near: bool, decode: bool = False)
 
 
 def find_alike(whole: Annotations, *, near: bool = True) -> Alike:
-    """Compare all images of a split with each other by their bytes; with ``near``, also by their thumbnails.
+    """Compare all images of a split with each other by bytes and, with ``near``, by thumbnails.
 
     An image that cannot be decoded is compared only by its bytes.
     """
@@ -119,8 +119,8 @@ def thumbnail(data: bytes, name: str) -> Thumbnails:
 
 
 def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
-    """Yield each pair of nearly equal rows of (N, 3 * 16 * 16) once, the lower row first."""
-    from sklearn.neighbors import KDTree  # slow to import
+    """Yield each pair of nearly equal rows of (N, 3 * 16 * 16) once, with the lower row first."""
+    from sklearn.neighbors import KDTree  # importing it is slow
 
     contrast = thumbnails.std(1, dtype=np.float32)  # (N,)
     limit = np.clip(_OF_CONTRAST * contrast, _LEAST, _MOST)
@@ -143,7 +143,7 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
 
 
 class Joined:
-    """The numbers 0 to ``count`` - 1, joined pair by pair into groups (union-find)."""
+    """The numbers from 0 to ``count`` - 1, joined into groups pair by pair (union-find)."""
 
     def __init__(self, count: int) -> None:
         self._above = list(range(count))

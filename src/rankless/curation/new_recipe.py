@@ -1,6 +1,7 @@
 """The first recipe for a data set: a value for each key that matters, with the reason as a comment.
 
-The values are those of the shipped recipes ``blood-cells`` and ``resnet18``, fitted to data and machine.
+The values are those of the shipped recipes ``blood-cells`` and ``resnet18``, adapted to the data and the
+machine.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ STEPS = {"detect": 1380, "classify": 950}
 EPOCHS = {"detect": 12, "classify": 30}
 """Least number of epochs, for data sets that are so large that few epochs have enough steps."""
 
-_BOX = 20  # pixels that 95 % of the boxes exceed: 21 in blood-cells, 2.6 cells of the finest map
-_SIDES = (320, 416, 640)  # the least longer side of a detector's input, the largest on a CPU, and on a GPU
-_SMALL = 48  # pixels of an input in which a crop would leave too little of the object
+_BOX = 20  # pixels that 95% of the boxes should exceed: 21 in blood-cells, 2.6 cells of the finest map
+_SIDES = (320, 416, 640)  # longer side of a detector's input: minimum, and maximum on a CPU and on a GPU
+_SMALL = 48  # pixels of an input that is so small that a crop would leave too little of the object
 _MANY = 10_000  # training images
-_BYTES = {"detect": 1200, "classify": 800}  # of a micro-batch's memory for each pixel of its images, in fp32
-_PROCESS = 5 << 28  # bytes: a process with PyTorch, its weights and their gradients
+_BYTES = {"detect": 1200, "classify": 800}  # bytes of a micro-batch's memory per pixel of its images, in fp32
+_PROCESS = 5 << 28  # bytes of a process with PyTorch, the weights and their gradients
 
 _SIDED = re.compile(r"(?<![a-z])(left|right|texts?|words?|letters?|digits?|arrows?|plates?)(?![a-z])", re.I)
 
@@ -50,7 +51,7 @@ def text(facts: Facts, file: str) -> str:
 
 
 def settings(facts: Facts) -> list[Setting]:
-    """Return the keys of the recipe in its order."""
+    """Return the recipe's keys in order."""
     return list(_detector(facts) if facts.boxed else _classifier(facts))
 
 
@@ -191,7 +192,7 @@ def _batch(facts: Facts, images: int, pixels: int, why: str) -> Iterator[Setting
 
 
 def _epochs(facts: Facts, images: int) -> tuple[int, Setting]:
-    """Return the number of steps of the run, and the setting."""
+    """Return the number of steps of the run, and the setting for it."""
     task = facts.task
     epochs = max(math.ceil(STEPS[task] * images / facts.train_images), EPOCHS[task])
     steps = epochs * facts.train_images // images

@@ -11,13 +11,13 @@ from rankless.printing import ProgressBar
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-_AHEAD = 4096  # items submitted at once, since a million futures would take a gigabyte
+_AHEAD = 4096  # items submitted at once, because a million futures would take a gigabyte
 
 
 def each(work: Callable[[Item], Made], items: Sequence[Item], what: str) -> Iterator[Made]:
     """Yield ``work(item)`` for every item in order, computed on all cores; show a progress bar on a terminal.
 
-    Threads suffice, since Pillow's decoders, hashing and file access release the GIL.
+    Threads are sufficient, because Pillow's decoders, hashing and file access release the GIL.
     """
     with ProgressBar(len(items), what) as bar, ThreadPoolExecutor(usable_cores()) as pool:
         for first in range(0, len(items), _AHEAD):

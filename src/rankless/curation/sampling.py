@@ -1,4 +1,4 @@
-"""Samples of a data set with their annotations, as stored or as in a training."""
+"""Samples of a data set with their annotations, as stored or as augmented in training."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def select(
 ) -> Selection:
     """Draw ``count`` images of a split, by default the first; with ``class_name``, only images of that class.
 
-    With ``augmented``, images look as in the first epoch of a training by the recipe that it returns for the
-    data's task, ``detect`` or ``classify``.
+    With ``augmented``, images look as in the first epoch of training; it returns the recipe for the data's
+    task, ``detect`` or ``classify``.
     """
     format = known_format(format)
     if root == DIGITS and not Path(root).exists():
@@ -117,7 +117,7 @@ def select(
 def _digits(
     split: str, count: int, seed: int, class_name: str | None, augmented: RecipeFor | None
 ) -> Selection:
-    """Draw scenes of the built-in data, whose classes are known only after rendering."""
+    """Draw scenes of the built-in data; their classes are known only after rendering."""
     scenes = DigitScenes(split, _SCENES)
     wanted = _label(class_name, scenes.class_names)
     look, total = partial(_scene, scenes), len(scenes)
@@ -176,7 +176,7 @@ def _as_stored(whole: Annotations, index: int) -> Shown:
 def _augmented(recipe: Recipe) -> tuple[partial[Shown], int]:
     """Return a function that shows an image as in the first epoch, and the number of images."""
     task = open_task(recipe)
-    examples: Any = task.training_data()  # of the task's kind
+    examples: Any = task.training_data()  # the type depends on the task
     return partial(_as_trained, examples, tuple(task.class_names)), len(examples)
 
 

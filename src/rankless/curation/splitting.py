@@ -1,8 +1,8 @@
 """Reproducible division of images into splits.
 
-An image's split depends only on the seed and its name, so images that are added later do not move others.
-With ``stratify``, every split gets the same fraction of each class, and an image's split depends on all
-images. Images of one group stay together, and so do identical or nearly identical images, which would inflate
+An image's split depends only on the seed and the image's name, so images that are added later do not move
+others. With ``stratify``, every split gets the same fraction of each class, and an image's split depends on
+all images. Images of one group stay together, as do identical or nearly identical images, which would inflate
 the scores if they were in two splits.
 """
 
@@ -41,7 +41,7 @@ _CLOSE = 0.01
 
 @dataclass(frozen=True)
 class Divided:
-    """The new folder and splits, the requested fraction of each, and notes as sentences."""
+    """The new folder and its splits, the requested fraction of each split, and notes."""
 
     data: DataSet
     out: Path
@@ -126,7 +126,7 @@ def _divided(
     *,
     stratify: bool,
 ) -> dict[str, Annotations]:
-    """Return the new splits, given the images of each unit and its hash from 0 to 1."""
+    """Return the new splits, given each unit's images and its hash from 0 to 1."""
     if stratify:
         counts, sizes = _label_counts(whole, members), np.array([len(each) for each in members])
         order = np.argsort(np.array(hashed), kind="stable")
@@ -151,7 +151,7 @@ def _divided(
 
 
 def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
-    """Return a split for each number in [0, 1): the lowest go to the second split, the next to the third.
+    """Return a split for each number in [0, 1): the lowest go to the second split, the next to the third one.
 
     Therefore a test split that is added later takes images only from ``train``, and a larger ``val`` keeps
     its images.
@@ -163,9 +163,9 @@ def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
 def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Counts:
     """Divide examples by iterative stratification: Sechidis, Tsoumakas and Vlahavas, 2011, algorithm 1.
 
-    Examples with the rarest remaining label are assigned first, each to the split that still needs the most
-    of that label. Ties go to the split that needs the most examples. An example may be a group of images,
-    all of which count.
+    Examples with the rarest remaining label are assigned first, each to the split that still needs that label
+    most. Ties go to the split that needs the most examples. An example may be a group of images; each of them
+    counts.
 
     Args:
         counts: number of each example's images with each label, (N, C); the order breaks ties.
@@ -194,7 +194,7 @@ def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Cou
         label = int(np.argmin(np.where(left > 0, left, np.iinfo(np.int64).max)))
         for example in np.flatnonzero((counts[:, label] > 0) & (where < 0)).tolist():
             deal(example, wanted_of[:, label])
-    for example in np.flatnonzero(where < 0).tolist():  # without any label
+    for example in np.flatnonzero(where < 0).tolist():  # examples without any label
         deal(example, wanted)
     return where
 
@@ -218,7 +218,7 @@ def _fractions(val: float, test: float) -> dict[str, float]:
 
 
 def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
-    """Return the units to divide, the images of each group or each single image, and notes."""
+    """Return the units to divide, each a group of images or a single image, and notes."""
     units: defaultdict[str, list[int]] = defaultdict(list)
     alone, text = 0, ""
     for number, name in enumerate(names):
@@ -248,9 +248,9 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
 def _merged(
     units: Mapping[str, list[int]], groups: Iterable[Sequence[int]], count: int
 ) -> dict[str, list[int]]:
-    """Join the units that share a group, under the first of their names.
+    """Join the units that share a group, under the first of the names.
 
-    The split of an image without duplicates thus depends only on its name.
+    Therefore the split of an image without duplicates depends only on its name.
     """
     joined = Joined(count)
     for members in (*units.values(), *groups):
@@ -264,7 +264,7 @@ def _merged(
 def _shares(
     made: Mapping[str, Annotations], wanted: Mapping[str, float], largest: int, *, stratify: bool
 ) -> list[str]:
-    """Return a sentence about the splits that missed their fraction, and why; none if all are close."""
+    """Return a sentence that explains which splits missed their fraction; none if all are close."""
     total = sum(map(len, made.values()))
     missed = [
         f"'{name}' has {len(each) / total:.1%} of the images, not {wanted[name]:.1%}"

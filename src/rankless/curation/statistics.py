@@ -22,7 +22,7 @@ UNEVEN = 10
 
 @dataclass(frozen=True)
 class Spread:
-    """Quantiles 0, 0.05, 0.5, 0.95 and 1 and the mean of some numbers; None without numbers."""
+    """Quantiles 0, 0.05, 0.5, 0.95 and 1, and the mean, of some numbers; None if there are no numbers."""
 
     least: float | None = None
     low: float | None = None
@@ -139,7 +139,7 @@ def box_aspects(whole: Annotations) -> NDArray[np.float64]:
 
 
 def object_areas(whole: Annotations) -> NDArray[np.float64]:
-    """Return the area of every object in pixels, (T,): the annotated area, or else its box's."""
+    """Return the area of every object in pixels, (T,): the annotated area, or else the box's."""
     boxes = np.asarray(whole.boxes, np.float64)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     stated = np.asarray(whole.areas, np.float64)[: len(areas)]

@@ -36,7 +36,7 @@ def plot(data: DataSet, out: Path, outputs: Outputs) -> None:
     spare(outputs, data.root, data.format)
     drawn = figure(data)
     with outputs.writing(out) as file, warnings.catch_warnings():
-        # A class name in a script that the font lacks is drawn as boxes; the printed table spells it.
+        # Class names in a script that the font lacks are drawn as boxes; the printed table shows them.
         warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
         drawn.savefig(file, format=out.suffix[1:].lower())
 
@@ -101,7 +101,7 @@ def _panels(data: DataSet, splits: Splits) -> Iterator[Callable[[Any], None]]:
 
 
 def _layout(panels: int, classes: int) -> list[list[str]]:
-    """Return the panels' places: many classes take the full left column, and no place stays empty."""
+    """Return the panels' places without gaps; many classes take the full left column."""
     names = [str(number) for number in range(panels)]
     if classes > _FEW_CLASSES:
         rest = names[1:]
@@ -137,7 +137,7 @@ def _class_bars(axes: Any, splits: Splits, what: str) -> None:
         axes.text(left[row], row, text, va="center", fontsize=8, color="#444444")
     cut = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
     axes.set_yticks(rows, [_plain(cut[label]) for label in shown], fontsize=9)
-    axes.set_ylim(max(len(shown), 4) - 0.5, -0.6)  # from the top; few classes get no thicker bars
+    axes.set_ylim(max(len(shown), 4) - 0.5, -0.6)  # from the top; bars of few classes are not thicker
     axes.set_xlim(0, max(left.max(initial=1) * 1.28, 1))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -177,7 +177,7 @@ def _boxes_per_image(axes: Any, splits: Splits) -> None:
 
 
 def _object_sizes(axes: Any, splits: Splits) -> None:
-    """Draw the numbers of small, medium and large objects by COCO's bounds."""
+    """Draw how many objects are small, medium and large by COCO's bounds."""
     names = [f"small\n< {SMALL**0.5:.0f}² px", "medium", f"large\n≥ {MEDIUM**0.5:.0f}² px"]
     below = np.zeros(3)
     for each, color in zip(splits.values(), _colors(splits), strict=True):

@@ -22,7 +22,7 @@ from rankless.randomness import generator
 RESTARTS = 5
 SCENES = 500
 """The number of built-in scenes that are rendered for their boxes."""
-_ROUNDS = 300  # the loop usually ends after a few dozen rounds, but ties could make it cycle
+_ROUNDS = 300  # the loop usually ends after a few dozen rounds, but ties could make it run forever
 
 Sizes = NDArray[np.float64]
 
@@ -79,13 +79,13 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
 
 
 def average_iou(sizes: ArrayLike, anchors: ArrayLike) -> float:
-    """Return the mean IoU of each box, (N, 2), with its best anchor, (A, 2), both centered; else NaN."""
+    """Return the mean IoU of centered boxes, (N, 2), with their best anchors, (A, 2); NaN without boxes."""
     boxes, weights = _distinct(sizes)
     return _average(boxes, weights, np.asarray(anchors, np.float64)) if len(boxes) else math.nan
 
 
 def _distinct(sizes: ArrayLike) -> tuple[Sizes, NDArray[Any]]:
-    """Return the different sizes in order, (U, 2), and the number of boxes of each size, (U,)."""
+    """Return the distinct sizes in order, (U, 2), and the number of boxes of each size, (U,)."""
     boxes = np.asarray(sizes, np.float64).reshape(-1, 2)
     if not ((boxes > 0) & np.isfinite(boxes)).all():
         raise ValueError("sizes of boxes must be finite and above 0")
@@ -104,7 +104,7 @@ def _average(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> float:
 
 
 def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Generator) -> Sizes:
-    """Return initial anchors by k-means++: each is a box drawn by its squared distance from the others."""
+    """Return initial anchors by k-means++: boxes drawn with weights of squared distance to earlier ones."""
     taken: list[int] = []
     weighted = weights.astype(np.float64)
     for _ in range(count):

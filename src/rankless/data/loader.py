@@ -1,7 +1,7 @@
 """Loader processes, which fetch the images of each micro-batch as listed in the schedule.
 
-A batch depends only on its line in the schedule, so the number of processes changes nothing but the time. The
-processes belong to the rank: they end when it closes the loader or dies.
+A batch depends only on its line in the schedule, so the number of processes affects only the speed. The
+processes belong to the rank: they end when the rank closes the loader or dies.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class MicroBatches(Generic[B]):
             pin_memory=pin_memory,
             multiprocessing_context="forkserver" if workers else None,
             worker_init_fn=_init_worker if workers else None,
-            generator=torch.Generator(),  # otherwise torch draws from the global one
+            generator=torch.Generator(),  # otherwise, torch draws from the global generator
         )
         try:
             self._batches: Iterator[Any] = iter(loader)
@@ -94,11 +94,11 @@ class MicroBatches(Generic[B]):
         started, self.is_waiting = time.perf_counter(), True
         try:
             batch = next(self._batches)
-        except (RuntimeError, OSError, EOFError) as error:  # the last two come from a dead process
+        except (RuntimeError, OSError, EOFError) as error:  # a dead process causes the last two
             if self._processes:
                 wait(
                     [process.sentinel for process in self._processes], _GRACE
-                )  # its exit may not be visible yet
+                )  # the process's exit may not be visible yet
             if death := _death(self._processes):
                 raise death from error
             raise
@@ -135,7 +135,7 @@ class _Failure:
 
 
 class _Fetch(Dataset[Any]):
-    """Loads the items of one line of the schedule."""
+    """A function that loads the items of one line of the schedule."""
 
     def __init__(self, examples: Any) -> None:
         self.examples = examples
@@ -157,7 +157,7 @@ class _Fetch(Dataset[Any]):
 
 
 class _Guarded:
-    """A ``collate`` that passes failures through."""
+    """A wrapper of ``collate`` that passes failures through."""
 
     def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
         self.collate = collate
@@ -192,9 +192,9 @@ class _Nowhere:
 
 
 def _share(batch: Any) -> None:
-    """Move a batch to shared memory here, where a failure can be reported.
+    """Move a batch to shared memory, where a failure can still be reported.
 
-    Python sends the batch from a thread which prints an error and continues, and the rank would wait forever.
+    Python sends batches from a thread that only prints errors and continues, so the rank would wait forever.
     """
     try:
         _Sharing(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
@@ -229,7 +229,7 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
     code = next((p.exitcode for p in processes if p.exitcode), None)
     if code is None:
         return None
-    if code == -signal.SIGBUS:  # it touched shared memory beyond the available space
+    if code == -signal.SIGBUS:  # the process touched shared memory beyond the available space
         return shared_memory_shortage()
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     why = f", probably because memory ran out: {_LESS}" if code == -signal.SIGKILL else ""
@@ -237,17 +237,17 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
 
 
 def _modules(examples: object, collate: object) -> set[str]:
-    """Return the modules that define the examples and batches, and this one."""
+    """Return the modules that define the examples and batches, and this module."""
     kinds = {__name__, type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
     return kinds.union(getattr(examples, "loader_imports", ()))
 
 
 def _init_worker(worker: int) -> None:
-    """Make a new loader process ignore ending signals and die with its rank."""
+    """Let a new loader process ignore termination signals and die with its rank."""
     for number in loader_server.ENDS:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    die_with_parent()  # the fork server, which in turn stays as long as its children do
+    die_with_parent()  # the parent is the fork server, which lives as long as its children
     rank = multiprocessing.parent_process()
     threading.Thread(target=_follow, args=(rank,), name="follow the rank", daemon=True).start()
 

@@ -1,7 +1,7 @@
-"""The process from which loader processes are forked: it has imported PyTorch and started no thread.
+"""The process that loader processes are forked from: it has imported PyTorch but started no thread.
 
-It is multiprocessing's fork server. A rank that starts it early forks it; otherwise it is a new interpreter,
-which takes seconds to import the modules that loaders need.
+It is multiprocessing's fork server. If a rank starts it early, it is forked from the rank; otherwise it is a
+new interpreter, which takes seconds to import the modules that loaders need.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _imported: frozenset[str] = frozenset()
 
 
 def fork_early() -> None:
-    """Start the fork server by forking this process, whose imports it then has.
+    """Start the fork server by forking this process, so that it inherits the imports.
 
-    Call it before any computation: afterwards there are threads, which do not survive a fork, and
+    Call this before any computation. Computations start threads, which do not survive a fork; after that,
     :func:`ensure` starts a new interpreter instead.
     """
     global _imported
@@ -67,7 +67,7 @@ def _serve(*descriptors: int) -> NoReturn:
 def ensure(modules: Iterable[str]) -> None:
     """Start the fork server if none is running or the running one lacks one of ``modules``.
 
-    Loader processes import these modules; every evaluation starts them again and would spend seconds on each
+    Loader processes import these modules. Every evaluation starts new ones, which would spend seconds on each
     import.
     """
     global _imported
@@ -82,9 +82,9 @@ def ensure(modules: Iterable[str]) -> None:
 
 @contextmanager
 def _ending_signals_blocked() -> Iterator[None]:
-    """Block the ending signals inside the context; processes started there inherit this.
+    """Block termination signals inside the context; processes started there inherit this.
 
-    A signal to the process group must not end the loaders of a rank that is about to save its last step.
+    A signal to the process group must not end the loaders of a rank that is about to save.
     """
     resource_tracker.ensure_running()  # first, because its start unblocks the signals
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)

@@ -1,9 +1,9 @@
-"""The images of each micro-batch, as a function of the seed and the position alone.
+"""The images of each micro-batch, which depend only on the seed and the position.
 
-The images of one epoch are shuffled by a keyed bijection on 0..n-1, so any position of any epoch is computed
-in constant time and memory: no shuffled list, no sampler state, nothing to save for a resume. Epochs follow
-one another in one endless stream that is cut into global batches: no batch is ragged, nothing is dropped, and
-every epoch contains every image exactly once.
+A keyed bijection on 0..n-1 shuffles the images of one epoch, so any position of any epoch is computed in
+constant time and memory, without a shuffled list or a sampler state to save. Epochs form one endless stream
+that is cut into global batches: all batches have the same size, nothing is dropped, and every epoch contains
+every image exactly once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rankless.randomness import key
 from rankless.recipe.schema import Batch
 
-_ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024  # few positions mix slowly: 5 are visibly uneven after 8 rounds
+_ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024  # few positions mix slowly: with 5, 8 rounds are visibly uneven
 _LARGEST = 2**62  # the sums below must stay inside 64 bits
 
 
@@ -38,8 +38,8 @@ def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[n
     """Apply a keyed permutation of 0..n-1 to ``positions``.
 
     A Feistel network over Z_a × Z_b with a·b ≥ n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
-    2002): each round adds a keyed hash of one half to the other half. Results that are not below n are
-    permuted again until they are (cycle walking); a·b barely exceeds n, so that is rare.
+    2002): each round adds a keyed hash of one half to the other half. Results of n or more are permuted again
+    (cycle walking); this is rare, because a·b barely exceeds n.
 
     Args:
         n: number of images, 1 to 2**62.
@@ -92,10 +92,9 @@ def micro_batch(n: int, seed: int, step: int, micro_batch: int, batch: Batch) ->
 
 
 def _halves(n: int) -> tuple[int, int]:
-    """Return moduli a, b with a·b ≥ n, close to n and to each other.
+    """Return moduli a and b that are close to each other, with a·b ≥ n and close to n.
 
-    a is even, because a round adds a cycle of length a, and with both lengths odd no odd permutation could
-    occur.
+    a is even: a round adds cycles of length a, and if both lengths were odd, no odd permutation could occur.
     """
     root = int(np.sqrt(float(n)))
     a = max(2, root + root % 2)

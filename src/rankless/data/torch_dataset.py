@@ -1,4 +1,4 @@
-"""An existing map-style torch data set as the data of a task.
+"""Map-style torch data sets as the data of a task.
 
 Its transforms draw from global generators, whose state depends on earlier draws and therefore on ranks and
 loader processes. Here these generators are seeded for every single item by the recipe's seed, the epoch and
@@ -43,10 +43,10 @@ def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None
     with GENERATORS:
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - these are meant
         try:
-            # With one seed, Python's and NumPy's Mersenne twisters would draw the same numbers.
+            # With the same seed, Python's and NumPy's Mersenne twisters would draw the same numbers.
             random.seed(key(seed, "item", epoch, index, "python"))
             np.random.seed(_words(key(seed, "item", epoch, index, "numpy")))  # noqa: NPY002
-            torch.default_generator.manual_seed(torch_seed(seed, "item", epoch, index))  # the CPU's only
+            torch.default_generator.manual_seed(torch_seed(seed, "item", epoch, index))  # of the CPU only
             for number, generator in enumerate(generators):
                 _seed(generator, key(seed, "item", epoch, index, number))
             yield
@@ -69,7 +69,7 @@ def _seed(generator: Any, number: int) -> None:
     elif isinstance(generator, torch.Generator):
         generator.manual_seed(number % 2**63)
     elif callable(to_state := getattr(generator, "set_random_state", None)):
-        # Preferred to a seed, which would be mixed with the loader process's number.
+        # This is preferred to a seed, which would be mixed with the loader process's number.
         to_state(np.random.default_rng(number), random.Random(number))
     elif callable(to_seed := getattr(generator, "set_random_seed", None)):
         to_seed(number % 2**32)
@@ -80,20 +80,20 @@ def _seed(generator: Any, number: int) -> None:
 def from_dataset(dataset: Any, *, seed: int, digest: str | None = None) -> FromDataset:
     """Use a map-style torch data set as the training or evaluation data of a task.
 
-    Every item is drawn under :func:`seeded`, together with the generators found among the data set's
-    attributes and transforms. Other sources of randomness and state kept between items are not covered, so
+    Every item is drawn under :func:`seeded`, which also seeds the generators found in the data set's
+    attributes and transforms. Other randomness and state kept between items are not covered; to detect them,
     the first item is drawn twice and must be the same.
 
     Args:
         dataset: has ``__len__`` and ``__getitem__``; it must pickle if there are loader processes.
         seed: the recipe's seed.
-        digest: a text that changes with the data; resuming a run with other data reports it.
+        digest: text that changes with the data, so that resuming a run with other data is reported.
 
     Returns:
         A :class:`rankless.Examples`.
 
     Raises:
-        UserError: it is not map-style, has no items, or its first item differs when it is drawn again.
+        UserError: the data set is not map-style, has no items, or gives another first item when drawn again.
     """
     return FromDataset(dataset, seed, digest)
 
@@ -154,7 +154,7 @@ def _named(dataset: Any) -> str:
 
 
 def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
-    """Yield the generators among attributes and items, in order."""
+    """Yield the generators found in attributes and items, in order."""
     plain = str | bytes | np.ndarray | torch.Tensor | type | ModuleType
     if id(value) in seen or not deepest or len(seen) > _MOST or isinstance(value, plain):
         return

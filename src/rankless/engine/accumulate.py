@@ -1,4 +1,4 @@
-"""Forward, backward and reduction of one step, which give every rank the summed gradients and counts."""
+"""Forward pass, backward pass and reduction of one step; every rank gets the summed gradients and counts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Accumulator:
         return self._totals(pending.result, unreadable, self.gradients.unused)
 
     def _draw(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
-        """Return the next batch on the device, and its images that could not be read."""
+        """Return the next batch on the device, and the images that could not be read."""
         batch = next(batches)
         check_batch(self.task, batch)
         return batch.to(self.device), unreadable_in(batch)
@@ -181,7 +181,7 @@ class SyncAccumulator(Accumulator):
         return self._totals(totals, [one for _, missing in drawn for one in missing], unused)
 
     def _sum_gradients(self) -> dict[int, set[int]]:
-        """Write the summed gradients to the parameters; return those that each micro-batch left unused."""
+        """Write the summed gradients to the parameters; return the unused parameters of each micro-batch."""
         missing = missing_value(self.recipe.find_unused_parameters)
         unused: dict[int, set[int]] = {}
         leaves = []

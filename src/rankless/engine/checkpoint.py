@@ -48,7 +48,8 @@ class Snapshot:
         ema: the averaged model's state, if there is one.
         training: the optimizer's tensors.
         state: the rest, JSON-ready: best score, loss scale, number of training images.
-        links: what binds the checkpoint to its run (:mod:`rankless.runs.chain`); empty if there is no chain.
+        links: the links that bind the checkpoint to its run (:mod:`rankless.runs.chain`); empty without a
+            chain.
     """
 
     step: int
@@ -84,7 +85,7 @@ class Copies:
         for name, value in tensors.items():
             held = self._tensors.get((part, name))
             if held is None or held.shape != value.shape or held.dtype != value.dtype:
-                # From a GPU to pinned memory it takes a fraction of the time.
+                # A copy from a GPU to pinned memory takes a fraction of the time.
                 held = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
                 self._tensors[part, name] = held
             copied[name] = held.copy_(value.detach(), non_blocking=True)

@@ -1,4 +1,4 @@
-"""The list of the data's files with their SHA-256, made beside the training in the run directory."""
+"""A list of the data's files with their SHA-256, written to the run directory during training."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class DataSums:
         Thread(target=self._make, name="data sums", daemon=True).start()
 
     def digest(self, seconds: float) -> str | None:
-        """Return the SHA-256 of the list, waiting for it at most ``seconds``; None if there is none yet."""
+        """Return the SHA-256 of the list after waiting at most ``seconds``; None if it is not complete."""
         return self._sum if self._done.wait(seconds) else None
 
     def close(self) -> None:
-        """End the thread soon, however far it is."""
+        """End the thread soon, even if the list is incomplete."""
         self._closed = True
 
     def _make(self) -> None:
@@ -64,7 +64,7 @@ class DataSums:
                 keep_beside(self._path)
             if before != digest:
                 write_atomically(self._path, text)
-        except OSError:  # the chain does without it
+        except OSError:  # the chain does not need the list
             return None
         return digest
 
@@ -82,5 +82,5 @@ def names_of(files: Sequence[str]) -> list[str]:
 
 
 def common_folder(files: Sequence[str]) -> str:
-    """Return the folder that the files have in common; below it, names stay where the data is moved."""
+    """Return the deepest folder that contains all files; relative paths survive moving the data."""
     return os.path.commonpath({Path(file).absolute().parent for file in files}) if files else ""

@@ -20,7 +20,7 @@ class DivergedError(UserError):
     Args:
         errors: one sentence, or several.
         is_whole: whether the state is intact, as before the step, and can be saved.
-        repeats: whether a run continued with ``--resume`` would fail the same way.
+        repeats: whether a resumed run would fail in the same way.
     """
 
     def __init__(self, errors: str | Iterable[str], *, is_whole: bool, repeats: bool) -> None:
@@ -43,7 +43,7 @@ def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
 
 
 def not_finite(step: int, numbers: Numbers, bad: Sequence[str], recipe: Recipe, scale: float) -> str:
-    """Describe a loss that is not finite, or the parameters ``bad`` with such a gradient.
+    """Describe a loss that is not finite, or the parameters ``bad`` whose gradients are not finite.
 
     ``step`` counts from 1; ``scale`` is fp16's loss scale.
     """

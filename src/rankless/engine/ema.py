@@ -46,7 +46,7 @@ class Ema:
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the dict and the key that hold each tensor of the model's state dict, once for each tensor.
+    """Yield the dict and the key that hold each tensor of the model's state dict; yield each tensor once.
 
     Building the state dict itself would take milliseconds per step for a network of hundreds of layers.
     """

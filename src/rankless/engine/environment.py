@@ -1,6 +1,6 @@
 """The environment of a training: compared between ranks, recorded at each start and compared with the last.
 
-The recipe holds none of it, and all of it can change bits.
+None of this is in the recipe, but all of it can change bits.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def describe(device: torch.device) -> Environment:
 
 @cache
 def source() -> str:
-    """Return twelve digits of a hash of the package's code; copies of one version can differ in it."""
+    """Return twelve digits of a hash of the package's code, which can differ between copies of a version."""
     root, found = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         found.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
@@ -84,7 +84,7 @@ def versions() -> dict[str, str]:
     }
     return {
         "python": platform.python_version(),
-        "rankless": __version__,  # of the running code; the installed version may be another
+        "rankless": __version__,  # of the running code, which may differ from the installed version
         "rankless source": source(),
         **{name: metadata.version(name) for name in (*_PACKAGES, *_DECODERS)},
         **{name: value for name, value in native.items() if value},
@@ -196,14 +196,14 @@ def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
 
 
 def label(section: str, name: str) -> str:
-    """Return what messages call a value of an environment."""
+    """Return the name that messages use for a value of an environment."""
     if section == "instruction_set":
         return f"the instruction set of {name}"
     return f"the {name}" if section == "hardware" else name
 
 
 def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a sentence for each value that must be the same on all ranks and is not."""
+    """Return a sentence for each value that differs between ranks although it must not."""
     differing = []
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         values = [rank.get(name, "not there") for rank in ranks]

@@ -68,7 +68,7 @@ def evaluate(
         recipe: the run's recipe, with its precision resolved.
         world: the ranks.
         limit: predict only the first ``limit`` images and return a digest of the predictions instead of
-            scores, as a check of the same code path.
+            scores, to check the same code path.
         unreadable: called on every rank with the images that could not be read, if any. Their number is the
             score ``unreadable``; they affect no other score.
         stop: returns whether to stop; called before every batch. Ranks may get different answers.
@@ -120,7 +120,7 @@ def _before_each(
     progress: Callable[[int, int], None] | None,
     batches: int,
 ) -> Callable[[], bool]:
-    """Return the function to call before every batch, which returns whether to stop."""
+    """Return a function to call before every batch; it returns whether to stop."""
     begun = itertools.count()
 
     def call() -> bool:
@@ -217,7 +217,7 @@ def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: Wor
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
-    """Return a sentence for each of the first images, and one with the number of the others."""
+    """Return a sentence for each of the first images, and one that counts the others."""
     every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]

@@ -52,7 +52,7 @@ def backbone_of(model: nn.Module, needed_by: str, off: str) -> list[nn.Module]:
 
     Args:
         model: the bare model.
-        needed_by, off: the setting that needs it, and how to do without it, for messages.
+        needed_by, off: the setting that needs the backbone, and how to turn it off, for messages.
     """
     kind = type(model).__name__
     method = getattr(model, "backbone", None)

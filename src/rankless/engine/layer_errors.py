@@ -18,7 +18,7 @@ _WRAPPERS = ("module.", "model.")
 
 @contextmanager
 def explained(recipe: Recipe) -> Iterator[None]:
-    """Raise errors of PyTorch that a recipe causes as user errors."""
+    """Turn PyTorch's errors that a recipe causes into user errors."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

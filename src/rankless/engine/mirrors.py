@@ -1,7 +1,7 @@
 """Copies of the run directory on machines that do not share a disk, each kept by one rank.
 
-On one machine, and on several that share a file system, only rank 0 keeps one. Otherwise the run survives the
-loss of any machine: each of the others has the checkpoints, the best one, the journal and the record of the
+On one machine, and on several that share a file system, only rank 0 keeps a copy. Otherwise the run survives
+the loss of any machine, because every other machine has the checkpoints, the journal and the record of the
 environment.
 """
 
@@ -61,7 +61,7 @@ class Mirrors:
         return _name(self.hosts, rank)
 
     def recipe(self, own: Recipe) -> Recipe:
-        """Return the recipe to write into the weights: rank 0's, so that all copies have the same bytes.
+        """Return rank 0's recipe to write into the weights, so that all copies have the same bytes.
 
         Every rank must call it.
         """
@@ -81,7 +81,7 @@ class Mirrors:
                 self.journal.append(lines)
 
     def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
-        """Replace the file at ``path`` in every copy by the one with the greatest ``soundness``.
+        """Replace the file at ``path`` in every copy with the one that has the greatest ``soundness``.
 
         Every rank must call it, as :meth:`send_file`.
         """
@@ -91,10 +91,10 @@ class Mirrors:
         return self.send_file(path, max(self.writers, key=lambda rank: every[rank]))
 
     def send_file(self, path: Path, source: int) -> list[str]:
-        """Replace the file at ``path`` in every copy by that of rank ``source``.
+        """Replace the file at ``path`` in every copy with the file of rank ``source``.
 
-        Every rank must call it, with the path in its own run directory. A replaced file that the new one does
-        not continue is kept beside it.
+        Every rank must call it, with the path in its own run directory. If the new file does not continue the
+        replaced one, the replaced file is kept beside it.
 
         Returns:
             Sentences about the files that this rank has kept.
@@ -132,7 +132,7 @@ class Mirrors:
 
 
 def alone(world: World) -> Mirrors:
-    """Return the mirrors of a run with rank 0 as the keeper of the only copy."""
+    """Return the mirrors of a run whose only copy is kept by rank 0."""
     return Mirrors(world, [0] * world.size)
 
 

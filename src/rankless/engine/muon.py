@@ -17,9 +17,9 @@ from rankless.world.process_group import World
 from rankless.world.uncompiled import PlainAdamW
 
 LEAST = 16  # rows and columns; AdamW updates heads of few classes and depth-wise filters
-COEFFICIENTS = 3.4445, -4.775, 2.0315  # of the polynomial that brings singular values near 1
+COEFFICIENTS = 3.4445, -4.775, 2.0315  # coefficients of the polynomial that brings singular values close to 1
 ITERATIONS = 5
-RMS = 0.2  # of AdamW's steps, in learning rates
+RMS = 0.2  # root mean square of AdamW's steps, in learning rates
 
 
 def is_matrix(weight: Tensor) -> bool:

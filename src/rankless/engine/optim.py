@@ -31,7 +31,7 @@ def optimizer(
     Args:
         model: the model to train.
         recipe: the recipe's section ``optim``.
-        portable: compute the same bits on different CPUs. There ``Tensor.sqrt`` is MKL's, and its last bit
+        portable: compute the same bits on different CPUs. ``Tensor.sqrt`` uses MKL there, whose last bit
             depends on the processor; the fused Adam uses IEEE's square root.
         world: the ranks that share Muon's computation; they must all step together.
         dtype: the dtype in which Muon orthogonalizes matrices.

@@ -92,14 +92,14 @@ class Steps:
         if precision not in ("fp32", "bf16"):
             raise UserError(f"precision is '{precision}'; expected fp32 or bf16")
         self.ranks, self.model, self.workers, self.clip = ranks, model, workers, clip
-        sizes: Any = {"images": batch, "micro": micro}  # the recipe reports mistakes in them
+        sizes: Any = {"images": batch, "micro": micro}  # the recipe reports invalid values
         self.recipe = Recipe(batch=sizes, seed=seed, precision=precision, reduce="exact")
         self.data: Examples = data if callable(getattr(data, "item", None)) else from_dataset(data, seed=seed)
         self.collate = _Collate(collate)
         begin_alike(model, ranks)
         model.to(ranks.device)
         self.statistics = RunningStatistics(batch_norms(model), ranks.device)
-        self.statistics.give_back()  # outside of the steps the norms have the user's settings
+        self.statistics.give_back()  # outside the steps, the norms have the user's settings
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         task: Any = _Loop(loss)  # the accumulator uses only a task's loss
         self.accumulator = Accumulator(task, model, self.statistics, self.recipe, ranks)

@@ -1,4 +1,4 @@
-"""The learning rate and momentum of each step: functions of the step alone, so no state has to be saved."""
+"""The learning rate and momentum of each step; they depend only on the step, so no state has to be saved."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rankless.engine.schedule import StepSchedule
 from rankless.recipe.schema import Optim
 
 _SOONEST = 40  # steps in which ``auto`` reaches the full rate: 5% of 800, so longer runs are not changed
-_MOMENTA = 0.95, 0.85  # of one-cycle: at its ends and at its peak, PyTorch's (Smith 2018 has the same range)
+_MOMENTA = 0.95, 0.85  # of one-cycle, at its ends and its peak, as in PyTorch (Smith 2018 has the same range)
 
 
 def rate(run: StepSchedule, step: int) -> float:
     """Return the factor on ``optim.lr`` in step ``step`` (from 0) of a run.
 
-    The warm-up is ``((step + 1) / warmup) ** warmup_power``. Every schedule but ``step`` begins at its end;
-    the milestones of ``step`` count from the start of the run. With the warm-up ``auto`` the rate is at most
-    ``optim.lr * (step + 1) / 40``, even if the schedule falls before step 40.
+    The warm-up is ``((step + 1) / warmup) ** warmup_power``. Every schedule except ``step`` begins when the
+    warm-up ends; the milestones of ``step`` count from the start of the run. With the warm-up ``auto`` the
+    rate is at most ``optim.lr * (step + 1) / 40``, even if the schedule falls before step 40.
     """
     factor, schedule = _rate(run, step), run.recipe.schedule
     limited = schedule.warmup == "auto" and schedule.name != "one-cycle"

@@ -1,7 +1,7 @@
-"""Restoring at a start: all ranks continue from the newest complete checkpoint that any machine holds.
+"""Restoring a run: all ranks continue from the newest complete checkpoint that any machine holds.
 
 If every rank sees that checkpoint, each reads it from its own directory. Otherwise its tensors are sent as
-plain bytes, and the machines that lack it write it at once, as well as the best checkpoint.
+plain bytes, and the machines that lack it or the best checkpoint write their copies at once.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class _Report:
     Attributes:
         path: the run directory.
         step: the step of the newest complete checkpoint; -1 if there is none.
-        sums: a digest of its file of checksums.
+        sums: a digest of that checkpoint's file of checksums.
         recipe: its recipe, as JSON.
         warnings: warnings about damaged checkpoints.
-        problems: errors if there are checkpoints but none is complete.
+        problems: errors; set if there are checkpoints but none is complete.
     """
 
     path: str
@@ -165,7 +165,7 @@ class _Copies:
         self.copied: list[str] = []
 
     def put_best_right(self, snapshot: Snapshot) -> None:
-        """Copy the best checkpoint that ``snapshot`` names to the machines that lack it, if one has it."""
+        """Copy the best checkpoint that ``snapshot`` names, if any machine has it, to those that lack it."""
         best = snapshot.state["best"]
         if best is None or best["step"] == snapshot.step:
             return
@@ -201,7 +201,7 @@ class _Copies:
 def open_journal(
     mirrors: Mirrors, run: RunDirectory, start: int, *, unscored: bool
 ) -> tuple[Journal | None, list[str]]:
-    """Open this rank's copy of the journal, with the same lines up to step ``start`` in all copies.
+    """Open this rank's copy of the journal; all copies then have the same lines up to step ``start``.
 
     Every rank must call it.
 

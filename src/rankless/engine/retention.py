@@ -1,4 +1,4 @@
-"""Retention of checkpoints: the newest ones and the best, to which ``last`` and ``best`` point."""
+"""Retention of the newest checkpoints and the best one, to which ``last`` and ``best`` point."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Retention:
     def _write(self, snapshot: Snapshot) -> None:
         checkpoint.save(self.run, snapshot, self.recipe, self.class_names)
         best = snapshot.state["best"]
-        if self.has_best(best):  # only another machine has it if this one's disk was full
+        if self.has_best(best):  # if this machine's disk was full, only another machine has it
             self.saved_best = best
         self._point()
         checkpoint.tidy(self.run, self.recipe.checkpoint.keep, self._best_step())

@@ -52,7 +52,7 @@ class Outcome:
         advice: what to do about the problem.
         lines: why the newest lines of the journal could not be written; None if they were written.
         removed: the steps of checkpoints that were removed early to make room.
-        has_best: whether this copy holds the weights of the best score, or there is no best score.
+        has_best: whether this copy holds the weights of the best score; true if there is no best score.
         saved_best: the best score with weights in this copy.
         entry: the checkpoint's line of the chain; None if it was not written or has no chain.
     """
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run's checkpoints come from, besides the recipe.
+    """The origin of a run's checkpoints besides the recipe.
 
     Attributes:
         environment: digest of the facts of this start (:func:`rankless.runs.starts.facts`) on rank 0.
@@ -185,7 +185,7 @@ class Saver:
             self.settle(required=True)
 
     def _links(self, *, seconds: float) -> dict[str, Any]:
-        """Return what binds the next checkpoint to the run, the same on every rank; every rank must call it.
+        """Return the links of the next checkpoint, the same on every rank; every rank must call it.
 
         It waits at most ``seconds`` for the list of the data's files.
         """
@@ -229,7 +229,7 @@ class Saver:
         return done
 
     def _write(self, snapshot: Snapshot, lines: str | None, announcement: ExitStack) -> Outcome:
-        """Write this rank's copy from ``snapshot`` alone, because training may have changed the state."""
+        """Write this rank's copy; use only ``snapshot``, because training may have changed the state."""
         problem, advice = None, ""
         began = time.monotonic()
         try:
@@ -272,17 +272,17 @@ class Saver:
         begun, self._begun = self._begun, None
         self._thread.shutdown()
         if begun and begun[1] and (problem := begun[1].result().problem):
-            with suppress(UserError):  # about the journal, whose disk is also full
+            with suppress(UserError):  # an error about the journal, whose disk is also full
                 self.sinks.event("not saved", begun[0], _failed(begun[0], problem))
 
     def finish(self) -> None:
         """Send the journal's lines since the last save to its copies; every rank must call this."""
         self.mirrors.send_journal()
-        with suppress(OSError):  # this copy does without it
+        with suppress(OSError):  # this copy then lacks these lines
             self.mirrors.send_file(self.run.data_sums, 0)
 
     def save_before_the_end(self, step: int) -> None:
-        """Save the state before all ranks end with an error; no rank leaves before it is written.
+        """Save the state before all ranks end with an error; no rank returns before it is written.
 
         The launcher ends the remaining ranks as soon as one has ended.
         """

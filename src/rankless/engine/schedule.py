@@ -20,7 +20,7 @@ from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Recipe
 
 _FEW = 20  # steps in a run, or in an epoch with the suggested batch if that is not too small
-_SMALLEST = 8  # images in a suggested batch: batch norm needs some
+_SMALLEST = 8  # minimum images in a suggested batch, because of batch norm
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class StepSchedule:
 
     @cached_property
     def released_at(self) -> int:
-        """Step (from 0) before which the backbone is released."""
+        """The step (from 0) that releases the backbone before it begins."""
         return self.length.whole(self.recipe.model.freeze)
 
     def epoch(self, step: int) -> float:
@@ -94,7 +94,7 @@ class StepSchedule:
         return step == self.steps or self.length.ends(step, self.recipe.evaluate.every)
 
     def warnings(self) -> list[str]:
-        """Return warnings about settings that do not suit so few images."""
+        """Return warnings about settings that do not suit the small number of images."""
         found, batch = [], self.recipe.batch.images
         if batch > self.images:
             found.append(

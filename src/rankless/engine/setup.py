@@ -58,7 +58,7 @@ class Setup:
         data: the training data.
         schedule: the schedule of the run's steps.
         state: the state, new or restored from the newest checkpoint.
-        start, last: number of steps already done, and done at the end.
+        start, last: number of steps done so far, and at the end of the run.
         messages: messages for a person before the first step, each an event and a text.
         environment: digest of the facts of this rank's environment.
     """
@@ -92,7 +92,7 @@ class Setup:
 
         Ranks other than the first have at most a copy of the journal.
         """
-        unscored, told = self.state.unscored, death(self.run.journal)  # by the launcher, only in this copy
+        unscored, told = self.state.unscored, death(self.run.journal)  # from the launcher, only in this copy
         journal, warnings = open_journal(self.mirrors, self.run, self.start, unscored=unscored)
         reason = told or ending(self.run.journal)
         self.messages.extend(("warning", text) for text in warnings)
@@ -141,7 +141,7 @@ def prepare(
     launched: Mapping[str, Any],
     dry_run: DryRun | None,
 ) -> Setup:
-    """Check and make everything that a run needs; arguments and errors are those of ``train``."""
+    """Check and create everything that a run needs; the arguments and errors are those of ``train``."""
     check_attributes(task)
     # Also check the evaluation data, so that its errors show now and not after hours of training.
     data = task.training_data()
@@ -186,7 +186,7 @@ def prepare(
 
 
 def _known_scores(task: Task) -> list[str]:
-    """Return the score names that a task knows before the first evaluation, as built-in tasks do."""
+    """Return the names of scores that a task knows before the first evaluation, as built-in tasks do."""
     names = getattr(task, "score_names", ())
     return [*(["loss"] if has_loss(task) else []), *names] if isinstance(names, tuple) and names else []
 
@@ -202,7 +202,7 @@ def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
 
 
 def _share_record(run: RunDirectory, mirrors: Mirrors) -> list[str]:
-    """Replace all copies of the record of starts by the most complete one; return messages of all ranks."""
+    """Replace all copies of the record of starts with the most complete one; return messages of all ranks."""
     entries, problem = starts.read(run.environment)
     try:
         said = mirrors.send_best(run.environment, [-1 if problem else len(entries)])
@@ -212,7 +212,7 @@ def _share_record(run: RunDirectory, mirrors: Mirrors) -> list[str]:
 
 
 def _go_on(state: TrainingState, run: RunDirectory, restored: Restored) -> tuple[int, list[str]]:
-    """Restore the state from a checkpoint, the same one on every rank; return its step, and warnings."""
+    """Restore the state from the same checkpoint on every rank; return its step, and warnings."""
     warnings, snapshot = list(restored.warnings), restored.snapshot
     if snapshot is not None:
         state.restore(snapshot, str(run.step_directory(snapshot.step)))

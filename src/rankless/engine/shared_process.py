@@ -1,7 +1,8 @@
 """State that threads of a process share: torch's generators and autocast's cache.
 
-A forward pass draws the same numbers as in a separate process, because it has a separate generator: while it
-runs, every operation that would draw from the CPU's default generator gets this one. Each GPU has its own.
+A forward pass has its own generator, so it draws the same numbers as in a separate process: while it runs,
+every operation that would draw from the CPU's default generator draws from this one. Every GPU has its own
+generator.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class OwnGenerator(PlainDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the operation, with this generator if it would draw from the default one."""
+        """Call the operation; if it would draw from the default generator, pass this one."""
         kwargs = kwargs or {}
         if (takes := _TAKES.get(operation)) is None:
             takes = _TAKES[operation] = _takes(operation)
@@ -42,7 +43,7 @@ class OwnGenerator(PlainDispatchMode):
         return operation(*args, **{**kwargs, "generator": self.generator})
 
     def _borrowing(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operation that takes only the default generator, with this generator's state in it."""
+        """Call an operation that takes only the default generator, which gets this one's state meanwhile."""
         with GENERATORS:
             torch.default_generator.set_state(self.generator.get_state())
             made = operation(*args, **kwargs)
@@ -62,7 +63,7 @@ def _takes(operation: Any) -> str:
 
 
 class SharedCasts:
-    """Autocast for forward passes that run in several threads: of ranks, or of a rank's micro-batches.
+    """Autocast for forward passes in several threads, which belong to ranks or to a rank's micro-batches.
 
     All threads of a process share autocast's cache of cast weights, and every thread that leaves autocast
     clears it. That would change the number of casts in the passes that still run, and so the bits of their
@@ -78,7 +79,7 @@ class SharedCasts:
         """Do the same as :func:`rankless.hardware.precision.autocast`."""
         with self._lock:
             self._inside += 1
-        torch.autocast_increment_nesting()  # so the inner autocast, not the outermost, clears nothing
+        torch.autocast_increment_nesting()  # so the inner autocast clears nothing, as it is not the outermost
         try:
             with autocast(precision, device):
                 yield
@@ -94,5 +95,5 @@ _CASTS = SharedCasts()
 
 
 def autocast_for(*, shared: bool) -> Callable[[str, torch.device], Any]:
-    """Return the autocast for forward passes; ``shared`` if others run in this process at the same time."""
+    """Return the autocast for forward passes; ``shared`` says whether several run in this process at once."""
     return _CASTS.autocast if shared else autocast

@@ -55,8 +55,7 @@ class TrainingState:
         unreadable: the images that could not be read so far.
         data: a digest of the training data; None if it has none.
         other_data: whether the data has changed since the run began.
-        released_at: the step (from 0) before which the backbone is released: the first step that begins after
-            ``model.freeze``.
+        released_at: the step (from 0) that releases the backbone: the first one after ``model.freeze``.
     """
 
     accumulator: Accumulator
@@ -113,13 +112,13 @@ class TrainingState:
         return self.ema.model if self.ema else self.model
 
     def training_mode(self) -> None:
-        """Put the model in training mode, but frozen batch norms in evaluation mode."""
+        """Put the model in training mode, except frozen batch norms, which stay in evaluation mode."""
         self.model.train()
         for norm in self._frozen_norms():
             norm.eval()
 
     def begin(self, step: int) -> bool:
-        """Begin ``step`` (from 0) before its forward passes; return whether this released the backbone."""
+        """Begin ``step`` (from 0), before its forward passes; return whether the backbone was released."""
         releases = self.backbone is not None and step >= self.released_at
         if releases:
             self._release()

@@ -40,7 +40,7 @@ class RunningStatistics:
         momenta = [torch.full_like(b, _momentum(m)) for (m, _), b in zip(named, buffers, strict=True)]
         self.momentum = torch.cat(momenta) if momenta else nothing
         self.counts = torch.stack([_tracked(m) for m in norms]) if norms else nothing.long()
-        # The repeats that expand one number per norm to its length in the vector.
+        # For each norm, how often to repeat its number to fill its part of the vector.
         self.lengths = torch.tensor([2 * m.num_features for m in norms], dtype=torch.long, device=device)
         self.all_called = self.vector.new_ones(len(norms))
         start = 0
@@ -61,7 +61,7 @@ class RunningStatistics:
         self.hooks = [norm.register_forward_pre_hook(self._called) for norm, _ in self.taken]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RunningStatistics:
-        """Return this object: the hooks in copies of the model (average, replicas) ignore their norms."""
+        """Return this object: hooks in copies of the model (average, replicas) ignore the copies' norms."""
         return self
 
     def _called(self, norm: Any, _: object) -> None:
@@ -110,7 +110,7 @@ class RunningStatistics:
     def end(self, total: Tensor | None) -> None:
         """Update the running statistics with the sum (S,) over all micro-batches' leaves.
 
-        None, for a skipped step, keeps the old statistics.
+        For a skipped step, None keeps the old statistics.
         """
         if total is None:
             self.vector.copy_(self.before)

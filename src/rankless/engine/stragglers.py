@@ -21,7 +21,7 @@ _LEAST = 0.005  # seconds of a micro-batch; smaller differences do not matter
 
 
 class Stragglers:
-    """A comparison of the ranks' own times, made when they exchange data in any case.
+    """A comparison of the ranks' own times, made when the ranks exchange data anyway.
 
     A rank's own time is the time of a step without waiting for other ranks, per micro-batch, because some
     ranks have more micro-batches. On GPUs the host does not see what the device waits for, so no difference
@@ -43,18 +43,18 @@ class Stragglers:
         self._waited = self._waits.seconds
 
     def end(self, seconds: float, images: float = 0.0) -> None:
-        """End a step that took ``seconds``, including all waits and ``images`` seconds waiting for images."""
+        """End a step that took ``seconds`` in total, of which ``images`` were spent waiting for images."""
         peers = self._waits.seconds - self._waited
         self._own.append((seconds - peers) / self.micro_batches)
         self._waiting += peers + images
 
     def take_spread(self) -> list[float]:
-        """Return each rank's milliseconds per micro-batch as last compared, once; rank 0 alone has them."""
+        """Return, once, each rank's last compared milliseconds per micro-batch; only rank 0 has them."""
         spread, self._spread = self._spread, []
         return spread
 
     def take_use(self) -> dict[str, list[Any]]:
-        """Return each rank's ``memory`` (MiB) and ``busy`` as last gathered, once; rank 0 alone has them."""
+        """Return, once, each rank's last gathered ``memory`` (MiB) and ``busy``; only rank 0 has them."""
         taken, self._use = self._use, {}
         return taken
 

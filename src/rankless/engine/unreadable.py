@@ -1,6 +1,6 @@
 """The images that a run could not read: each is reported once, and too many end the run.
 
-All ranks have the same list, whichever rank met an image, so they make the same decision. The list is saved
+All ranks have the same list, so they make the same decision. The list is saved
 with the state.
 """
 

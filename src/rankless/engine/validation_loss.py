@@ -32,7 +32,7 @@ class FirstOutput:
         self._seen: tuple[Tensor, Any] | None = None
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Return the model's output; if the input equals that of the first call, the kept output."""
+        """Return the model's output, or the kept one if the input equals that of the first call."""
         if len(inputs) != 1 or options or not isinstance(inputs[0], Tensor):
             return self._model(*inputs, **options)
         images = inputs[0]

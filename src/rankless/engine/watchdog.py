@@ -1,4 +1,4 @@
-"""Detection of late ranks: every rank watches its own steps, and rank 0 names the one all others wait for.
+"""Detection of late ranks: every rank watches its own steps, and rank 0 names the rank others wait for.
 
 A rank that takes much longer than usual writes the stacks of all its threads to its log and its current phase
 to the ranks' store. Rank 0 reads the store only when it is late itself. Every second, the launcher learns
@@ -26,12 +26,12 @@ from rankless.world.process_group import TIMEOUT, World
 LEAST = 60.0
 """Seconds before which nothing counts as late; the environment variable ``RANKLESS_LATE`` overrides them."""
 _TIMES = 20  # a phase is late after this many times its usual duration, the median of the last ones
-_FIRST_TIMES = 10  # times LEAST, for a phase without a usual duration: a first evaluation may take minutes
+_FIRST_TIMES = 10  # times LEAST, if no usual duration is known: a first evaluation may take minutes
 _LOG = 2  # the file descriptor of a rank's log
 WAITING, DRAWING, SAVING = "waiting for other ranks", "waiting for images", "saving"
 _REGULAR = ("computing", "predicting", SAVING)  # phases that take about as long every time
-_SLOWEST_TIMES = 5  # times its slowest duration so far is allowed for a regular phase, and at least LEAST
-_ELSE = TIMEOUT.total_seconds()  # allowed for a first step and for all else: others wait no longer
+_SLOWEST_TIMES = 5  # a regular phase may take this many times its slowest duration so far, and at least LEAST
+_ELSE = TIMEOUT.total_seconds()  # limit for a first step and for all other phases: other ranks wait no longer
 
 Pulse = Callable[[int, float | None, str], None]
 """Function of the number of phases a rank has begun, the seconds its current phase may take (None: no limit,
@@ -39,10 +39,10 @@ as it waits for other ranks), and the name of that phase."""
 
 
 class Watchdog:
-    """A thread beside the training of one rank; a context manager.
+    """A thread that watches the training of one rank; a context manager.
 
     Args:
-        world: the ranks; each must make one, because they exchange the names of their hosts.
+        world: the ranks; each must create a watchdog, because they exchange the names of their hosts.
         report: called on rank 0, from the thread, with a step and a sentence about a rank that is late.
         drawing: returns whether this rank waits for its loader now.
         pulse: tells the launcher about the rank's progress; None if there is no launcher.
@@ -133,7 +133,7 @@ class Watchdog:
         self.notices.post(self.world.rank, json.dumps([step, at, round(seconds)]))
 
     def _name_the_late(self, step: int, seconds: float, *, is_long: bool) -> None:
-        """Report late ranks that do not wait for others; with ``is_long``, also ranks without a notice."""
+        """Report late ranks that do not wait for others; with ``is_long``, also ranks that wrote no phase."""
         for rank, host in enumerate(self.hosts):
             notice = self.notices.read(rank)
             found: list[Any] = json.loads(notice) if notice else [-1, "", 0]

@@ -7,13 +7,13 @@ from rankless.recipe.schema import Recipe
 from rankless.tasks.custom import BUILT_IN
 from rankless.world.process_group import World
 
-_MOST = 8  # per rank: more seldom help, and each takes memory
+_MOST = 8  # per rank: more rarely help, and each takes memory
 _SMALL = 8  # cores
 _BUILT_IN = "digits"
 
 
 def of_rank(recipe: Recipe, world: World) -> int:
-    """Return the number of loader processes of a rank; ``auto`` means none in the caller's own process."""
+    """Return a rank's number of loader processes; ``auto`` means none if it runs in the caller's process."""
     if world.inline and recipe.workers == "auto":
         return 0
     return loader_processes(recipe, world.local_size, world.device.type)
@@ -22,8 +22,8 @@ def of_rank(recipe: Recipe, world: World) -> int:
 def loader_processes(recipe: Recipe, ranks: int, kind: str) -> int:
     """Return the recipe's ``workers``, or the number that the free cores allow.
 
-    The ``ranks`` of this machine share its cores. A rank with a GPU (``kind`` is ``cuda``) always gets at
-    least one loader process; ranks on the CPU use ``threads`` cores each themselves.
+    The ``ranks`` on this machine share its cores. A rank with a GPU (``kind`` is ``cuda``) always gets at
+    least one loader process; a rank on the CPU needs ``threads`` cores for itself.
     """
     if recipe.workers != "auto":
         return recipe.workers

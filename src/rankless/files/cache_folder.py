@@ -1,6 +1,6 @@
 """The cache folder: its path, locks, and the removal of unused content.
 
-Locks are the kernel's (flock), so they end with their process, however it ends.
+Locks are the kernel's (flock), so a lock is released when its process ends for any reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Downloads over HTTP: resumed after a break, and checked before they get their name.
+"""Downloads over HTTP, which resume after a lost connection and are checked before they are renamed.
 
-``NAME.part`` holds what has arrived, and ``NAME.part.tag`` the server's tag of its content, so that the rest
-is only requested of the same content. The part is locked while a process fills it; others wait for the file.
+``NAME.part`` holds the bytes received so far. ``NAME.part.tag`` holds the server's tag of the content, so
+that a download resumes only if the content is unchanged. A process locks the part while it downloads; other
+processes wait.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from rankless.printing import ProgressBar, say
 
 MIRROR = "RANKLESS_WEIGHTS_MIRROR"
 """The variable with the address of a folder that has the same files as their publishers."""
-_TRIES = 5  # without a further byte
-_PAUSE = 0.2  # seconds before the second try, doubled with every further one
-_TIMEOUT = 30.0  # seconds without a byte
+_TRIES = 5  # in a row that bring no bytes
+_PAUSE = 0.2  # seconds before the second try, doubled for each further one
+_TIMEOUT = 30.0  # seconds without receiving a byte
 _CHUNK = 1 << 18  # bytes
 _LASTING = {400, 401, 403, 404, 405, 410, 451, 501}
 """HTTP status codes that a retry does not change."""
@@ -40,14 +41,14 @@ _BROKEN = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, Conne
 
 @dataclass(frozen=True)
 class Offer:
-    """A file that its publisher offers.
+    """A file to download from its publisher.
 
     Attributes:
         url: its address.
         length: in bytes; 0 if it is not known exactly.
-        about: its length to a few hundred bytes, for messages.
-        digest: its checksum, or the first digits of it; empty if no source confirms one.
-        algorithm: of the checksum: ``sha256`` or ``sha1``.
+        about: its approximate length, within a few hundred bytes, for messages.
+        digest: its checksum or the checksum's first digits; empty if none was published.
+        algorithm: the algorithm of the checksum: ``sha256`` or ``sha1``.
     """
 
     url: str
@@ -63,7 +64,7 @@ class Offer:
 
     @property
     def address(self) -> str:
-        """Where it is fetched from: its publisher, or the mirror."""
+        """The address to download from: the publisher's or the mirror's."""
         mirror = os.environ.get(MIRROR, "").rstrip("/")
         if mirror and not mirror.startswith(("https://", "http://")):
             raise UserError(
@@ -91,12 +92,12 @@ class Offer:
 
 
 def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda _: None) -> tuple[Path, str]:
-    """Return a published file's path in ``folder`` and its SHA-256, after downloading it if it is not there.
+    """Download a published file into ``folder`` unless it is there; return its path and SHA-256.
 
     Args:
         offer: the file.
-        folder: the cache; it is made if needed.
-        check: raises a UserError if the content cannot be what was offered; called with the downloaded file.
+        folder: the cache; created if needed.
+        check: called with the downloaded file; raises a UserError if its content cannot be right.
     """
     path = folder / offer.name
     if not path.exists():
@@ -141,7 +142,7 @@ def _locked(part: Path, path: Path) -> Iterator[IO[bytes] | None]:
 
 
 def _download(offer: Offer, path: Path, file: IO[bytes], check: Callable[[Path], object]) -> None:
-    """Fill the part, check it, and rename it."""
+    """Download the rest of the part, check it, and rename it."""
     part, tag = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.part.tag")
     if is_offline():
         raise _by_hand(offer, path, f"{OFFLINE} is set")
@@ -166,7 +167,7 @@ def _download(offer: Offer, path: Path, file: IO[bytes], check: Callable[[Path],
 
 
 def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
-    """Fetch what is missing, in as many tries as bring something."""
+    """Download the missing bytes; give up after ``_TRIES`` tries in a row that bring none."""
     address, left = offer.address, _TRIES
     while left:
         before = file.seek(0, os.SEEK_END)
@@ -185,11 +186,11 @@ def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
 
 
 class _OtherFileError(Exception):
-    """The server offers something else than the expected file."""
+    """The server offers a file other than the expected one."""
 
 
 def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
-    """Append what is missing to the part. If the connection breaks, raise; what has arrived stays."""
+    """Append the missing bytes to the part; the bytes received before a connection breaks are kept."""
     at = file.seek(0, os.SEEK_END)
     known = reading.read_text(tag, 1000) if at and tag.exists() else ""
     headers = {"User-Agent": "rankless", "Accept-Encoding": "identity"}
@@ -244,13 +245,13 @@ def _copy(response: Any, file: IO[bytes], at: int, total: int, bar: ProgressBar)
 
 
 def _tag(response: Any) -> str:
-    """Return what identifies the content: its strong ETag, or the time of its last change."""
+    """Return a tag that identifies the content: its strong ETag, or else its modification time."""
     etag = response.headers.get("ETag", "")
     return str(etag if etag.startswith('"') else response.headers.get("Last-Modified", ""))
 
 
 def _other_digest(offer: Offer, path: Path) -> str:
-    """Return the file's checksum if another one was published; empty if it agrees, or none is known."""
+    """Return the file's checksum if it differs from the published one; empty otherwise."""
     with reading.opened(path) as file:
         found = hashlib.file_digest(file, offer.algorithm).hexdigest()
     return "" if found.startswith(offer.digest) else found

@@ -1,7 +1,7 @@
 """Files of repositories on the Hugging Face Hub: ``hf://OWNER/NAME[@REVISION][/FILE]``.
 
-``huggingface_hub``, which timm needs, downloads them into its own cache (``HF_HOME``), resumes, and stays off
-the network if ``HF_HUB_OFFLINE`` is set.
+``huggingface_hub``, which timm needs, downloads them into its own cache (``HF_HOME``), resumes interrupted
+downloads, and does not use the network if ``HF_HUB_OFFLINE`` is set.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ def parse(text: str) -> HubAddress:
 def fetch(
     address: HubAddress, patterns: Sequence[str] = ("*.json", "*.safetensors"), *, cached: bool = False
 ) -> Path:
-    """Return the local folder with a repository's files, after downloading those that are not there yet.
+    """Download the files of a repository that are not in the cache; return their local folder.
 
-    A file whose name on the Hub is its SHA-256, as of every large file, is compared with it.
+    Large files are checked against their SHA-256, which the Hub uses as their names in the cache.
 
     Args:
         address: the repository; its ``file``, if given, is the only file that is fetched.
-        patterns: shell patterns of the files to fetch. Pickles are never among them unless a pattern says so.
-        cached: only use files that are already there.
+        patterns: shell patterns of the files to fetch; the default ones match no pickles.
+        cached: use only files that are already in the cache.
 
     Returns:
-        The folder of the snapshot, which is called like the commit that ``revision`` stands for.
+        The folder of the snapshot, named after the commit that ``revision`` refers to.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -89,7 +89,7 @@ def fetch(
         )
     except LocalEntryNotFoundError as error:
         raise _missing(address, "it is not in the cache, and the Hub cannot be reached", error) from error
-    except Exception as error:  # many types: from the network, the Hub or the disk
+    except Exception as error:  # errors of many types, from the network, the Hub or the disk
         raise _missing(address, "it cannot be fetched", error) from error
     found = [path for pattern in patterns for path in folder.rglob(pattern)]
     if not found:
@@ -105,9 +105,9 @@ def fetch(
 
 
 def file_of(address: HubAddress) -> Path:
-    """Return the local path of the address's file: the cached one, or else a downloaded one.
+    """Return the local path of the file that an address names, downloading it if it is not in the cache.
 
-    So a branch means the same commit until it is fetched again. Only safetensors are taken.
+    A branch therefore refers to the cached commit until it is fetched again. Only safetensors are accepted.
     """
     refuse_pickles(address)
     try:

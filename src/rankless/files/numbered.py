@@ -1,4 +1,4 @@
-"""New folders NAME, NAME-2, NAME-3 … for calls in which the user names none."""
+"""New folders NAME, NAME-2, NAME-3 … for calls that do not name a folder."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def numbered_folder(wanted: Path, option: str) -> Path:
 
 @contextmanager
 def given_or_numbered(given: Path | None, wanted: Path, option: str) -> Iterator[Path]:
-    """Yield ``given`` or a :func:`numbered_folder`; both are treated by :func:`removed_on_error`."""
-    with removed_on_error(given or wanted):  # also for the folders above
+    """Yield ``given`` or a :func:`numbered_folder`, and apply :func:`removed_on_error` to it."""
+    with removed_on_error(given or wanted):  # also removes new parent folders
         folder = given or numbered_folder(wanted, option)
         with removed_on_error(folder):
             yield folder

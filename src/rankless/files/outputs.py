@@ -37,7 +37,8 @@ class Outputs:
 
     Args:
         files: all output files, folder by folder.
-        verb: the command, as in ``data show``, whose earlier outputs may be replaced; None replaces nothing.
+        verb: the command (such as ``data show``) whose earlier outputs may be replaced; None replaces
+            nothing.
         force: replace other files and links as well, but never a folder, a device, or an input.
     """
 
@@ -102,7 +103,7 @@ class Outputs:
 
     @property
     def forced(self) -> list[Path]:
-        """Return the files of others that are replaced because of ``force``."""
+        """Return the files that only ``force`` allows to replace."""
         return self._forced
 
     def refuse_inputs(self, inputs: Iterable[Path | str]) -> None:
@@ -130,7 +131,7 @@ class Outputs:
                     marks.add(self._verb, file.name, digest_of(part))
             if before is None:
                 del self._before[file]
-            if self._lists[file.parent].known:  # else nothing there is to be removed
+            if self._lists[file.parent].known:  # otherwise there is nothing to remove
                 self._written.append(file)
         except FileExistsError:
             raise self._changed(file) from None
@@ -138,12 +139,12 @@ class Outputs:
             raise UserError(f"{file}: it cannot be written: {_reason(error)}") from error
 
     def keep(self, files: Iterable[Path]) -> None:
-        """Count files as written: an earlier call of the same command began this one's work."""
+        """Count files as written, because an earlier call of the command wrote them before it was stopped."""
         self._written.extend(files)
 
     def remove_others(self, folder: Path) -> list[Path]:
-        """Remove, and return, earlier unchanged outputs of this command that it did not write again."""
-        if folder not in self._lists:  # nothing was written there this time
+        """Remove unchanged outputs of earlier calls that this one did not write again; return their paths."""
+        if folder not in self._lists:  # this call wrote nothing there
             self._lists[folder] = OutputList(folder)
         written = {file.name for file in self._written if file.parent == folder}
         return self._lists[folder].remove_others(self._verb or "", written)
@@ -152,8 +153,8 @@ class Outputs:
     def as_one(self, files: Sequence[Path]) -> Iterator[list[Path]]:
         """Yield temporary files for outputs that belong together; on an error the old files are restored.
 
-        Readers start from the first file. It is moved away first and renamed last, so a process that is
-        killed in between never leaves a mixture of old and new files that looks complete.
+        Readers open the first file first. It is moved away first and renamed last, so that a killed process
+        never leaves a mixture of old and new files that looks complete.
         """
         taken: dict[Path, Path] = {}
         try:
@@ -205,7 +206,7 @@ def refuse_filled(folder: Path) -> None:
 
 
 def unusable(folder: Path) -> str:
-    """Return why nothing can be written to ``folder``, which need not exist; empty if it can."""
+    """Return why ``folder``, which need not exist, cannot be written to; empty if it can."""
     while True:
         try:
             there = folder.stat()

@@ -1,4 +1,4 @@
-"""A cache of byte ranges of remote objects on the disk, of limited size, shared by a machine's processes.
+"""A disk cache of limited size for byte ranges of remote objects, shared by all processes of a machine.
 
 Each range is a file that appears atomically and is named by the range's key, so no process waits for another.
 The files are spread evenly over folders. Adding a file to a folder removes its least recently used files
@@ -20,8 +20,8 @@ from rankless.files.writing import beside
 
 VARIABLE = "RANKLESS_REMOTE_CACHE"
 _USUAL = 20_000_000_000
-_SHARE, _MOST = 64 << 20, 4096  # the least bytes per folder, and the most folders
-_SPARE = 0.02  # the fraction of a disk that stays free
+_SHARE, _MOST = 64 << 20, 4096  # minimum bytes per folder, and maximum number of folders
+_SPARE = 0.02  # the fraction of a disk to keep free
 _DIGEST = 16  # bytes at the head of a file
 _UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 

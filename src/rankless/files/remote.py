@@ -1,7 +1,7 @@
-"""Data on other machines, ``https://…`` and ``s3://…``: their addresses, and their objects in byte ranges.
+"""Data on other machines (``https://…``, ``s3://…``): addresses, and objects read in byte ranges.
 
-Every failure is an ``OSError`` with a sentence as its ``strerror``, as for a file. Failures that may pass (a
-lost connection, a busy server) are retried a few times. Nothing that is read here is executed.
+Every failure is an ``OSError`` with a sentence as its ``strerror``, as for a file. Temporary failures (a lost
+connection, a busy server) are retried a few times. No data read here is executed.
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ def size_of(file: Location) -> int:
 
 
 def name_of(file: Location) -> str:
-    """Return the name to open a file by: its path, or its address with the tag of its current content."""
+    """Return the name that opens a file: its path, or its address with the tag of its current content."""
     return str(file) if isinstance(file, Path) else f"{file}#{state_of(str(file)).tag}"
 
 
 def refuse_secrets(url: str) -> None:
-    """Raise for an address with a password, which recipes and messages would reveal."""
+    """Raise if an address contains a password, because recipes and messages would reveal it."""
     parts = urlsplit(url)
     if parts.password or parts.username:
         host = parts.hostname or ""
@@ -142,9 +142,9 @@ class State:
     """The current state of an object.
 
     Attributes:
-        size: in bytes.
+        size: size in bytes.
         tag: changes when the content changes, as far as the server says.
-        etag: HTTP's strong ETag, to request exactly this content; "" without one.
+        etag: HTTP's strong ETag, with which to request exactly this content; "" if there is none.
     """
 
     size: int
@@ -211,7 +211,7 @@ def state_of(url: str) -> State:
 
 
 def forget_states() -> None:
-    """Request states again, because data is opened again."""
+    """Forget all states, so that reopened data requests them again."""
     _state.cache_clear()
 
 
@@ -271,7 +271,7 @@ def _file_system(process: int, scheme: str) -> Any:
 
 
 def _tried(call: Callable[[], Value], url: str) -> Value:
-    """Call until it succeeds, a few times at most; raise the last error as a readable OSError."""
+    """Call a function until it succeeds, at most a few times; raise the last error as a readable OSError."""
     number = 1
     while True:
         try:
@@ -289,7 +289,7 @@ def _tried(call: Callable[[], Value], url: str) -> Value:
 
 
 def _lasting(error: Exception, url: str) -> OSError | None:
-    """Return an error that a retry does not fix as an OSError; None if a retry may help."""
+    """Convert an error that a retry would not fix to an OSError; return None if a retry may help."""
     cause = _cause(error)
     status = getattr(cause, "status", 0)
     if status == 404 or isinstance(cause, FileNotFoundError):

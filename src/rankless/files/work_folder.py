@@ -16,12 +16,12 @@ from rankless.files.cache_folder import hold, remove_unheld
 
 
 class _Holder:
-    """An object whose lifetime is the lock's."""
+    """An object that holds a lock for as long as it lives."""
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder for a data set; it becomes ``out`` at the end, and is removed on an error.
+    """Yield an empty folder for a data set; rename it to ``out`` at the end, or remove it on an error.
 
     It is created beside ``out``, or inside an empty ``out`` that cannot be replaced because it is a mount or
     its parent is not writable. In that case its content is moved up at the end.
@@ -112,7 +112,7 @@ def _move_up(made: Path, target: Path) -> None:
 
 
 def _free(path: Path) -> str:
-    """Return how much space is free, as a part of a sentence."""
+    """Return the free space, as part of a sentence."""
     with suppress(OSError, StopIteration):
         free = shutil.disk_usage(next(each for each in path.parents if each.exists())).free
         return f" ({in_gb(free)} are free there)"

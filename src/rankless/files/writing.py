@@ -29,7 +29,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterator[Path]:
-    """Yield an empty file beside ``path``; it becomes ``path`` at the end, and is removed on an error.
+    """Yield an empty file beside ``path``; rename it to ``path`` at the end, or remove it on an error.
 
     A link at ``path`` is replaced and never followed, and other hard links to it keep the old content.
     :func:`sweep` removes the file of a killed process.
@@ -50,7 +50,7 @@ def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterato
 
 @contextmanager
 def token(folder: Path) -> Iterator[Path]:
-    """Yield an empty file of an unused, random name in ``folder``; :func:`sweep` removes it after a kill."""
+    """Yield an empty file with a random, unused name in ``folder``; :func:`sweep` removes it after a kill."""
     path, file = _part(folder)
     try:
         yield path
@@ -139,7 +139,7 @@ def _remove_unlocked(path: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk, so that they survive a loss of power."""
+    """Flush a file, or the names in a folder, to the disk, so that they survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -150,7 +150,7 @@ def flush(path: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a folder with its content, or any other file; ignore errors.
 
-    ``shutil.rmtree`` alone would open a named pipe, and wait for a writer.
+    ``shutil.rmtree`` would open a named pipe and wait for a writer.
     """
     with suppress(OSError):
         if stat.S_ISDIR(path.lstat().st_mode):

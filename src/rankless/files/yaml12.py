@@ -1,4 +1,4 @@
-"""Reader and writer of YAML as recipes use it: scalars of YAML 1.2, the line of every key, no tags.
+"""Reader and writer of YAML for recipes: YAML 1.2 scalars, a line number for every key, and no tags.
 
 PyYAML follows YAML 1.1, where ``off`` is false, ``1e-2`` is text and ``012`` is ten. This module follows the
 core schema of YAML 1.2 (chapter 10.3). Tags are never obeyed, a duplicate key is an error, and every error
@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes text that a reader of YAML 1.1 or 1.2 would take for another type."""
+    """A dumper that quotes text that readers of YAML 1.1 or 1.2 would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

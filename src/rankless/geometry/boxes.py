@@ -1,7 +1,7 @@
 """Box geometry: areas, overlaps and conversions of tensors of boxes.
 
 A box is ``xyxy`` (left, top, right, bottom) in pixels unless a function says otherwise; the last dimension
-holds the four coordinates and the others broadcast. Any floating dtype; every function is
+holds the four coordinates and the others broadcast. Boxes may have any floating dtype. Every function is
 differentiable, and boxes without area give finite values and gradients.
 """
 
@@ -15,9 +15,9 @@ from torch import Tensor
 
 # Divisors are at least this many square pixels, so that two boxes without area overlap by 0, not by 0/0.
 _SMALLEST = 1e-9
-# In CIoU's trade-off, as in Darknet.
+# The term in CIoU's trade-off that avoids a division by 0, as in Darknet.
 _CIOU_EPS = 1e-6
-# θ of SIoU's shape cost: the paper's range is 2 to 6, its searches ended near 4.
+# θ of SIoU's shape cost: the paper gives a range of 2 to 6, and its searches ended near 4.
 _SIOU_THETA = 4
 
 
@@ -93,7 +93,7 @@ def diou(a: Tensor, b: Tensor) -> Tensor:
 
     Boxes of shape (..., 4) -> (...).
     """
-    penalty = distance(a, b)  # before IoU: it determines the order in which gradients are added
+    penalty = distance(a, b)  # before the IoU, because this determines the order in which gradients are added
     return iou(a, b) - penalty
 
 
@@ -145,8 +145,8 @@ def siou(a: Tensor, b: Tensor) -> Tensor:
     """Compute the SCYLLA-IoU: IoU - (Δ + Ω) / 2 (Gevorgyan, 2022); boxes of shape (..., 4) -> (...).
 
     The distance cost Δ = Σ (1 - exp(-γρ)) over x and y, ρ = (center distance / hull's side)², is softened by
-    γ = 2 - Λ where the centers lie on a diagonal: Λ = sin 2α, α the angle of the line between them. The shape
-    cost is Ω = Σ (1 - exp(-ω))⁴ over width and height, ω = difference / larger.
+    γ = 2 - Λ if the centers lie on a diagonal: Λ = sin 2α, with α the angle of the line between them. The
+    shape cost is Ω = Σ (1 - exp(-ω))⁴ over width and height, ω = difference / larger.
     """
     ax, ay, aw, ah = to_cxcywh(a).unbind(-1)
     bx, by, bw, bh = to_cxcywh(b).unbind(-1)

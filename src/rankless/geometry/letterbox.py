@@ -1,10 +1,10 @@
 """Letterboxing, the preprocessing that training, evaluation and prediction share.
 
-The image preserves its aspect ratio, is resized (bilinear, on uint8; see :class:`Placing`) and pasted on
-gray. The resize uses the scale, not a rounded size, so ``input = source * scale + (left, top)`` holds exactly
+The image is resized (bilinear, on uint8; see :class:`Placing`), keeping its aspect ratio, and pasted on gray.
+The resize uses the scale instead of a rounded size, so ``input = source * scale + (left, top)`` holds exactly
 in both directions and boxes lose no precision. Without antialiasing, which reproduces Darknet's results, the
 size is rounded as in Darknet, and each side's scale follows from it. An augmented image keeps the exact
-scale, as in Darknet's training, which resizes a crop of the source to the input's size.
+scale, as in Darknet's training, where a crop of the source is resized to the input's size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -
     above, below, upper, lower = map(torch.from_numpy, _points(size[0], steps[0], height, clamped=False))
     before, behind, left, right = map(torch.from_numpy, _points(size[1], steps[1], width, clamped=True))
     used, places = torch.cat([above, below]).unique(return_inverse=True)
-    lines = image.permute(1, 2, 0).index_select(0, used)  # (rows, w, 3), contiguous as it was decoded
+    lines = image.permute(1, 2, 0).index_select(0, used)  # (rows, w, 3), contiguous as decoded
     mixed = lines.index_select(1, before).int().mul_(left[:, None])
     mixed += lines.index_select(1, behind).int().mul_(right[:, None])
     mixed >>= 4
@@ -56,7 +56,8 @@ def _points(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """Return the pixels before and after each of ``count`` points on a side, and their weights.
 
-    Beyond the border, both are the border pixel; if ``clamped``, as for columns, one gets the full weight.
+    Beyond the border, both pixels are the border pixel; if ``clamped``, as for columns, one of them has the
+    full weight.
     """
     at = ((np.arange(count) + 0.5) * step - 0.5).astype(np.float32)
     at = at.clip(0, side - 1) if clamped else at
@@ -77,8 +78,8 @@ class Placing:
     """Settings for the placement of images on the input: the resize and the margin.
 
     Attributes:
-        antialias: whether downsampling averages all source pixels. Otherwise it reads the four around each
-            point, as OpenCV's bilinear resize does; see :mod:`rankless.geometry.letterbox`.
+        antialias: whether downsampling averages all source pixels. Otherwise it reads the four pixels around
+            each point, as OpenCV's bilinear resize does; see :mod:`rankless.geometry.letterbox`.
         gray: value of the margin, 0..255; Darknet's letterbox uses 128.
     """
 
@@ -87,7 +88,7 @@ class Placing:
 
 
 USUAL = Placing()
-_NUDGE = 1 + 2**-40  # 640 * (416 / 640) may come out as 415.99…; the placed image is then one row short
+_NUDGE = 1 + 2**-40  # 640 * (416 / 640) may be 415.99…, and the placed image would be one row short
 
 
 def letterbox(
@@ -98,12 +99,12 @@ def letterbox(
     Args:
         image: uint8, (3, h, w).
         size: the input's (H, W) in pixels.
-        within: (H, W) to fit the image into, if ``size`` leaves out a part of its gray margin. None means
-            ``size``.
+        within: (H, W) to fit the image into if ``size`` omits a part of its gray margin; None means ``size``.
         placing: the resize and the margin.
 
     Returns:
-        The input, uint8 (3, H, W), and the placement. An image of the right size is returned unchanged.
+        The input, uint8 (3, H, W), and the placement. An image that already has this size is returned
+        unchanged.
     """
     height, width = image.shape[-2:]
     scale = fit(height, width, within or size)
@@ -155,7 +156,7 @@ def fit(height: int, width: int, size: tuple[int, int]) -> float:
 
 
 def centered(height: int, width: int, size: tuple[int, int], scale: float) -> tuple[int, int]:
-    """Return (left, top) in whole pixels that center the scaled image; negative if it is larger."""
+    """Return the (left, top) in whole pixels that centers the scaled image; negative if it is larger."""
     return (size[1] - scaled(width, scale)) // 2, (size[0] - scaled(height, scale)) // 2
 
 
@@ -200,7 +201,7 @@ def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int], placing
 
 
 def lay(canvas: Tensor, patch: Tensor, corner: tuple[int, int]) -> None:
-    """Copy a patch onto a canvas at pixel (x, y), cropped to it; both are uint8 (3, H, W)."""
+    """Copy a patch onto a canvas at pixel (x, y), cropped to the canvas; both are uint8 (3, H, W)."""
     x, y = corner
     cut = patch[:, max(0, -y) :, max(0, -x) :]
     onto = canvas[:, max(0, y) :, max(0, x) :]
@@ -209,7 +210,7 @@ def lay(canvas: Tensor, patch: Tensor, corner: tuple[int, int]) -> None:
 
 
 def in_source(where: Letterbox, reduced: int, source: tuple[int, int] | None) -> Letterbox:
-    """Convert the placement of an image that was decoded at a reduced size to that of its source.
+    """Convert the placement of an image decoded at a reduced size to the placement of its source.
 
     Args:
         where: the placement of the reduced image.
@@ -247,14 +248,14 @@ def clipped(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 
 
 def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int, int, int]:
-    """Return the source's visible range [first, last) and the whole pixel of the input where it is pasted.
+    """Return the source's visible range [first, last), and the input pixel at which to paste it.
 
     A margin as wide as the filter is added on both sides, so that the crop has no visible edge.
     """
     margin = 2 + math.ceil(1 / scale)
     first = max(0, math.floor(-offset / scale) - margin)
     last = min(side, math.ceil((input_side - offset) / scale) + margin)
-    # A shift can move a small image off the input: then one pixel is resized and cropped away.
+    # A shift can move a small image off the input; then one pixel is resized and cropped away.
     first, last = min(first, side - 1), max(last, 1)
     return first, max(last, first + 1), round(offset + first * scale)
 
@@ -274,7 +275,7 @@ def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
 
 
 def _rows_first(image: Tensor) -> Tensor:
-    """Return uint8 (3, h, w) as (1, 3, h, w) in channels-last layout, which PyTorch resizes twice as fast.
+    """Return uint8 (3, h, w) as (1, 3, h, w) in channels-last, which PyTorch resizes twice as fast.
 
     The order of the steps matters: PyTorch does not recognize the layout of ``image[None]``.
     """

@@ -18,11 +18,11 @@ from rankless.geometry.boxes import distance, iou, pairwise_iou
 
 # Darknet's beta_nms in all its published networks.
 _BETA = 0.6
-# Rows of the boxes-by-boxes comparison that are computed at once.
+# Number of rows of the comparison matrix to compute at once.
 _ROWS = 128
 # With more boxes than this, torchvision processes class by class instead of all classes at once.
 _MANY = {"cpu": 1000, "cuda": 25_000}
-# Libraries with torchvision's operators: since 0.29, and before.
+# Libraries with torchvision's operators: since version 0.29, and before.
 _OPERATORS = ("_C_stable.so", "_C.so")
 
 
@@ -37,7 +37,7 @@ def nms(
 ) -> Tensor:
     """Select boxes by non-maximum suppression.
 
-    From the best down, each selected box removes the boxes that are too similar to it. Boxes with equal
+    Each selected box, from the best down, removes the boxes that are too similar to it. Boxes with equal
     scores rank in the given order.
 
     Args:
@@ -47,7 +47,7 @@ def nms(
         kind: similarity of two boxes: ``iou``, or ``diou``, IoU - (d²/c²)^0.6 with the squared distance of
             the centers and the hull's squared diagonal (Zheng et al., 2020; Darknet's ``greedynms``).
         threshold: a box is removed if its similarity to a better one exceeds this.
-        class_agnostic: compare boxes of all classes, not only of the same class.
+        class_agnostic: compare boxes of all classes instead of only the same class.
 
     Returns:
         Indices of the selected boxes, best first, (K,) int64.
@@ -97,7 +97,8 @@ def _by_class(boxes: Tensor, scores: Tensor, labels: Tensor, threshold: float) -
         return labels
     run = _torchvision_nms()
     if len(boxes) <= _MANY.get(boxes.device.type, _MANY["cuda"]):
-        # No two classes overlap. A box may extend a million pixels beyond the image: float32 would round it.
+        # Shifted apart, no two classes overlap. Boxes may extend a million pixels beyond the image, which
+        # float32 would round.
         wide = boxes.double()
         offsets = labels.double() * (wide.max() - wide.min() + 1)
         return run(wide + offsets[:, None], scores.double(), threshold)
@@ -121,7 +122,7 @@ def _greedy(boxes: Tensor, labels: Tensor, threshold: float) -> Tensor:
         rows, rest = slice(start, stop), slice(start, int(ends[stop - 1]))
         near = pairwise_iou(boxes[rows], boxes[rest]) > threshold
         first, second = (near & (labels[rows, None] == labels[rest])).triu(1).nonzero(as_tuple=True)
-        # The distance only reduces the similarity: only the few pairs with a large IoU can be similar.
+        # The distance only reduces the similarity, so only the few pairs with a large IoU can be similar.
         a, b = boxes[first + start], boxes[second + start]
         similar = iou(a, b) - distance(a, b).pow(_BETA) > threshold
         pairs.append(torch.stack((first[similar], second[similar])) + start)

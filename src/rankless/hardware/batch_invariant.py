@@ -1,8 +1,9 @@
-"""Layers on CPUs whose result for an image does not depend on the number of images in the batch.
+"""Layers on CPUs whose result for an image does not depend on the size of the batch.
 
-In float32, PyTorch chooses a convolution's kernel by the batch: a single image with at most 20,480 numbers
-uses another kernel than two images, and with one thread a 1×1 convolution uses another from 16 images on; the
-rule is ``ConvParams::use_mkldnn`` in PyTorch's ``Convolution.cpp``. A linear layer multiplies a single row by
+In float32, PyTorch chooses a convolution's kernel by the size of the batch. A single image with at most
+20,480 numbers uses a different kernel than two images do; with one thread, a 1×1 convolution uses a different
+kernel for 16 or more images. The rule is ``ConvParams::use_mkldnn`` in PyTorch's ``Convolution.cpp``.
+A linear layer multiplies a single row by
 another BLAS routine than several rows. These add in different orders, so the last bits of an image's output
 would depend on its neighbors. In bf16, one kernel computes batches of any size.
 
@@ -27,9 +28,9 @@ _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 
 @contextmanager
 def batch_invariant(device: torch.device) -> Iterator[None]:
-    """Compute each image of a batch as in a batch of 2 to 15 images within the block, on a CPU in float32.
+    """Within the block, compute each image as in a batch of 2 to 15 images, on a CPU in float32.
 
-    It is for inference: a training step fixes its micro-batches, so it does not need it.
+    This is for inference; training does not need it because its micro-batches have a fixed size.
     """
     if device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         yield
@@ -46,7 +47,7 @@ class _SameKernel(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function; if it is such a layer, on a number of images that leaves its kernel the same."""
+        """Call the function; if it is such a layer, use batches of a size that does not change the kernel."""
         kwargs = kwargs or {}
         is_linear = func is functional.linear
         if not (is_linear or func in _CONVOLUTIONS) or len(args) < 2:

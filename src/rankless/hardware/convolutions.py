@@ -1,10 +1,10 @@
 """Float32 replacements for convolutions in which oneDNN reads uninitialized memory.
 
-On x86 CPUs with bf16 (seen with PyTorch 2.14), two kinds are wrong: the gradient of the weight if the stride
-exceeds the width of the map, as in the last levels of detectors on small images, and the output if a group
-has one input channel, several output channels, and a horizontal stride above 1. Their values change from call
-to call and are sometimes NaN. In three dimensions, small maps are wrong with any stride, and memory outside
-the result is overwritten. ``benchmarks/onednn_unwritten_memory.py`` demonstrates the errors.
+On x86 CPUs with bf16 (seen with PyTorch 2.14), two results are wrong: the weight's gradient if the stride
+exceeds the map's width, as in the last levels of detectors on small images, and the output if each group has
+one input channel, several output channels and a horizontal stride above 1. Their values change from call to
+call and are sometimes NaN. In three dimensions, small maps are wrong with any stride, and memory outside the
+result is overwritten. ``benchmarks/onednn_unwritten_memory.py`` demonstrates the errors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SoundConvolutions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function, in float32 if it is an unsound convolution."""
+        """Call the function; compute unsound convolutions in float32."""
         kwargs = kwargs or {}
         if (is_unsound := _CHECKS.get(func)) is None or not is_unsound(*args, **kwargs):
             return func(*args, **kwargs)
@@ -73,7 +73,7 @@ def _transposed_unsoundly(
 
 
 def _last(sides: int | str | tuple[int, ...]) -> int:
-    """Return the value for the width; 0 for a padding given as a word, which requires a stride of 1."""
+    """Return the value for the width; 0 if the padding is given as a word, which requires a stride of 1."""
     if isinstance(sides, str):
         return 0
     return int(sides) if isinstance(sides, int) else int(sides[-1])

@@ -1,4 +1,4 @@
-"""Settings of the C library's heap, for the tens of MB that every step allocates and frees."""
+"""Settings of the C library's heap, because every step allocates and frees tens of megabytes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def hold_freed_memory() -> None:
 
     By default, glibc returns large blocks to the kernel, which clears every page again when the next batch
     allocates them. All threads share one arena, which holds less memory than one arena per thread. The change
-    cannot be undone, so make it only in Rankless's own processes, preferably before threads start.
+    cannot be undone, so call this only in Rankless's own processes, preferably before threads start.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _OF_THE_USER):
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has no such setting
     if mallopt is not None:
         mallopt(_ARENA_MAX, 1)
         mallopt(_MMAP_THRESHOLD, 1 << 30)
@@ -28,7 +28,7 @@ def hold_freed_memory() -> None:
 
 
 def fill_with_nan() -> None:
-    """Make glibc fill every block it allocates with one bits, which are NaN in every floating-point type.
+    """Make glibc fill every allocated block with 1 bits, which are NaN in every floating-point type.
 
     A result that depends on uninitialized memory then becomes NaN instead of changing from run to run.
     """

@@ -1,4 +1,4 @@
-"""The CPU's instruction set: how it is detected, which one the libraries choose, and how a recipe fixes it.
+"""The CPU's instruction set: detection, the libraries' choice, and the limit that a recipe sets.
 
 Libraries choose kernels to suit the processor, and kernels for different instruction sets add numbers in
 different orders, so the same recipe would not give the same bits on another CPU. Environment variables can
@@ -17,7 +17,8 @@ from pathlib import Path
 
 from rankless.errors import UserError
 
-# oneDNN's names, from the weakest to the strongest, each with the flags it needs besides the weaker ones'.
+# oneDNN's names, from weakest to strongest, each with the flags that it needs in addition to the weaker
+# ones'.
 _ONEDNN: dict[str, frozenset[str]] = {
     name: frozenset(flags.split())
     for name, flags in {
@@ -52,11 +53,11 @@ def model() -> str:
 def of_onednn(
     features: frozenset[str] | None = None, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Return the best instruction set that the processor supports and the environment allows oneDNN to use.
+    """Return oneDNN's name of the best instruction set that the processor and the environment allow.
 
-    The result is the name that oneDNN uses, such as ``AVX512_CORE_BF16``, or None if the processor is not
-    x86. The variables ``ONEDNN_MAX_CPU_ISA`` and ``DNNL_MAX_CPU_ISA`` may set a limit. ``features`` defaults
-    to those of this processor.
+    The result is a name such as ``AVX512_CORE_BF16``, or None if the processor is not x86. The variables
+    ``ONEDNN_MAX_CPU_ISA`` and ``DNNL_MAX_CPU_ISA`` may set a limit. ``features`` defaults to those of this
+    processor.
     """
     features = flags() if features is None else features
     limit = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", "")).upper()
@@ -111,7 +112,7 @@ def fix(cpu_isa: str) -> None:
 
 
 def _more_than_avx2_in_numpy() -> str:
-    """Return the features beyond AVX2 that this NumPy knows; it warns about names that it does not know."""
+    """Return the features beyond AVX2 that this NumPy knows, because it warns about unknown names."""
     major, minor = map(int, metadata.version("numpy").split(".")[:2])
     if (major, minor) >= (2, 4):
         return "X86_V4 AVX512_ICL AVX512_SPR"

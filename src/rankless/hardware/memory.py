@@ -1,4 +1,4 @@
-"""Memory available to this process, checked before a large allocation."""
+"""Memory available to this process, for checks before large allocations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int:
-    """Return the bytes that machine, container and process limits still let this process allocate."""
+    """Return the bytes that this process can still allocate, given the limits of machine and container."""
     return max(0, min(_limits(), default=sys.maxsize))
 
 

@@ -58,7 +58,7 @@ def address_towards(address: str) -> str | None:
 
 
 def public_address() -> str | None:
-    """Return this machine's address on the default route, else its only address; None otherwise."""
+    """Return this machine's address on the default route, or else its only address; None if ambiguous."""
     for elsewhere in _ELSEWHERE:
         own = address_towards(elsewhere)
         if own and not is_loopback(own):
@@ -68,11 +68,10 @@ def public_address() -> str | None:
 
 
 def own_address(host: str) -> str:
-    """Return the address at which other machines reach this one, whose name or address is ``host``.
+    """Return the address at which other machines reach this one, given its name or address ``host``.
 
-    Debian resolves a machine's own name to 127.0.1.1, which other machines cannot reach;
-    :func:`public_address` takes the place of such an address. A loopback address that is given as a number or
-    as ``localhost`` is kept.
+    Debian resolves a machine's own name to 127.0.1.1, which other machines cannot reach; such an address is
+    replaced with :func:`public_address`. A loopback address given as a number or as ``localhost`` is kept.
     """
     found = addresses_of(host)
     known = {address for addresses in interfaces().values() for address in addresses}
@@ -97,7 +96,7 @@ def own_address(host: str) -> str:
 
 
 def is_here_alone(host: str) -> bool:
-    """Check whether ``host`` is ``localhost`` or a loopback address: the local machine, wherever used."""
+    """Check whether ``host`` is ``localhost`` or a loopback address, which every machine has for itself."""
     if host == "localhost":
         return True
     try:
@@ -138,7 +137,7 @@ def mtu_of(interface: str) -> int | None:
 
 
 def listening_at(address: str, port: int) -> socket.socket:
-    """Return a socket that accepts connections at one address of this machine; 0 is any free port."""
+    """Return a socket that accepts connections at one address of this machine; port 0 means any free port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -169,7 +168,7 @@ def listens(address: str, port: int) -> bool:
 
 
 def own_addresses() -> list[str]:
-    """Return this machine's addresses that others may reach: neither loopback nor link-local."""
+    """Return this machine's addresses that other machines may reach, without loopback and link-local ones."""
     every = (address for addresses in interfaces().values() for address in addresses)
     return [one for one in every if not is_loopback(one) and not ipaddress.ip_address(one).is_link_local]
 

@@ -24,7 +24,7 @@ def resolve(precision: Precision, device: torch.device, cpu_isa: str = "native")
     Other values are returned unchanged. ``cpu_isa``, the recipe's instruction set, is ignored on a GPU.
 
     Raises:
-        UserError: the CPU is limited to an instruction set without that format.
+        UserError: the CPU is limited to an instruction set without the requested format.
     """
     if device.type == "cpu" and cpu_isa != "native" and precision in _DTYPES:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Functions that fork a process, name it, and end it together with its parent."""
+"""Functions that fork a process, name it, or end it together with its parent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>
 def die_with_parent(parent: int | None = None) -> None:
     """Make the kernel kill this process when its parent dies, however that happens (Linux).
 
-    If ``parent``, the id of the process that started this one, is given and has already died, exit at once.
+    ``parent`` is the id of the process that started this one; if that has already died, exit at once.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -25,7 +25,7 @@ def die_with_parent(parent: int | None = None) -> None:
 def fork() -> int:
     """Call ``os.fork`` without its warning about threads.
 
-    NumPy's threads tolerate a fork; the caller makes sure that there are no others.
+    NumPy's threads tolerate a fork; the caller must make sure that there are no other threads.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -16,7 +16,7 @@ _ASKED = re.compile(r"(?:[Tt]ried|[Uu]nable) to allocate ([\d.]+) ?([KMGTP]iB|by
 _CARD = re.compile(r"total capacity of ([\d.]+ [KMGT]iB) of which ([\d.]+ [KMGT]iB) is free")
 _GPU = ("CUDA out of memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED", "HIP out of memory")
 _HOST = ("DefaultCPUAllocator", "Cannot allocate memory", "Unable to allocate", "std::bad_alloc")
-# A loader process without space for a batch gets an error, or a SIGBUS if the space had been reserved.
+# A loader process without space for a batch gets an error, or SIGBUS if the space had been reserved.
 _SHARED = ("shared memory(shm)", "out of shared memory", "Bus error")
 _SHM = "/dev/shm"
 
@@ -25,7 +25,7 @@ def shortage(error: BaseException) -> UserError | None:
     """Return a one-sentence error if ``error`` means that memory ran out, else None.
 
     Returns:
-        A :class:`ShortageError` if using less memory would help; the caller adds how.
+        A :class:`ShortageError` if using less memory would help; the caller adds advice.
     """
     text = str(error)
     if any(sign in text for sign in _SHARED) or _is_semaphore(error):

@@ -1,4 +1,4 @@
-"""Number of CPU threads per operation, on which the order of additions depends in some operations."""
+"""Number of CPU threads per operation, which affects the order of additions in some operations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 def set_threads(count: int) -> None:
     """Set the number of threads for operations of the calling thread.
 
-    Each thread has its own number. Its first query sets it to the last number that any thread set, so it is
-    queried before it is set.
+    Each thread has its own number. The first query would set it to the number last set by any thread, so this
+    function queries the number before setting it.
     """
     torch.get_num_threads()
     torch.set_num_threads(count)
@@ -20,7 +20,7 @@ def set_threads(count: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run enclosed operations of the calling thread with one thread, as in a loader process."""
+    """Run the calling thread's operations within the block with one thread, as in a loader process."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield

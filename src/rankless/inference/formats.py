@@ -1,4 +1,4 @@
-"""Writers of predictions in several formats, which read the journal when the prediction has ended.
+"""Writers of predictions in several formats; they read the journal after the prediction has ended.
 
 Each writer reads the entries once or twice and keeps none in memory.
 """
@@ -98,7 +98,7 @@ def write_coco_results(entries: Entries, file: Path) -> None:
 
 
 def image_ids(entries: Entries) -> Iterator[tuple[int, Entry]]:
-    """Yield entries with COCO ids: their names if these are distinct numbers, else their places from 1."""
+    """Yield entries with COCO ids: the file names if they are distinct numbers, otherwise numbers from 1."""
     seen: set[int] = set()
     numbered = True
     for entry in entries():

@@ -1,6 +1,6 @@
 """Heat maps over the image: for a detector, the best score in every cell.
 
-A cell's score is that of the best candidate box with its center there, before any box is discarded. For a
+A cell's score is the best score of any candidate box centered in it, before any box is discarded. For a
 head with objectness, the score is objectness times class probability.
 """
 

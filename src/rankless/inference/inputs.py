@@ -36,7 +36,7 @@ def file_source(name: str) -> Source:
 
 
 def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
-    """Read an image twice: to draw on, uint8 (3, H, W), and for the network, reduced as in training."""
+    """Return an image to draw on, uint8 (3, H, W), and a copy for the network, reduced as in training."""
     scene = SCENES.fullmatch(name)
     if scene is None or Path(name).exists():
         image = image_file.read(Path(name))

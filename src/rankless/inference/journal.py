@@ -1,7 +1,7 @@
 """The journal of a prediction: one line per image on disk, so that a killed prediction can continue.
 
-The file is in the output folder while the prediction runs. At the end, all formats are written from it and
-the file is unlinked; an open :class:`Journal` can still read it.
+The file is in the output folder while the prediction runs. At the end, all formats are written from it and it
+is unlinked; an open :class:`Journal` can still read it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Journal(Sequence[Entry]):
                 at += len(line) + 1
 
     def _go_on(self, head: Mapping[str, Any]) -> None:
-        """Read the existing lines; drop an incomplete last line and the frames of an unfinished video."""
+        """Read the existing lines, except an incomplete last line and the frames of an unfinished video."""
         video_start, failed_before = None, 0
         for number, (start, line) in enumerate(self._lines()):
             try:

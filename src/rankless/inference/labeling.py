@@ -2,7 +2,7 @@
 
 Label Studio's tasks hold boxes in percent of the image; their results fit the labeling interface in
 ``label_studio_config.xml``. CVAT imports ``cvat.xml`` as "CVAT 1.1" into a task that has the same images.
-Both know images by their path below the folder that holds all of them.
+Both identify an image by its path relative to the folder that holds all images.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Labeling:
     Args:
         images: the predictions. Only images that are files are written.
         class_names: names of the classes.
-        model: what Label Studio shows as the version of the model.
+        model: the version of the model that Label Studio shows.
     """
 
     def __init__(self, images: Images, class_names: Sequence[str], model: str) -> None:
@@ -47,7 +47,7 @@ class Labeling:
         return Path(os.path.commonpath(folders)) if folders else Path.cwd()
 
     def notes(self, kinds: frozenset[str]) -> Iterator[str]:
-        """Yield sentences on the import of the files of ``kinds``."""
+        """Yield sentences about how to import the files of ``kinds``."""
         if "label-studio" in kinds:
             yield (
                 "label_studio.json is for a Label Studio with LABEL_STUDIO_LOCAL_FILES_SERVING_ENABLED=true, "
@@ -58,7 +58,7 @@ class Labeling:
             yield f"{images} {_NO_FILE}, and not in the files for labeling"
 
     def _images(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each image's path below the root, and its object."""
+        """Yield each image's path relative to the root, and its predictions."""
         for image in filter(_is_file, self._every()):
             yield os.path.relpath(_absolute(image), self.root), image
 
@@ -106,7 +106,7 @@ class Labeling:
         return {"data": {_TO: address}, "predictions": [prediction]}
 
     def write_interface(self, file: Path) -> None:
-        """Write the labeling interface of Label Studio whose names the tasks use."""
+        """Write the labeling interface for Label Studio, with the names that the tasks use."""
         view = ElementTree.Element("View")
         ElementTree.SubElement(view, "Image", name=_TO, value=f"${_TO}")
         tag, label = ("RectangleLabels", "Label")
@@ -118,7 +118,7 @@ class Labeling:
         _save(view, file)
 
     def write_cvat(self, file: Path) -> None:
-        """Write "CVAT for images 1.1"."""
+        """Write the annotations in the format "CVAT for images 1.1"."""
         root = ElementTree.Element("annotations")
         ElementTree.SubElement(root, "version").text = "1.1"
         task = ElementTree.SubElement(ElementTree.SubElement(root, "meta"), "task")
@@ -140,13 +140,13 @@ class Labeling:
         _save(root, file)
 
     def write_cvat_labels(self, file: Path) -> None:
-        """Write the labels for the tab "Raw" of a CVAT project or task."""
+        """Write the labels to paste into the tab "Raw" of a CVAT project or task."""
         labels = [{"name": name, "attributes": []} for name in self._names]
         file.write_text(json.dumps(labels, indent=1) + "\n", encoding="utf-8")
 
 
 def _found(image: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the detections, or the most likely class."""
+    """Return an image's detections, or its most likely class."""
     found: list[dict[str, Any]] = image.get("detections") or image.get("classes", [])[:1]
     return found
 
@@ -160,11 +160,11 @@ def _absolute(image: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text that XML can hold."""
+    """Return the text with only characters that XML allows."""
     return NOT_XML.sub("\ufffd", text)
 
 
 def _save(root: ElementTree.Element, file: Path) -> None:
-    """Write XML in ASCII without a declaration, which Label Studio refuses in a pasted text."""
+    """Write XML in ASCII without a declaration: Label Studio refuses pasted text that has one."""
     ElementTree.indent(root)
     file.write_bytes(ElementTree.tostring(root, "us-ascii", xml_declaration=False) + b"\n")

@@ -61,7 +61,7 @@ class Opened:
     Attributes:
         path: the weights file.
         recipe: the weights' recipe with the overrides and the resolved precision.
-        finders: one per device, all alike.
+        finders: one per device, with the same weights.
         devices: the finders' devices.
         batch: number of images per call of a finder.
     """
@@ -97,7 +97,7 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
     Args:
         target: a run directory (its best weights are used) or a weights file.
         asked: options of the prediction.
-        others: further checks; their errors are reported together with those of weights and devices.
+        others: further checks, whose errors are reported together with those of the weights and devices.
     """
     *_, devices, (path, found) = check_all(
         *others,
@@ -115,7 +115,7 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
 
 
 def devices_named(names: str | None) -> list[torch.device]:
-    """Return the devices named as in ``cpu`` or ``cuda:0,cuda:1``; for None, all GPUs, or else the CPU."""
+    """Parse devices such as ``cpu`` or ``cuda:0,cuda:1``; None means all GPUs, or else the CPU."""
     if names is None:
         count = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
         return [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]

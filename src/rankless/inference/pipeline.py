@@ -89,8 +89,8 @@ def ordered(
 
     Args:
         pool: the threads.
-        function: is called in the threads; its error is raised at its result's turn.
-        items: are consumed as results are requested.
+        function: called in the threads; an error is raised when its result is due.
+        items: consumed as results are requested.
         ahead: maximum number of items taken before their results are yielded.
     """
     waiting: deque[Future[Other]] = deque()

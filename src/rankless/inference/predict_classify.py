@@ -24,11 +24,11 @@ from rankless.tasks.memory_check import refuse_giant_image
 def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
     """Return each cell's evidence for the likeliest class (Grad-CAM), (B, h, w), float32 on the CPU.
 
-    An image's highest value is 1, or 0 if no cell is evidence for the class.
+    The highest value of an image is 1, or 0 if no cell is evidence for the class.
 
     Args:
         model: the classifier, in evaluation mode.
-        images: the network's input, (B, 3, H, W), with or without inference mode.
+        images: the network's input, (B, 3, H, W); it may come from inference mode.
         source: the weights' file, for messages.
     """
     torch.clear_autocast_cache()  # weights cast in inference mode have no gradients

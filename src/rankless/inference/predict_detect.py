@@ -70,7 +70,7 @@ class BoxFinder:
         self.wanted = chosen_classes(classes, loaded.class_names)
         evaluate = replace(recipe.evaluate, confidence=self.confidence, multi_label=False)
         self.most = evaluate.detections
-        if self.wanted:  # other classes must not use up the maximum number of detections
+        if self.wanted:  # unwanted classes must not use up the maximum number of detections
             evaluate = replace(evaluate, detections=_MOST)
         recipe = replace(recipe, evaluate=evaluate)
         self.task = Detect(recipe, loaded.class_names, exported=trained.is_exported(loaded))
@@ -100,7 +100,7 @@ class BoxFinder:
 
         Args:
             items: items from :meth:`item`.
-            batch: number of images to compute at least; the last item fills a shorter batch.
+            batch: minimum number of images to compute; a shorter batch is filled with the last item.
         """
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
         watched = _Watched(self.model)

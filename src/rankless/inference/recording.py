@@ -112,7 +112,7 @@ class Recording:
         return report
 
     def _leave_nothing(self, journal: Journal) -> None:
-        """Remove the journal, and the folder if it is new, after a prediction without results."""
+        """After a prediction without results, remove the journal and, if it is new, the folder."""
         journal.remove()
         if self._is_new:
             with suppress(OSError):
@@ -227,4 +227,4 @@ class Recording:
 
 
 class _GivenUpError(Exception):
-    """An error that makes a context manager clean up."""
+    """An error raised to make a context manager clean up."""

@@ -143,7 +143,7 @@ def write_formats(
     outputs: Outputs,
     model: str,
 ) -> list[str]:
-    """Write the results of all images from the journal, in each requested format; return notes.
+    """Write the results of all images in each requested format, from the journal; return notes.
 
     ``model`` is the name that pre-annotations give the model.
     """
@@ -184,7 +184,7 @@ def single_files(kinds: frozenset[str]) -> list[str]:
 
 
 def write(outputs: Outputs, path: Path, content: bytes) -> None:
-    """Write a file for one image; its name was not known when ``outputs`` was created."""
+    """Write a file for one image, whose name was unknown when ``outputs`` was created."""
     outputs.include([path])
     with outputs.writing(path, durable=False) as file:
         file.write_bytes(content)

@@ -72,7 +72,7 @@ def frames(name: str) -> Iterator[Frame]:
 
 
 def _as_they_come(name: str) -> Iterator[Frame]:
-    """Yield frames that a thread reads: FFmpeg ignores Ctrl-C while it waits for a camera or a server."""
+    """Yield frames read by a thread, because FFmpeg ignores Ctrl-C while it waits for a camera or server."""
     come: queue.Queue[Frame | UnreadableImage | None] = queue.Queue(2)
     left = threading.Event()
 
@@ -241,7 +241,7 @@ def _rate(stream: Any) -> Fraction:
 
 
 def _upright(pixels: Pixels, frame: Any) -> Pixels:
-    """Rotate a frame by its rotation metadata, which phones write."""
+    """Rotate a frame upright according to its metadata, as videos from phones need."""
     quarters = round(math.remainder(getattr(frame, "rotation", 0), 360) / 90) % 4
     return np.ascontiguousarray(np.rot90(pixels, quarters))
 

@@ -51,8 +51,8 @@ class Agreement:
         images: number of compared images.
         data: source of the images.
         scores: largest difference of a score or a probability.
-        boxes: largest difference of a box's side, in pixels of the input, or of the image after NMS; for
-            boxes of more than 1000 pixels, per 1000 pixels; None for a classifier.
+        boxes: largest difference of a box's side, in pixels of the input (of the image after NMS), or per
+            1000 pixels for larger boxes; None for a classifier.
         detections: number of PyTorch's detections after NMS; None without NMS.
         missing: number of detections that only one of the two has.
     """
@@ -106,7 +106,7 @@ def compare(plan: Plan, session: Session, source: str) -> Agreement:
 def images(plan: Plan) -> tuple[Any, str]:
     """Return a batch of the recipe's first evaluation images, and a description of their source.
 
-    Without evaluation images, training images are used; if no image can be read, the built-in digits.
+    Without evaluation images, training images are used; if no image can be read, the built-in digits are.
     """
     recipe, names = plan.facts.recipe, plan.facts.class_names
     recipe = replace(recipe, evaluate=replace(recipe.evaluate, rectangular=False))
@@ -161,13 +161,13 @@ def _detections(plan: Plan, theirs: nn.Module, batch: Any, data: str) -> Agreeme
         count += len(ours.boxes)
         for found, side in ((ours, 0), (others, 1)):
             alone = set(range(len(found.boxes))) - {match[side] for match in matches}
-            # A detection with a score near the confidence may be above it on one side only.
+            # A score near the confidence threshold may exceed it on one side only.
             missing += sum(float(found.scores[one]) - confidence > limits.scores for one in alone)
     return Agreement(len(batch.images), data, scores, boxes, count, missing)
 
 
 def _matches(ours: Detections, theirs: Detections, limits: Limits) -> list[tuple[int, int]]:
-    """Pair an image's equal detections: those of the same class that differ by no more than the limits."""
+    """Pair an image's equal detections, which have the same class and differ by no more than the limits."""
     pairs: list[tuple[int, int]] = []
     free = set(range(len(theirs.boxes)))
     for first in range(len(ours.boxes)):

@@ -49,18 +49,18 @@ class Exported:
 
 
 class DisagreementError(UserError):
-    """An export computes other results than PyTorch. The command line exits with 1."""
+    """An export's results differ from PyTorch's. The command line exits with 1."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Program:
-    """An export format that contains the computation, not only the weights.
+    """An export format that contains the computation in addition to the weights.
 
     Attributes:
-        endings: what follows the export's name in the files' paths; the first is the main file, which other
-            programs open.
+        endings: the suffixes that the export's name gets in the files' paths; the first is that of the main
+            file, which other programs open.
         write: writes the files, given the path of the first.
         session: opens the written files.
     """
@@ -126,7 +126,7 @@ def export(
 
     Raises:
         UserError: no such format, no weights, a model that the format does not support, or files that exist.
-        DisagreementError: the export computes other results than PyTorch; its files are removed.
+        DisagreementError: the export's results differ from PyTorch's; its files are removed.
 
     Examples:
         >>> done = rankless.export("runs/digits", format="onnx", out="digits", force=True)
@@ -174,10 +174,10 @@ class Made:
 def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
     """Write the files of an export into ``folder``, and compare them with PyTorch.
 
-    ``format`` is one with a program; messages call the file ``name``.
+    ``format`` must be one with a program; ``name`` is the file's name in messages.
 
     Raises:
-        DisagreementError: the export computes other results than PyTorch.
+        DisagreementError: the export's results differ from PyTorch's.
     """
     program = _RUNNABLE[format]
     files = _files(folder / "model", program.endings)
@@ -238,7 +238,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
 
 
 def _seen(loaded: weights.Weights) -> int:
-    """Return the number of images the model was trained on, from which Darknet's schedule continues."""
+    """Return the number of images the model was trained on, where Darknet's schedule continues."""
     if (seen := loaded.extra.get("seen", "")).isdecimal():
         return int(seen)
     step = loaded.extra.get("step", "")

@@ -1,4 +1,4 @@
-"""Conversion of other projects' weights to weights files with recipe and class names."""
+"""Conversion of other projects' weights to weights files with a recipe and class names."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def checked_name(source: Path) -> list[str]:
     """Compare a file's SHA-256 with the digits in its name, as in ``resnet18-f37072fd.pth``.
 
     Returns:
-        A list with a note about the result, or an empty list for names without digits. A difference is only a
-        warning, because the digits may be a date.
+        A list with a note about the result, or an empty list for names without digits. A difference causes
+        only a warning, because the digits may be a date.
     """
     said = _DIGITS.search(source.name)
     if said is None:
@@ -216,11 +216,11 @@ def import_weights(
         model: the model, as ``model.name`` in a recipe.
         cfg: a Darknet cfg file, in place of ``model``.
         names: a file of class names: one per line, or a JSON list; by default "0", "1" …
-        classes: number of classes if ``names`` is not given; by default that of the checkpoint's head.
+        classes: number of classes if ``names`` is not given; by default, the number in the checkpoint's head.
         key: the checkpoint's entry with the weights; by default chosen automatically.
-        partial: load every matching tensor; initialize the others with the recipe's seed.
-        by_order: match tensors by their order instead of their names; with ``partial``, only up to the first
-            one with another shape.
+        partial: load every matching tensor, and initialize the others with the recipe's seed.
+        by_order: match tensors by order instead of name; with ``partial``, only up to the first one with
+            another shape.
         port: the port of YOLO that named the tensors, from
             :data:`~rankless.models.checkpoints.ports.PORTS`.
         overrides: ``key=value``, changes to the recipe that is stored with the weights.
@@ -261,7 +261,7 @@ def import_weights(
 def _from_transformers(
     folder: Path, given: Mapping[str, object], overrides: Sequence[str]
 ) -> tuple[Checkpoint, Recipe, tuple[str, ...]]:
-    """Read a folder of transformers; its network, classes and preprocessing are those of its own files."""
+    """Read a folder that transformers wrote; it defines the network, classes and preprocessing."""
     if wrong := [option for option, value in given.items() if value is not None]:
         raise UserError(
             f"{folder}: is a folder of transformers, whose {CONFIG} says what it holds; leave out "
@@ -288,7 +288,7 @@ def _fitted(
 ) -> tuple[Fit, tuple[str, ...], list[str]]:
     """Fit the checkpoint to the recipe's model; return the tensors, the class names and messages.
 
-    ``classes`` are the class names or their number; None takes the number from the checkpoint's head.
+    ``classes`` are the class names, or their number; None uses the number in the checkpoint's head.
     """
     notes, head = list(checkpoint.facts), _head(recipe)
     if by_order:
@@ -317,8 +317,8 @@ def _from_darknet(
     """Read Darknet's .weights for a cfg or a named model.
 
     Returns:
-        The tensors with the model's names; the recipe; the number of classes; and whether the file has
-        weights for only the first layers, as published backbones do.
+        The tensors with the model's names; the recipe; the number of classes; and whether the file has only
+        weights of the first layers, as published backbones do.
     """
     if cfg is not None and model is not None:
         raise UserError(f"--cfg is {cfg} and --model is '{model}': give one of the two")
@@ -335,7 +335,7 @@ def _from_darknet(
             raise UserError(f"{source}: Darknet has no {named.name}; give the model of the weights")
         network = darknet.network(named, COCO_CLASSES)
         network = with_classes(network, classes_of(source, network) or COCO_CLASSES)
-        # As in the published cfg files: only Scaled-YOLOv4 letterboxes, only YOLOv3 has plain NMS.
+        # As in the published cfg files, only Scaled-YOLOv4 letterboxes, and only YOLOv3 has plain NMS.
         letterbox = any(isinstance(layer, Yolo) and layer.new_coords for layer in network.layers)
         nms = "iou" if network.loss == "yolov3" else "diou"
         options = [f"model.name={named.name}"]
@@ -361,7 +361,7 @@ def _from_darknet(
 
 
 def _of_other_classes(source: Path, cfg: Path | None, network: Network) -> UserError | None:
-    """Return the error for a cfg with another number of classes than the weights; None if they agree."""
+    """Return an error if cfg and weights have different numbers of classes; None if they agree."""
     known = classes_of(source, network) if cfg else None
     if known in (None, network.classes):
         return None
@@ -422,7 +422,7 @@ def _is_darknet(source: Path) -> bool:
 
 
 def _head(recipe: Recipe) -> Head:
-    """Return the tensors that depend on the classes, with their first dimensions for 2 and 3 classes."""
+    """Return the names of tensors that depend on the classes, with first dimensions for 2 and 3 classes."""
     two, three = (build_any(recipe, classes).state_dict() for classes in (2, 3))
     return {
         name: (two[name].shape[0], three[name].shape[0])
@@ -432,7 +432,7 @@ def _head(recipe: Recipe) -> Head:
 
 
 def _head_classes(theirs: Mapping[str, Tensor], head: Head) -> set[float]:
-    """Return the numbers of classes that the shapes of a checkpoint's head stand for: one, if it fits."""
+    """Return the numbers of classes that a checkpoint's head implies by its shapes: one if it fits."""
     return {
         2 + (theirs[name].shape[0] - of_two) / (of_three - of_two)
         for name, (of_two, of_three) in head.items()
@@ -449,7 +449,7 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
     theirs, _ = align(ours, state)
     counts = _head_classes(theirs, head)
     if not counts and agrees_in_order(ours, state, tuple(head)):
-        return 2  # the names differ, which is reported when they are compared
+        return 2  # the names differ, which is reported when the tensors are compared
     if not counts and partial:
         detects = recipe.task == "detect"
         return zoo.MODELS[recipe.model.name].classes if detects else variant(recipe.model).classes

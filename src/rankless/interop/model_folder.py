@@ -1,6 +1,6 @@
-"""A folder with a model to pass on, laid out as a repository of the Hugging Face Hub.
+"""A folder with a model to share, with the layout of a repository on the Hugging Face Hub.
 
-Its weights are named like a checkpoint's, so every command that takes a run also takes the folder.
+The weights are named as in a checkpoint, so every command that accepts a run also accepts the folder.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Lines with **FILL IN** are for you who pass the model on.
 
 
 class Record(NamedTuple):
-    """The record of a training: its name for the checkpoint (``best``, ``last``, none), scores and facts."""
+    """The record of a training: the checkpoint's name (``best``, ``last`` or none), scores and facts."""
 
     name: str = ""
     scores: Mapping[str, str] = {}
@@ -75,10 +75,10 @@ class Record(NamedTuple):
 
 
 def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> tuple[Path, ...]:
-    """Write the files of ``folder``, which must be new or empty, or with ``force`` an earlier export."""
+    """Write the files of ``folder``, which must be new, empty or, with ``force``, an earlier export."""
     files = tuple(folder / name for name in FILES)
     if folder.is_dir() and any(folder.iterdir()) and not all(file.is_file() for file in files):
-        expected = "expected a new or an empty folder"  # all files in it are passed on
+        expected = "expected a new or an empty folder"  # all files in the folder are shared
         raise UserError(f"--out {folder}: holds other files; {expected}; give another --out")
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([source])
@@ -92,7 +92,7 @@ def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> t
 
 
 def recorded(source: Path) -> Record:
-    """Return the record of the run whose checkpoint holds a weights file, as far as it can be read."""
+    """Return the record of the run that a weights file belongs to, as far as it can be read."""
     source = source.resolve()
     if source.parent.parent.name != "checkpoints":
         return Record()
@@ -131,7 +131,7 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
         model = trained.model(open_task(recipe, loaded.class_names), loaded, str(source))
         size = counted(sum(one.numel() for one in model.parameters()), "parameter")
         about = f"{kind}, {_plain(recipe.model.name)}, with {size}."
-    else:  # its code may be a stranger's, so it is not run to count the parameters
+    else:  # the task's code may be untrusted, so it is not run to count the parameters
         size = counted(sum(one.numel() for one in loaded.state.values()), "number")
         about = f"A model of {size} for {_plain(recipe.task)}, whose code must be passed on with it."
     if names := loaded.class_names:
@@ -159,7 +159,7 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
 
 
 def _training(loaded: weights.Weights, record: Record, name: str, data: str) -> str:
-    """Return the command that repeats the training, or why there is none."""
+    """Return the command that repeats the training, or the reason why there is none."""
     if published := loaded.extra.get("imported_from"):
         return f"The weights were imported from {_plain(published)}; how they were trained is not recorded."
     data += "" if is_by_name(loaded.recipe.model.pretrained) else " model.pretrained=WEIGHTS"
@@ -189,5 +189,5 @@ def _table(left: str, right: str, rows: Mapping[str, str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text from elsewhere for Markdown: on one line, without markup."""
+    """Return untrusted text for Markdown: on one line, without markup."""
     return re.sub(r"([\\`*_{}\[\]<>()#|!~&])", r"\\\1", printable(text))

@@ -99,7 +99,7 @@ def model(plan: Plan, *, half: bool | None = None) -> Any:
                 dynamo=True,
                 verbose=False,
             )
-        except Exception as error:  # the exporter raises many types
+        except Exception as error:  # the exporter raises errors of many types
             raise plan.unable(error) from error
     proto: Any = made.model_proto if made is not None else None
     if plan.facts.nms is not None:
@@ -127,7 +127,7 @@ def _nms(facts: Facts, ir: int) -> str:
 
 def _name_dimensions(proto: Any) -> None:
     """Name the free dimensions of inputs and outputs."""
-    del proto.graph.value_info[:]  # optional, and has the exporter's names
+    del proto.graph.value_info[:]  # optional, and contains the exporter's names
     for value in (*proto.graph.input, *proto.graph.output):
         for side, name in zip(value.type.tensor_type.shape.dim, _DIMENSIONS[value.name], strict=True):
             if not side.HasField("dim_value"):
@@ -135,7 +135,7 @@ def _name_dimensions(proto: Any) -> None:
 
 
 def _state_kernel_sizes(proto: Any, onnx: Any) -> None:
-    """Add the kernel size to convolutions: it is optional in ONNX, but OpenCV's dnn needs it."""
+    """Add the kernel size to convolutions; it is optional in ONNX, but OpenCV's dnn needs it."""
     sizes = {tensor.name: list(tensor.dims[2:]) for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         is_stated = any(attribute.name == "kernel_shape" for attribute in node.attribute)

@@ -79,7 +79,7 @@ class PortableClassifier(nn.Module):
 
 
 class WithNms(nn.Module):
-    """A detector followed by NMS, for PyTorch's formats; its results are those of ``rankless predict``.
+    """A detector followed by NMS, for PyTorch's formats; the results are those of ``rankless predict``.
 
     Args:
         detector: a :class:`PortableDetector`.
@@ -103,7 +103,7 @@ class WithNms(nn.Module):
         boxes = boxes.gather(1, order.unsqueeze(-1).expand(-1, -1, 4))
         images_of = torch.arange(boxes.shape[0], device=boxes.device).unsqueeze(1).expand_as(labels)
         groups = images_of if self.class_agnostic else images_of * scores.shape[2] + labels
-        # The shifts separate the groups; they are float64, because float32 would round the boxes.
+        # The shifts separate the groups; they are float64 because float32 would round the boxes.
         wide = boxes.double()
         shifts = groups.double() * (wide.amax() - wide.amin() + 1)
         (chosen,) = torch.where((best > self.confidence).flatten())
@@ -199,7 +199,7 @@ class Plan:
         try:
             with quiet(), torch.no_grad():
                 return torch.export.export(module, (self.example(),), dynamic_shapes=(shapes or None,))
-        except Exception as error:  # torch.export raises many types
+        except Exception as error:  # torch.export raises errors of many types
             raise self.unable(error) from error
 
     def unable(self, error: Exception) -> UserError:

@@ -1,4 +1,4 @@
-"""Suppression of the messages that PyTorch's exporters print for their developers."""
+"""Suppression of the developer messages that PyTorch's exporters print."""
 
 from __future__ import annotations
 

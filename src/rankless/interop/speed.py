@@ -15,11 +15,11 @@ from rankless.interop.plan import Plan
 from rankless.models.exported.sessions import Session
 from rankless.structures import network_input
 
-_WARM_UP = 2  # calls that are not counted: the first allocate memory and choose kernels
+_WARM_UP = 2  # calls that are not counted, because the first ones allocate memory and choose kernels
 
 
 def inputs(plan: Plan, count: int) -> Tensor:
-    """Return real images as a model's input, float32 (count, 3, H, W); they repeat if there are too few."""
+    """Return real images as a model's input, float32 (count, 3, H, W); repeat them if there are too few."""
     seen = network_input(images(plan)[0].images)
     return seen[torch.arange(count) % len(seen)].contiguous()
 

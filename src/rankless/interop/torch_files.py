@@ -46,7 +46,7 @@ def write_torchscript(plan: Plan, path: Path) -> None:
     with quiet(), torch.no_grad():
         try:
             traced: Any = torch.jit.trace(plan.with_nms(), (plan.example(),), check_trace=False)
-        except Exception as error:  # torch.jit raises many types
+        except Exception as error:  # torch.jit raises errors of many types
             raise plan.unable(error) from error
         torch.jit.save(traced, str(path), _extra_files={TEXTS: json.dumps(plan.facts.texts())})
 

@@ -1,6 +1,6 @@
-"""The folder of a model in the repository of Triton Inference Server.
+"""The folder of a model in a model repository of Triton Inference Server.
 
-OpenVINO Model Server reads the same folder: of the files it needs only the numbered ones.
+OpenVINO Model Server reads the same folder, but needs only the files in the numbered folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOLD = ("class_names", "preprocessing", "outputs", "digest")
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write the ONNX file ``path`` in the folder of its version, and the configuration beside that folder."""
+    """Write the ONNX file ``path`` in its version's folder, and the configuration beside that folder."""
     onnx = needed("onnx", "onnx", "--format triton")
     proto = onnx_file.model(plan)
     path.parent.mkdir(parents=True)
@@ -32,7 +32,7 @@ def write(plan: Plan, path: Path) -> None:
 def _config(graph: Any, plan: Plan) -> str:
     """Return the configuration: protobuf's text format of Triton's ``ModelConfig``.
 
-    A batch is the first dimension of all inputs and outputs, or else the server does not know of it.
+    The server batches only if the first dimension of all inputs and outputs is the batch.
     """
     values = [(kind, value) for kind in ("input", "output") for value in getattr(graph, kind)]
     is_batched = all(value.type.tensor_type.shape.dim[0].dim_param == "batch" for _, value in values)
@@ -45,7 +45,7 @@ def _config(graph: Any, plan: Plan) -> str:
         lines.append(f'{kind} {{ name: "{value.name}" data_type: TYPE_FP32 dims: [ {dims} ] }}')
     texts = plan.facts.texts()
     for name in _TOLD:
-        # As JSON in ASCII; the outer quotes and escapes are those of the text format, too.
+        # As JSON in ASCII, whose outer quotes and escapes are also those of the text format.
         text = json.dumps(texts[name] if name == "digest" else json.dumps(json.loads(texts[name])))
         lines.append(f'parameters {{ key: "{name}" value {{ string_value: {text} }} }}')
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Agreement between ranks that a cluster's launcher has started separately."""
+"""Agreement between ranks that a cluster's launcher started separately."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankless.recipe.load import differences, from_json, to_json
 from rankless.recipe.schema import Recipe
 from rankless.world.process_group import World
 
-_OWN = "data.root"  # may differ between machines; the data itself is compared later
+_OWN = "data.root"  # keys that may differ between machines; the data itself is compared later
 _T = TypeVar("_T")
 
 
@@ -46,7 +46,7 @@ def _raise_everywhere(world: World, error: tuple[int, list[str]] | None) -> None
 
 
 def _merged(errors: Sequence[tuple[int, list[str]] | None]) -> tuple[int, list[str]] | None:
-    """Merge the ranks' errors, and name the ranks of each problem that not all of them met."""
+    """Merge the ranks' errors; name the ranks of each problem that did not occur on all of them."""
     ranks: dict[str, list[int]] = {}
     for rank, error in enumerate(errors):
         for problem in error[1] if error else ():

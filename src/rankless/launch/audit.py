@@ -1,4 +1,4 @@
-"""An audit of a run: intervals between its checkpoints are trained again and compared bit for bit."""
+"""Audit of a run: train intervals between its checkpoints again and compare them bit for bit."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from rankless.tasks.custom import absolute, refuse_unasked
 
 _PLACES = ("data.root", "data.folder")
 _MAY_CHANGE = (*_PLACES, "model.pretrained", "workers")
-_LONGEST_LIST = 1 << 30  # bytes of the list of the data's files
-_SHOWN = 8  # changed files that are named
+_LONGEST_LIST = 1 << 30  # the most bytes of the list of the data's files
+_SHOWN = 8  # the most changed files to name
 _LATER = 10**8  # steps; a copy saves only at its end
 
 
 class Interval(NamedTuple):
-    """The steps after the checkpoint of step ``first`` (0: the beginning) up to that of step ``last``."""
+    """The steps from the checkpoint of step ``first`` (0 for the start) to that of step ``last``."""
 
     first: int
     last: int
@@ -53,7 +53,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of training an interval again; ``difference`` is the first tensor that differs, if any."""
+    """The result of training an interval again; ``difference`` names the first differing tensor, if any."""
 
     interval: Interval
     images: int
@@ -67,12 +67,12 @@ class AuditReport:
     """The result of an audit.
 
     Attributes:
-        seed: seed of the draw.
+        seed: the seed that intervals were drawn with.
         link: the last link of the run's chain; None if it has none.
-        problems: sentences on what is not as it was recorded.
-        notes: sentences on what was not recorded.
-        results: one per interval trained again.
-        not_shown: the other intervals, each with the reason.
+        problems: sentences about everything that differs from the records.
+        notes: sentences about everything that was not recorded.
+        results: one per interval that was trained again.
+        not_shown: the other intervals, and the reason for each.
     """
 
     seed: int
@@ -84,7 +84,7 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything compared is equal, and nothing was found changed."""
+        """Whether all comparisons were equal and no problem was found."""
         return not self.problems and all(one.difference is None for one in self.results)
 
     def as_json(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class AuditReport:
 
 
 def examined(run: RunDirectory) -> Chain:
-    """Return a run's chain, compared with its files and its ``recipe.yaml``; nothing is trained."""
+    """Compare a run's chain with its files and its ``recipe.yaml`` without training; return the chain."""
     if not run.steps():
         what = "has no checkpoints" if run.path.exists() else "no such directory"
         raise UserError(f"{run.path}: {what}; expected the directory of a run that has saved")
@@ -114,12 +114,12 @@ def examined(run: RunDirectory) -> Chain:
 
 
 class Audit:
-    """An audit of a run, whose directory is only read.
+    """An audit of a run; it only reads the run directory.
 
     Args:
         path: the run directory.
-        overrides: where the data and the pretrained weights are, as changes to the recipe.
-        task: the custom task of the run, whose code is run; None for a built-in one.
+        overrides: changes to the recipe that say where the data and the pretrained weights are.
+        task: the run's custom task, whose code will be executed; None for a built-in task.
         devices: as for :func:`rankless.launch.local.train`.
         echo: receives the report line by line.
     """
@@ -142,7 +142,7 @@ class Audit:
         self.starts = [starts.facts(entry) for entry in starts.read(self.run.environment)[0]]
 
     def repeat(self, steps: int | None, seed: int) -> AuditReport:
-        """Draw intervals until they have ``steps`` steps, or take all, and train them again."""
+        """Draw intervals with at least ``steps`` steps in total, or take all, and train them again."""
         link = self.chain.lines[-1].link if self.chain.lines else None
         report = AuditReport(seed, link, self.chain.problems, self.chain.notes)
         intervals = [Interval(*pair) for pair in pairwise([0, *self.chain.sound])]
@@ -172,7 +172,7 @@ class Audit:
         return report
 
     def _recipe_of(self, step: int) -> Recipe:
-        """Return the recipe that led to the checkpoint of ``step``, with the data's place here."""
+        """Return the recipe that led to the checkpoint of ``step``, with the data's path on this machine."""
         saved = weights.recipe_in(self.run.step_directory(step) / "model.safetensors")
         recipe = changed(saved, self.overrides) if self.overrides else saved
         if wrong := [key for key, _, _ in differences(saved, recipe) if key not in _MAY_CHANGE]:
@@ -188,7 +188,7 @@ class Audit:
         )
 
     def _refusal(self, interval: Interval) -> str | None:
-        """Return why an interval cannot be trained again here; None if it can."""
+        """Return why an interval cannot be trained again on this machine; None if it can."""
         lines = self.chain.between(*interval)
         for line in reversed(lines):
             for what in ("recipe", "data", "images"):
@@ -208,7 +208,7 @@ class Audit:
         return None
 
     def _problems_of_data(self) -> Iterator[str]:
-        """Yield what differs between the data here and the data of the run's last start."""
+        """Yield the differences between the data on this machine and the data at the run's last start."""
         recipe = resolve_recipe(self.recipe)
         data = capabilities(open_task(recipe).training_data())
         before = read_state(self.run.step_directory(self.chain.sound[-1])).get("data")
@@ -230,7 +230,7 @@ class Audit:
             yield f"{root}: the same holds for {counted(len(wrong) - _SHOWN, 'more file')}"
 
     def _result(self, interval: Interval) -> Result:
-        """Train an interval in a copy that begins with the checkpoint before it, and compare the ends."""
+        """Train an interval in a copy of the run that starts at ``first``, and compare the final states."""
         began, recipe = time.monotonic(), resolve_recipe(self._recipe_of(interval.last))
         with tempfile.TemporaryDirectory(prefix="rankless-audit-") as folder:
             copy = RunDirectory(Path(folder) / "run")
@@ -243,7 +243,7 @@ class Audit:
                 resume=interval.first > 0,
                 dry_run_steps=interval.last,
                 dry_run_images=0,
-                inline=self.devices == 1,  # without the start of another process
+                inline=self.devices == 1,  # without starting another process
             )
             if code == INTERRUPTED:
                 raise KeyboardInterrupt
@@ -255,7 +255,7 @@ class Audit:
         return Result(interval, images, tensors, difference, round(time.monotonic() - began, 1))
 
     def _begin(self, copy: RunDirectory, step: int, recipe: Recipe) -> None:
-        """Write the checkpoint of ``step`` into ``copy``, as one of the same run with ``recipe``."""
+        """Write the checkpoint of ``step`` into ``copy`` as if the run had been trained with ``recipe``."""
         start = checkpoint.load(self.run, step)
         start = replace(start, state={**start.state, "unscored": False})
         names = weights.load(self.run.step_directory(step) / "model.safetensors", checked=True).class_names
@@ -265,7 +265,7 @@ class Audit:
 
 
 def _conclusions(report: AuditReport) -> Iterator[str]:
-    """Yield sentences on what the audit has shown, and what it has not."""
+    """Yield sentences about what the audit has shown and has not shown."""
     shown: list[Interval] = []
     for one in (result.interval for result in report.results if result.difference is None):
         begins = shown.pop().first if shown and shown[-1].last == one.first else one.first
@@ -278,7 +278,7 @@ def _conclusions(report: AuditReport) -> Iterator[str]:
 
 
 def _by_reason(intervals: Iterable[tuple[Interval, str]]) -> Iterator[str]:
-    """Yield each reason once, after the intervals that it explains."""
+    """Yield each reason once, after the intervals it applies to."""
     found: dict[str, list[str]] = {}
     for one, reason in intervals:
         found.setdefault(reason, []).append(str(one))
@@ -286,7 +286,7 @@ def _by_reason(intervals: Iterable[tuple[Interval, str]]) -> Iterator[str]:
 
 
 def _drawn(possible: Sequence[Interval], steps: int | None, seed: int) -> list[Interval]:
-    """Draw intervals until they have ``steps`` steps, or all; return them in order."""
+    """Draw intervals with at least ``steps`` steps in total, or all of them; return them in order."""
     order, drawn = random.Random(seed).sample(possible, len(possible)), list[Interval]()
     while order and (steps is None or sum(last - first for first, last in drawn) < steps):
         drawn.append(order.pop())
@@ -294,7 +294,7 @@ def _drawn(possible: Sequence[Interval], steps: int | None, seed: int) -> list[I
 
 
 def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Recipe) -> Iterator[str]:
-    """Yield the facts that differ between the run and this machine, and can change bits."""
+    """Yield the facts that differ between the run and this machine and can change bits."""
     for name in {**recorded, **here}:
         section, _, key = name.partition(".")
         # An unset variable counts as a value; missing packages compute nothing.
@@ -306,7 +306,7 @@ def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Re
 
 
 def compare(one: Snapshot, other: Snapshot) -> tuple[int, str | None]:
-    """Return the number of tensors of two states, and the first one whose bits differ, if any."""
+    """Compare two states; return the number of tensors and the first one whose bits differ, if any."""
     count, first = 0, None
     for part in ("model", "ema", "training"):
         ours, theirs = getattr(one, part) or {}, getattr(other, part) or {}

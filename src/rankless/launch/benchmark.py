@@ -38,10 +38,11 @@ class Row:
         format: ``pytorch`` for the weights themselves.
         precision: ``fp32`` or ``fp16``.
         megabytes: size of the files; None for PyTorch.
-        images_per_second: speed of network and decoding, without reading images and NMS; None if it failed.
+        images_per_second: speed of the network and decoding, without image reading and NMS; None if it
+            failed.
         score: AP of a detector, top1 of a classifier; None if the data cannot be read.
         difference: largest difference of a score from PyTorch's; None for PyTorch.
-        problem: reason why there are no numbers; empty if there are.
+        problem: reason why there are no numbers; empty if there are some.
     """
 
     format: str
@@ -63,7 +64,7 @@ class Benchmark:
         size: (height, width) of the input in pixels.
         device: name of the device that PyTorch used.
         threads: number of CPU threads.
-        data: the evaluation data; empty if it cannot be read, for the reason in ``notes``.
+        data: the evaluation data; empty if it cannot be read, in which case ``notes`` has the reason.
     """
 
     weights: Path
@@ -201,6 +202,6 @@ def _shown(number: float | None, format: str) -> str:
 
 @contextmanager
 def _alone(plan: Plan) -> Iterator[World]:
-    """Make this process the only rank, with PyTorch set up for the recipe."""
+    """Set up PyTorch for the recipe, with this process as the only rank."""
     with computes_like(plan.facts.recipe), join(inline=True) as world:
         yield world

@@ -15,9 +15,9 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @contextmanager
 def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
-    """Limit the processes that are started to the chosen GPUs, and yield the number of GPUs.
+    """Limit child processes to the chosen GPUs within the block, and yield the number of GPUs.
 
-    A list has GPU numbers as PyTorch counts them among those that ``CUDA_VISIBLE_DEVICES`` leaves. A single
+    A list contains GPU numbers as PyTorch counts them within ``CUDA_VISIBLE_DEVICES``. A single
     number, or None, is yielded unchanged. Raise a UserError if a number is repeated or is not that of a GPU.
     """
     if devices is None or isinstance(devices, int):

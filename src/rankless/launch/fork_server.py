@@ -1,10 +1,10 @@
 """The fork server: a process that has imported PyTorch, so that the ranks forked from it start at once.
 
-Importing PyTorch takes every rank some seconds, again at every restart. The server is forked from the
-launcher before that opens or computes anything, because forking is safe only before a thread is started or a
-GPU is used. Only processes that run nothing but Rankless may start a server. The ranks of other launchers (a
-notebook, a script, a test), and ranks that need libraries other than the loaded ones (``cpu_isa``, a GPU),
-are started as new interpreters.
+Importing PyTorch takes some seconds in every rank and at every restart. The server is forked before the
+launcher opens or computes anything, because forking is safe only before a thread is started or a GPU is used.
+Only processes that run nothing but Rankless may start a server. The ranks of other launchers (a notebook, a
+script, a test), and ranks that need libraries other than the loaded ones (``cpu_isa``, a GPU), are started as
+new interpreters.
 
 Launcher and server communicate over a private pair of sockets.
 """
@@ -33,7 +33,7 @@ from rankless.hardware.processes import die_with_parent, fork
 from rankless.launch.requests import ASKS
 from rankless.messages import Lines, line
 
-# Modules that every rank imports besides those of the launcher.
+# Modules that every rank imports in addition to the launcher's.
 _PRELOADED = ("rankless.launch.worker", "rankless.launch.rank_job")
 _PATIENCE = 300.0  # seconds for the imports and a fork, even from a cold network disk
 _allowed = False
@@ -48,7 +48,7 @@ class Fork(msgspec.Struct):
 
 
 class Forked(msgspec.Struct):
-    """A report of the server that a rank has started or, with a ``code``, that it has ended."""
+    """The server's report that a rank has started or, with a ``code``, that it has ended."""
 
     pid: int
     code: int | None = None
@@ -58,7 +58,8 @@ class ForkedProcess:
     """A rank's process, which leads a process group and a session.
 
     Attributes:
-        returncode: exit code, or negative number of the signal that killed it; None while it runs.
+        returncode: exit code, or the negative number of the signal that killed the process; None while it
+            runs.
     """
 
     def __init__(self, server: ForkServer, pid: int) -> None:
@@ -66,7 +67,7 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, None while the process runs."""
+        """Return the exit code; None while the process is running."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -93,7 +94,7 @@ class ForkServer:
 
     Attributes:
         alive: whether the server was running when last seen.
-        code: its exit code, or negative number of the signal that killed it; None while it runs.
+        code: its exit code, or the negative number of the signal that killed it; None while it runs.
     """
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
@@ -107,7 +108,7 @@ class ForkServer:
         """Fork a rank with the worker's arguments and its complete environment.
 
         The rank dies with the server, not with the launcher that ``arguments`` name. If the server is dead,
-        return a rank that counts as killed.
+        the returned rank counts as killed.
         """
         with contextlib.suppress(ConnectionError):
             self._connection.sendall(line(Fork(list(arguments), dict(environment))))
@@ -122,9 +123,9 @@ class ForkServer:
         return ForkedProcess(self, self.pid)
 
     def code_of(self, pid: int, seconds: float | None) -> int | None:
-        """Wait for a process and return its exit code, None if it still runs after ``seconds``.
+        """Wait for a process and return its exit code; None if it is still running after ``seconds``.
 
-        Ranks die with the server: if that is dead, those without an exit code count as killed.
+        Ranks die with the server. If the server is dead, ranks without an exit code count as killed.
         """
         until = None if seconds is None else time.monotonic() + seconds
         while pid not in self._codes and self.alive:
@@ -193,7 +194,7 @@ def start(task: str | None = None) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
     try:
         pid = fork()
-    except OSError:  # no room for a process; starting the ranks will report it
+    except OSError:  # no process can be started; starting the ranks will report it
         pid = -1
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -205,7 +206,7 @@ def start(task: str | None = None) -> None:
         return
     try:
         ours.close()
-        with contextlib.suppress(OSError):  # no room for a process; ranks then start without the server
+        with contextlib.suppress(OSError):  # no process can be started; ranks then start without the server
             _serve(theirs, launcher)
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -251,7 +252,7 @@ def _serve(connection: socket.socket, launcher: int) -> None:
 
 
 def _fork(request: Fork, private: Sequence[int]) -> int:
-    """Fork a rank without the descriptors ``private``, and return its id once it leads its process group."""
+    """Fork a rank without the descriptors ``private``; return its id once it leads its process group."""
     server = os.getpid()
     ready, leads = os.pipe()
     pid = fork()
@@ -282,7 +283,7 @@ def _rank(request: Fork, server: int) -> int:
     os.environ.clear()
     os.environ.update(request.environment)
     if not sys.flags.safe_path:
-        del sys.path[0]  # files in the command's folder, or the current one, are no libraries
+        del sys.path[0]  # files in the command's folder or the current one must not be imported as libraries
         os.environ["PYTHONSAFEPATH"] = "1"  # for child processes
     from rankless.launch import worker
 

@@ -1,7 +1,7 @@
 """Detection of ranks that hang: they are stopped, or their current work takes longer than allowed.
 
-A rank that waits for another one does not hang. Only time in which this process runs itself counts, so that
-nothing hangs because the machine slept or the cluster suspended the job.
+A rank that waits for another one does not hang. Only the time in which this process itself runs counts, so a
+sleeping machine or a suspended job does not make ranks appear to hang.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EVERY = 1.0  # seconds between two checks
 
 
 def patience() -> float | None:
-    """Return the user's limit in seconds for ranks that hang: infinity for ``off``, None if not set."""
+    """Return the user's time limit in seconds for hanging ranks: infinity for ``off``, None if not set."""
     text = os.environ.get(VARIABLE, "")
     if text == "off":
         return math.inf
@@ -43,7 +43,7 @@ class _Seen:
     """The last observation of a process.
 
     Attributes:
-        begun: ``begun`` of its pulse; -1 without a pulse.
+        begun: ``begun`` from the pulse of the process; -1 if it has none.
         since: seconds without progress.
         stopped: seconds for which it has been stopped.
     """
@@ -69,7 +69,7 @@ class Hanging:
         self._seen: dict[int, _Seen] = {}
 
     def look(self, processes: Mapping[int, int]) -> dict[int, str]:
-        """Return a sentence about each process that hangs; ``processes`` has process ids by rank."""
+        """Return a sentence about each process that hangs; ``processes`` maps ranks to process ids."""
         passed = self._clock() - self._looked
         if passed < _EVERY:
             return {}
@@ -87,7 +87,7 @@ class Hanging:
                 stopped[rank] = f"rank {rank} was stopped for {seen.stopped:.0f} s{doing} and then killed"
             elif pulse and seen.since > self._allowed(pulse):
                 late[rank] = f"rank {rank} hung for {seen.since:.0f} s{doing} and was killed"
-        # Others may be late only because of a stopped one: a GPU's wait for it cannot be seen.
+        # Others may be late only because they wait for a stopped one: a wait on a GPU cannot be seen.
         return stopped or late
 
     def _allowed(self, pulse: Pulse) -> float:

@@ -1,7 +1,7 @@
 """Training in the current process, as the only rank or with a thread per rank: for breakpoints and notebooks.
 
-Unlike in processes of our launcher, a rank that dies is not restarted, and the output of libraries goes to
-the terminal.
+Unlike with Rankless's launcher, a dead rank is not restarted, and the output of libraries goes to the
+terminal.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
     PyTorch's settings and random state are restored afterwards.
 
     Returns:
-        Whether all steps are done, and the number of the signal that ended the training, 0 if none did.
+        Whether all steps are done, and the number of the signal that ended the training (0 if none did).
     """
     recipe, stop = from_json(job.recipe), StopRequest()
     cards = [torch.cuda.current_device()] if device().type == "cuda" else []

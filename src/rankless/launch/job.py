@@ -1,4 +1,4 @@
-"""The job that a launcher gives its ranks, and the notes that they leave: JSON files in a private folder.
+"""A launcher's job for its ranks and the notes that the ranks leave, as JSON files in a private folder.
 
 Launchers and ranks share nothing else. A training's folder lies in its run directory, because the system's
 temporary folder may be cleaned during a long run.
@@ -29,7 +29,7 @@ _PARALLEL = ("processes", "threads")
 
 
 def check_parallel(kind: str) -> None:
-    """Raise if the ranks of one machine cannot be of this kind."""
+    """Raise if this is not a valid kind of ranks."""
     if kind not in _PARALLEL:
         raise UserError(f"--parallel is '{kind}': expected {one_of(_PARALLEL)}{nearest(kind, _PARALLEL)}")
 
@@ -120,13 +120,13 @@ def read_job(path: Path) -> Job:
 
 
 def reserve_note(path: Path, rank: int) -> None:
-    """Reserve disk space for :func:`leave_note`, which may have to report that the disk is full."""
+    """Reserve disk space for :func:`leave_note`, in case the disk is full by then."""
     with suppress(OSError):  # leave_note then tries without it
         path.with_name(f".note-{rank}").write_bytes(b" " * _NOTE)
 
 
 def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
-    """Report how a rank ended, beside the job at ``path``, in the reserved space if there is any."""
+    """Leave a note of how a rank ended beside the job at ``path``, in the reserved space if there is any."""
     beside = path.with_name(f".note-{rank}")
     with beside.open("r+b" if beside.exists() else "wb") as file:
         file.write(json.dumps(note).encode())
@@ -141,7 +141,7 @@ def read_notes(path: Path) -> list[dict[str, Any]]:
 
 
 def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
-    """Return the error that the ranks' notes report, None if there is none."""
+    """Return the error that the ranks' notes report; None if there is none."""
     failed = [note for note in notes if note.get("problems")]
     for note in failed:
         if note.get("once"):
@@ -162,7 +162,7 @@ class Pulse(NamedTuple):
 
     Attributes:
         begun: a number that grows whenever the rank begins something.
-        allowed: seconds that the current work may take; None while waiting for other ranks.
+        allowed: seconds that the current work may take; None while the rank waits for others.
         doing: description of the current work.
     """
 
@@ -191,7 +191,7 @@ def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
 
 
 def take_cause(path: Path, rank: int) -> str | None:
-    """Return and remove the cause that a dead rank reported, None if it reported none."""
+    """Return and remove the cause that a dead rank reported; None if it reported none."""
     cause = path.with_name(f"cause-{rank}")
     try:
         text = cause.read_text(encoding="utf-8")

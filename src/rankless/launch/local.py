@@ -1,4 +1,4 @@
-"""Training and evaluation with the ranks of this machine."""
+"""Training and evaluation with ranks on this machine."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def train(
             exists. (The ``rankless`` command knows the recipe's name and creates ``runs/RECIPE``.)
         task: a custom task in place of ``recipe.task``: its class, defined in a module or a script, or its
             name, ``package.module:Class`` or ``file.py:Class``.
-        devices: number of ranks, or a list of GPU numbers as PyTorch counts them. None uses every GPU, or
-            without a GPU one rank per ``threads`` cores, but at most one rank per micro-batch.
+        devices: number of ranks, or a list of GPU numbers as PyTorch counts them. None uses every GPU or,
+            without GPUs, one rank per ``threads`` cores, but at most one rank per micro-batch.
         resume: continue the run in ``run``.
         sinks: ``csv``, ``tensorboard``, ``mlflow``, ``wandb``, or custom observers (:class:`rankless.Sink`),
             each a class or a name as for ``task``. They run in the process of rank 0. A sink that raises an
@@ -201,7 +201,7 @@ def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list
 
 @contextmanager
 def _split_is_an_option(split: str | None) -> Iterator[None]:
-    """Make errors about a missing split name the option instead of the recipe."""
+    """Make errors about a missing split blame the option instead of the recipe."""
     try:
         yield
     except UserError as error:
@@ -216,7 +216,7 @@ def _split_is_an_option(split: str | None) -> Iterator[None]:
 
 @contextmanager
 def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]:
-    """Write the job into ``traces`` or a private folder and yield its path; ``first`` is the first rank."""
+    """Write the job into ``traces`` or a private folder and yield its path; ranks count from ``first``."""
     with ExitStack() as stack:
         try:
             folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None, first))
@@ -227,7 +227,7 @@ def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]
 
 
 class _ThisMachine:
-    """The hosts of a job that runs on this machine alone."""
+    """The hosts of a job that runs only on this machine."""
 
     def __init__(self, job: Job, path: Path, ranks: int, requests: Requests) -> None:
         self.job, self.path, self.ranks, self.requests = job, path, ranks, requests
@@ -259,7 +259,7 @@ def run_ranks(job: Job, path: Path, ranks: int) -> RoundEnd:
 
 
 def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
-    """Run the ranks until they are done, and raise the error that they met, if any."""
+    """Run the ranks until they are done; raise the error that they report, if any."""
     with job_written(job, traces) as path:
         end = run_ranks(job, path, ranks)
     if sys.stdout.isatty() and not is_notebook():
@@ -270,7 +270,7 @@ def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
 
 
 def server_for(job: Job) -> ForkServer | None:
-    """Return the fork server if it can fork the job's ranks: on the CPU, with ``cpu_isa: native``."""
+    """Return the fork server if it can fork the job's ranks (on the CPU, with ``cpu_isa: native``)."""
     native = from_json(job.recipe).cpu_isa == "native"
     return fork_server.running() if native and device().type == "cpu" else None
 

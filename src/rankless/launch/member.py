@@ -23,8 +23,8 @@ class Asked:
     """The user's options for one rank.
 
     Attributes:
-        recipe: the recipe, for whose instruction set the process is set up; None if only other machines have
-            the run to resume.
+        recipe: the recipe, which determines the instruction set; None if only other machines have the run to
+            resume.
         name: name of a new run.
         devices: number of ranks that the user expects; None accepts any.
         run: the run directory; None chooses one.
@@ -40,7 +40,7 @@ class Asked:
 
 
 def train(environment: Environment, ask: Callable[[], Asked]) -> int:
-    """Train as the rank that a launcher made of this process; on rank 0, print how it went.
+    """Train as the rank that a launcher started this process as; on rank 0, print how it went.
 
     ``ask`` reads the options and fixes the instruction set before PyTorch is imported.
 

@@ -1,4 +1,4 @@
-"""One rank of a training whose ranks a cluster's launcher has started.
+"""One rank of a training whose ranks were started by a cluster's launcher.
 
 Each rank reads the recipe and the data by itself. Then the ranks meet, compare both, and raise any rank's
 error together. Only rank 0 opens the run directory and prints. If the launcher restarts the ranks, or the
@@ -48,7 +48,7 @@ _PATIENCE = 5.0  # seconds to wait for the notes of the other ranks
 
 
 class MemberRun:
-    """A rank from its start to its end, given the user's options or the error in them.
+    """The life of a rank from start to end, given the user's options or the error in them.
 
     Attributes:
         job: the job of all ranks, once they agree.
@@ -123,7 +123,7 @@ class MemberRun:
     def _agree(self, world: World, recipe: Recipe | None, held: ExitStack) -> Recipe | None:
         """Compare the ranks' options and have rank 0 open the run.
 
-        Return the recipe, which is the same on every rank, or None if the run is finished.
+        Return the recipe, the same on every rank; None if the run is already finished.
         """
 
         def own() -> Recipe | None:
@@ -133,7 +133,7 @@ class MemberRun:
 
         found = together(world, own)
         has_recipe = world.all_gather(found is not None)
-        if not any(has_recipe):  # no machine has the run from which the recipe must come
+        if not any(has_recipe):  # no machine has the run to take the recipe from
             on_first(world, lambda: refuse_nothing(RunDirectory(self.asked.run or Path())))
         text = world.broadcast(to_json(found) if found else None, has_recipe.index(True))
         if found is None or self.environment.local_rank:
@@ -153,7 +153,7 @@ class MemberRun:
         return replace(agreed, data=replace(agreed.data, root=mine.data.root))
 
     def _train(self, world: World, recipe: Recipe, stop: StopRequest) -> tuple[bool, int]:
-        """Train; return whether all steps are done, and the signal that ended the training, 0 if none did."""
+        """Train; return whether all steps are done, and the signal that ended the training (0 for none)."""
         with computes_like(recipe):
             finished = rank_job.train(self.job, recipe, world, stop)
         numbers = world.gather(int(stop.signal))
@@ -163,7 +163,7 @@ class MemberRun:
         """Tell the other ranks how this one ended, read their notes, and return the exit code."""
         rank, size = self.environment.rank, self.environment.world_size
         note, others = self._note(error), list[Note]()
-        if rank and "lost" in note:  # the lost rank may have reported why
+        if rank and "lost" in note:  # the lost rank may have reported the reason
             others = notes.wait(_PATIENCE, lambda found: error_in(found) is not None)
         notes.leave(note)
         if known := error_in(others):
@@ -214,7 +214,7 @@ class MemberRun:
         report(False, None, RunDirectory(Path(self.job.run)))
 
     def _unmet(self, error: Exception) -> UserError:
-        """Return the error of a rank that could not meet the others."""
+        """Return the error for a rank that could not meet the others."""
         environment = self.environment
         where = f"{environment.address}:{environment.port}"
         return UserError(
@@ -225,7 +225,7 @@ class MemberRun:
 
 
 def _sent(job: Job) -> dict[str, Any]:
-    """Return a job's fields with absolute paths, for ranks in other folders."""
+    """Return a job's fields with absolute paths, because other ranks may run in other folders."""
     run, logs = (str(Path(path).absolute()) for path in (job.run, job.logs))
     return vars(replace(job, run=run, logs=logs))
 
@@ -245,7 +245,7 @@ def open_run(
     The run is resumed if the user asks for it, or if an earlier start of the same job saved on any machine.
     Return the job on rank 0, unless nothing is left to do, and None on the others.
     """
-    if world.is_first:  # also removes the folders that are made above the run directory
+    if world.is_first:  # also removes new parents of the run directory
         held.enter_context(removed_on_error(asked.run or Path("runs", asked.name)))
     found = on_first(world, lambda: _job_and_path(world, asked))
     name, path = world.broadcast((found[0], str(found[1].absolute())) if found else None)
@@ -279,12 +279,12 @@ def open_run(
 
 
 def _lock_copy(run: RunDirectory, token: str, held: ExitStack) -> None:
-    """Lock this machine's run directory, unless it is not writable; rank 0 may share the directory."""
+    """Lock this machine's run directory if it is writable; rank 0 may share the directory."""
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         with writing.token(run.path):
             pass
-    except OSError:  # reported when the copies are counted
+    except OSError:  # will be reported when the copies are counted
         return
     held.enter_context(locked(run, run.recipe.exists() or bool(run.steps()), token))
 
@@ -292,7 +292,7 @@ def _lock_copy(run: RunDirectory, token: str, held: ExitStack) -> None:
 def _is_mine(path: Path) -> bool:
     """Check whether this user owns a folder or its nearest existing parent.
 
-    Every user can write into a launcher's store.
+    This matters because every user can write to a launcher's store.
     """
     there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     return there.stat().st_uid == os.geteuid()

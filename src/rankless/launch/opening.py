@@ -33,7 +33,7 @@ from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_while_open
 
 
 def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]) -> tuple[Recipe, list[str]]:
-    """Check task, sinks and instruction set; return the recipe with its task's full name, and sink names."""
+    """Check task, sinks and instruction set; return the recipe with the task's full name, and sink names."""
     refuse_while_opening()
     _refuse_other_than_recipes(recipe)
     refuse_unable(recipe.cpu_isa)
@@ -59,7 +59,7 @@ def opened(run: RunDirectory, recipe: Recipe, *, resume: bool, token: str = "") 
     """
     with locked(run, resume, token):
         recipe = with_precision(check_resume(run, recipe) if resume else recipe)
-        if not resume:  # a resumed run writes it after all checks
+        if not resume:  # a resumed run writes its recipe after all checks
             begin(run, recipe)
         yield recipe
 
@@ -129,7 +129,7 @@ def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: b
 
 
 def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
-    """Print that the run to resume is finished, and how to train it longer."""
+    """Print that the run to resume is finished, and how to extend it."""
     say(
         f"{run}: this run is finished, at step {step} of {step}; to train longer, give more epochs "
         f"than {epochs}: {again} epochs={2 * epochs}"
@@ -169,7 +169,7 @@ def report_finished(run: RunDirectory) -> None:
 
 
 def is_finished(run: RunDirectory, recipe: Recipe) -> bool:
-    """Check whether the run to resume is finished, and print it if so."""
+    """Check whether the run to resume is finished; if so, print a message."""
     step = finished_at(run, recipe)
     if step:
         report_nothing_left(run.path, step, recipe.epochs, f"rankless train --resume --run {run.path}")
@@ -194,7 +194,7 @@ def devices_here(threads: int) -> int:
 
 
 def with_precision(recipe: Recipe) -> Recipe:
-    """Return the recipe with the precision that ``auto`` means on this machine."""
+    """Return the recipe with ``precision: auto`` resolved for this machine."""
     return replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
 
 

@@ -1,4 +1,4 @@
-"""Access to the ranks in a user's own training loop."""
+"""Access to the ranks from a user's own training loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def join(threads: int = 1) -> Iterator[World]:
     bits.
 
     Args:
-        threads: number of CPU threads of each rank; use the same one for any number of ranks.
+        threads: number of CPU threads per rank; use the same number whatever the number of ranks.
 
     Yields:
         This rank: ``rank``, ``size``, ``device``, and ``is_first``; only the first rank should print and

@@ -1,4 +1,4 @@
-"""The work of one rank, under our own launcher (``worker``) or a cluster's (``member``).
+"""The work of one rank under Rankless's launcher (``worker``) or a cluster's (``member``).
 
 This module imports PyTorch, so fix the instruction set before importing it.
 """
@@ -81,7 +81,7 @@ def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> in
 
 
 def _left(error: UserError, job: Job, path: Path, rank: int) -> int:
-    """Leave a note of an error that a restart would only meet again, and return the exit code."""
+    """Leave a note of an error that a restart would only repeat, and return the exit code."""
     note = note_of(error, job)
     try:
         leave_note(path, rank, note)
@@ -108,7 +108,7 @@ def train_and_answer(
 
 
 def evaluate_and_answer(job: Job, screen: int, meeting: Path | None) -> dict[str, Any]:
-    """Join the other ranks, score weights, and return the note with the scores."""
+    """Join the other ranks, score the weights, and return the note with the scores."""
     recipe = from_json(job.recipe)
     fork_loaders_early(recipe)
     with computes_like(recipe), join(meeting) as world:
@@ -129,8 +129,8 @@ def train(
 ) -> bool:
     """Train as one of the ranks and return whether all steps are done.
 
-    ``stop`` already listens for signals, ``trace`` observes a dry run, and ``pulse`` is as for
-    :func:`rankless.engine.loop.train`. Without a ``task``, the one that the recipe names is opened.
+    ``stop`` must already listen for signals, ``trace`` observes a dry run, and ``pulse`` is as for
+    :func:`rankless.engine.loop.train`. If ``task`` is None, the recipe's task is opened.
     """
     return loop.train(
         recipe,
@@ -203,14 +203,14 @@ def fork_loaders_early(recipe: Recipe) -> None:
 
 
 def understood(error: Exception) -> UserError | None:
-    """Return the error as one that a restart would only meet again; None if a restart may help."""
+    """Return an error that a restart would only repeat as a UserError; None if a restart may help."""
     return shortage(error) or of_a_path(error) or blamed(error)
 
 
 def note_of(error: UserError, job: Job) -> dict[str, Any]:
     """Return a rank's note about an error, with advice that depends on the recipe and the run.
 
-    With ``once``, one such error is reported, as other ranks may have met the same one in other words.
+    With ``once``, only one such error is reported, because ranks may word the same error differently.
     """
     once = isinstance(error, TaskError | ShortageError)
     if isinstance(error, TaskError):

@@ -40,7 +40,7 @@ def streams_of(rank: int) -> tuple[int, ...]:
 
 
 def log_or_nothing(path: Path, why: str) -> int:
-    """Open a log as :func:`open_log` does, or the null device if that fails."""
+    """Open a log with :func:`open_log`, or the null device if that fails."""
     try:
         return open_log(path, why)
     except OSError:  # a full disk, which is reported elsewhere
@@ -48,7 +48,7 @@ def log_or_nothing(path: Path, why: str) -> int:
 
 
 def last_traceback(path: Path) -> list[str]:
-    """Return the lines from the last traceback of the last start on; empty if there is none."""
+    """Return the last start's lines from its last traceback on; empty if there is none."""
     try:
         lines = _lines(path)
     except OSError:

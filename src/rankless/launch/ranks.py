@@ -50,11 +50,11 @@ class Ranks:
     Args:
         path: the job's file, which the ranks read.
         count: number of ranks.
-        server: forks the ranks while it lives; None starts them as new interpreters.
+        server: forks the ranks while it is alive; None starts them as new interpreters.
         grace: seconds for the ranks to end after a request to stop.
         number: number of the round, from 1.
         place: place among the ranks of other machines; None if there are no others.
-        abandoned: returns whether ranks of other machines have gone, so that these cannot continue.
+        abandoned: returns whether ranks of other machines are gone, so that this machine's cannot continue.
         watching: called repeatedly while the ranks run.
     """
 
@@ -106,7 +106,7 @@ class Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _variables(self, local: int) -> dict[str, str]:
-        """Return a rank's environment variables, which are named as in torchrun."""
+        """Return a rank's environment variables, named as by torchrun."""
         place = self.place
         found = {
             "RANK": self.first + local,
@@ -117,7 +117,7 @@ class Ranks:
             "MASTER_PORT": place.port if place else 0,
             "TORCHELASTIC_RESTART_COUNT": self.number - 1,
             "TORCHELASTIC_RUN_ID": "hosts",  # the same on all machines
-            "TORCHELASTIC_USE_AGENT_STORE": place is not None,  # no rank opens one
+            "TORCHELASTIC_USE_AGENT_STORE": place is not None,  # no rank opens a store here
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         }
         return {name: str(value) for name, value in found.items()}
@@ -139,7 +139,7 @@ class Ranks:
         return {} if self.requests.first else {rank: code for rank, code in codes.items() if code}
 
     def _codes(self) -> dict[int, int | None]:
-        """Return the exit codes by rank, None for a running rank."""
+        """Return the exit codes by rank; None for a running rank."""
         return {rank: process.poll() for rank, process in self.processes.items()}
 
     def _stop(self, by: signal.Signals) -> None:
@@ -171,7 +171,7 @@ class Ranks:
         return any(one.pid == saving and one.poll() is None for one in self.processes.values())
 
     def _kill_hung(self) -> None:
-        """Kill processes that hang, with their process groups; the others then end as after any death."""
+        """Kill hanging processes with their process groups; the other ranks then end as after any death."""
         self.watching()
         alive = {rank: one.pid for rank, one in self.processes.items() if one.poll() is None}
         if self.server is not None and alive:
@@ -199,7 +199,7 @@ class Ranks:
                 ) from None
 
     def _touch(self, meeting: Path | None) -> None:
-        """Touch the files of the job and the meeting regularly, so that they are not removed as old."""
+        """Touch the job's and the meeting's files regularly, so that no cleanup removes them as old."""
         if time.monotonic() < self._touched + _TOUCH:
             return
         self._touched = time.monotonic()
@@ -230,7 +230,7 @@ class Ranks:
 
 
 def saved_step(job: Job) -> int:
-    """Return the newest saved step of a training, 0 if there is none."""
+    """Return the newest saved step of a training; 0 if there is none."""
     return (RunDirectory(Path(job.run)).pointed("last") or 0) if job.run else 0
 
 

@@ -24,7 +24,7 @@ def record_error(run: RunDirectory, errors: Sequence[str]) -> None:
     """Add the error that ended a run to its journal and report, if the run had begun."""
     if run.journal.exists():
         _append(run, {"event": "error", "at": _step(run), "text": "\n".join(errors)})
-        if run.report.exists():  # rank 0 wrote it without the error
+        if run.report.exists():  # rank 0 wrote the report without the error
             from rankless.report import page
             from rankless.report.collected import Collected
 

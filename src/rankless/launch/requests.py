@@ -17,7 +17,7 @@ class Requests:
 
     Attributes:
         first: the first signal.
-        hurry: whether another signal followed.
+        hurry: whether a second signal followed.
     """
 
     def __init__(self) -> None:

@@ -19,13 +19,13 @@ from rankless.runs import journal, starts
 from rankless.runs.directory import RunDirectory, damage, read_state, weights_of
 from rankless.tasks import data_digest
 
-_ROOT = "data.root"  # may change when the same data is there
+_ROOT = "data.root"  # may change if the data is the same
 
 
 def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
     """Return the recipe with which to resume a run, given the one requested now.
 
-    Raise a UserError that names every key that affects past results and differs, with both values.
+    Raise a UserError that names every differing key that affects past results, with both values.
     """
     before = _recipe_in_checkpoint(run, recipe) or recipe_of_run(run)
     if recipe.precision == "auto":
@@ -35,7 +35,7 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
     if [key for key, _, _ in different] == [_ROOT]:
         _refuse_other_data(run, before, recipe)
     elif different:
-        # Leave out keys that only one recipe has: the task, network or loss they belong to is named.
+        # Leave out keys that only one recipe has: naming the task, network or loss they belong to is enough.
         both = [one for one in different if one[1] is not None and one[2] is not None] or different
         listed = [f"{key}: {old} in the run, {new} now" for key, old, new in both]
         raise UserError(
@@ -55,10 +55,10 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
 def recipe_of_run(
     run: RunDirectory, overrides: Sequence[str] = (), warn: Callable[[str], None] = warn
 ) -> Recipe:
-    """Return a run's recipe with ``overrides``, or its newest checkpoint's if ``recipe.yaml`` is unusable.
+    """Return a run's recipe with ``overrides``; if ``recipe.yaml`` is unusable, the newest checkpoint's.
 
-    ``warn`` is called if ``recipe.yaml`` is damaged or missing. Raise a UserError if there is no complete
-    checkpoint then, an older version wrote the recipe, or the overrides have errors.
+    ``warn`` is called if ``recipe.yaml`` is damaged or missing. Raise a UserError if there is also no
+    complete checkpoint, if an older version wrote the recipe, or if the overrides have errors.
     """
     problem = _damage(run)
     if not problem:
@@ -93,7 +93,7 @@ def _damage(run: RunDirectory) -> str:
 
 
 def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> Recipe | None:
-    """Return the recipe in the newest complete checkpoint, None if there is none.
+    """Return the recipe in the newest complete checkpoint; None if there is none.
 
     A checkpoint with the ``expected`` recipe need not be complete: damage cannot make another recipe equal
     it.
@@ -108,7 +108,7 @@ def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> 
 
 
 def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> None:
-    """Raise a UserError unless the data was only moved: the same classes, sizes and annotations elsewhere."""
+    """Raise a UserError unless the data was only moved, with the same classes, sizes and annotations."""
     if run.pointed("last") is None:
         return  # nothing was trained on it yet
     used, now = _state(run).get("data"), data_digest(recipe)
@@ -133,7 +133,7 @@ def _state(run: RunDirectory) -> dict[str, Any]:
 
 
 def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Return the last step of a run with nothing left to do or repair, None for any other run."""
+    """Return the last step of a run with nothing left to do or repair; None for any other run."""
     step, repairs = run.pointed("last"), list[str]()
     if step is None or _steps(run, recipe) != step or _state(run).get("unscored") is not False:
         return None
@@ -145,7 +145,7 @@ def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
 
 
 def _steps(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Return the number of steps that the recipe asks for, None if the run has not saved yet."""
+    """Return the number of steps that the recipe asks for; None if the run has not saved yet."""
     samples = _state(run).get("images")
     if type(samples) is not int or samples < 1:
         return None

@@ -38,9 +38,9 @@ def _usable(path: Path) -> Iterator[None]:
 def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
     """Lock a run directory and yield whether this process is the first of its training there.
 
-    ``resume`` allows a run to be there. Hosts of one training pass the same ``token``, and those that share
-    the directory hold its lock together. The system releases the lock of a dead process. Raise a UserError if
-    another training has the lock or the directory cannot be used.
+    With ``resume``, the directory may contain a run. Hosts of one training pass the same ``token``; hosts
+    that share the directory hold its lock together. The system releases the lock of a dead process. Raise a
+    UserError if another training has the lock or the directory cannot be used.
     """
     if resume:
         refuse_nothing(run)
@@ -53,9 +53,9 @@ def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
             return
         if token:
             _take(file, run.path, fcntl.LOCK_EX)
-        _refuse_another(run, resume)  # once locked: another training here is reported first
+        _refuse_another(run, resume)  # only once locked: another training here is reported first
         _sweep(run)
-        _refuse_another(run, resume)  # a checkpoint may have been put back
+        _refuse_another(run, resume)  # a checkpoint may have been restored
         if not resume and run.journal.exists():
             run.journal.unlink()  # left by a start that died before its first checkpoint
         if not is_marked:  # not again: the disk may be full
@@ -81,9 +81,9 @@ def refuse_nothing(run: RunDirectory) -> None:
 
 
 def _refuse_a_strangers(run: RunDirectory) -> None:
-    """Raise a UserError if the directory has files that are not a run's."""
+    """Raise a UserError if the directory contains files that do not belong to a run."""
     there = list[str]()
-    with suppress(OSError):  # it is new, or not a folder
+    with suppress(OSError):  # the directory is new, or not a folder
         there = sorted(path.name for path in run.path.iterdir() if not _is_of_this_start(path))
     if there and not _is_run(run):
         raise UserError(
@@ -128,7 +128,7 @@ def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
 
 
 def _take(file: io.FileIO, path: Path, how: int) -> None:
-    """Take the lock, or warn if the file system has none, as with some mounts of Lustre and NFS."""
+    """Take the lock, or warn if the file system has no locks, as on some mounts of Lustre and NFS."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -166,7 +166,7 @@ def _has_trained(run: RunDirectory) -> bool:
 
 
 def _vacate(run: RunDirectory) -> None:
-    """Remove a run that an error kept from starting, so that its name is free again."""
+    """Remove a run that an error prevented from starting, so that its name is free again."""
     files = (run.recipe, run.environment, run.data_sums, run.journal, run.report, run.evaluation)
     for path in (*files, run.path / ".lock"):
         path.unlink(missing_ok=True)
@@ -184,7 +184,7 @@ def _sweep(run: RunDirectory) -> None:
 
 
 def _put_last_right(run: RunDirectory) -> None:
-    """Make ``last`` name the newest complete checkpoint, if a killed process did not."""
+    """Point ``last`` to the newest complete checkpoint, if a killed process did not do so."""
     steps, named = run.steps(), run.pointed("last")
     if named in steps[-1:]:  # reading it checks whether it is complete
         return

@@ -1,4 +1,4 @@
-"""Limits on the devices and hosts that share a step: each needs a micro-batch."""
+"""Limits on the number of devices and hosts that share a step: each needs a micro-batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankless.recipe.schema import Recipe
 
 
 def too_few(ranks: int, devices: int, kind: str) -> str:
-    """Return a note that only ``ranks`` of the ``devices`` of a ``kind`` (plural) have a micro-batch each."""
+    """Return a note that only ``ranks`` of the ``devices`` have a micro-batch; ``kind`` is a plural noun."""
     return (
         f"a step has only {counted(ranks, 'micro-batch', 'micro-batches')} (batch.images / batch.micro), so "
         f"only {ranks} of the {devices} {kind} will train"
@@ -17,7 +17,7 @@ def too_few(ranks: int, devices: int, kind: str) -> str:
 
 
 def refuse_idle(asked: str, counts: Sequence[int], recipe: Recipe) -> None:
-    """Raise a UserError if any of ``counts`` is more than the micro-batches of a step.
+    """Raise a UserError if any of ``counts`` exceeds the number of micro-batches per step.
 
     ``asked`` describes the user's option, with ``{}`` in place of the numbers.
     """

@@ -1,7 +1,7 @@
-"""The supervisor, which runs rounds of ranks until they are done, on this machine or on several.
+"""The supervisor, which runs rounds of ranks on one or several machines until they are done.
 
-A round is one start of all ranks, on all hosts, and continues from the newest checkpoint. No round follows if
-the ranks ended on purpose, the supervisor was asked to stop, or restarts do not help.
+A round is one start of all ranks, on all hosts, and continues from the newest checkpoint. No further round
+follows if the ranks ended on purpose, if the supervisor was asked to stop, or if restarts do not help.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankless.errors import UserError, escaped
 from rankless.launch.job import LOST_PEER, error_in
 from rankless.printing import warn
 
-GRACE = 600.0  # seconds for the current step and its checkpoint; a second signal ends them at once
+GRACE = 600.0  # seconds for the current step and its checkpoint; a second signal ends the ranks at once
 HOPELESS = 3  # restarts without progress
 
 
@@ -27,7 +27,7 @@ class Death(msgspec.Struct):
     Attributes:
         rank: None for the fork server, and for a host.
         code: exit code, or negative number of the signal.
-        text: the same as a sentence.
+        text: a sentence about the death.
     """
 
     rank: int | None
@@ -48,14 +48,14 @@ class RoundEnd(msgspec.Struct):
 
     Attributes:
         notes: the ranks' notes, the first rank's first.
-        failed: failures by rank, without ranks that were killed because of them.
-        signal: signal that ended the round, 0 if none did.
+        failed: failures by rank; ranks that were killed because of another rank's failure are left out.
+        signal: signal that ended the round; 0 if none did.
         step: newest saved step.
         fork_server: death of the fork server; None if it did not die.
         traces: traces of a dry run on several hosts, by rank.
         lost: names of the lost hosts.
         regrouping: whether the round was asked to end so that a host can join.
-        hopeless: whether the supervisor gave up after it.
+        hopeless: whether the supervisor gave up after this round.
     """
 
     notes: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def error(self) -> UserError | None:
-        """Error of the ranks that a restart would only meet again; None if there is none."""
+        """Error of the ranks that a restart would only repeat; None if there is none."""
         return error_in(self.notes)
 
     @property
@@ -111,7 +111,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def is_final(self) -> bool:
-        """Whether no further round is to follow."""
+        """Whether this is the last round."""
         if self.error or self.is_finished or self.stopped_by:
             return True
         # Even without a note, the exit code of a rank shows that it ended on purpose.
@@ -121,7 +121,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def culprit(self) -> int | None:
-        """Rank whose failure ended the round: one killed by a signal, or else one that lost no peer."""
+        """Rank whose failure ended the round: one killed by a signal, or else one that lost no other rank."""
         codes = {rank: failure.code for rank, failure in self.failed.items()}
         return min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]), default=None)
 
@@ -136,7 +136,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def deaths(self) -> list[Death]:
-        """Deaths that no other one caused; the culprit's comes last."""
+        """Deaths that were not caused by another one; the culprit's comes last."""
         if self.fork_server:
             return [self.fork_server]
         ranks = sorted(self.failed, key=lambda rank: rank == self.culprit)
@@ -148,7 +148,7 @@ class RoundEnd(msgspec.Struct):
 
 
 def how_it_ended(code: int) -> str:
-    """Describe how a process ended, as the end of a sentence."""
+    """Return the end of a sentence that says how a process ended."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return "lost the connection to the others" if code == LOST_PEER else f"ended with code {code}"
@@ -173,15 +173,15 @@ class Progress:
 
 
 class Hosts(Protocol):
-    """The hosts of a job; without SSH, this machine alone."""
+    """The hosts of a job; without SSH, only this machine."""
 
     progress: Progress
 
     def rounds(self) -> Iterator[RoundEnd]:
-        """Run rounds and yield how each ended, as long as there are enough hosts."""
+        """Run rounds while there are enough hosts, and yield how each one ended."""
 
     def record(self, end: RoundEnd) -> None:
-        """Record how far a round got, and add its deaths to the run's journal."""
+        """Record a round's progress, and add its deaths to the run's journal."""
 
     def resumes(self, end: RoundEnd) -> str:
         """Describe where, and on which hosts, the next round starts."""
@@ -209,7 +209,7 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
 
 
 def where_from(step: int | None) -> str:
-    """Describe where the ranks restart; ``step`` is the last saved step, 0 if none, None if unknown."""
+    """Describe where the ranks restart; ``step`` is the last saved step (0 if none, None if unknown)."""
     if step is None:
         return "the newest checkpoint, if there is one,"
     return "the newest checkpoint" if step else "the beginning, as nothing was saved yet"

@@ -44,9 +44,9 @@ def problems(recipe: Recipe, devices: int | None) -> list[str]:
 
 
 def train(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
-    """Train with ``size`` threads and return whether all steps are done; raise the error that ranks met.
+    """Train with ``size`` threads; return whether all steps are done, or raise the ranks' error.
 
-    The process must already compute like the recipe.
+    PyTorch must already be set up for the recipe.
     """
     kind = device().type
     devices = [torch.device(kind, number) if kind == "cuda" else torch.device(kind) for number in range(size)]

@@ -38,7 +38,7 @@ class WorldResult:
         world: number of ranks.
         digest: SHA-256 of the weights after the last step.
         images_per_second: median over the steps after the first two.
-        difference: first difference between the ranks or from the first world; None if there is none.
+        difference: first difference between the ranks, or from the first world; None if there is none.
     """
 
     world: int
@@ -61,7 +61,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all worlds gave the same bits throughout."""
+        """Whether all worlds always gave the same bits."""
         return all(result.difference is None for result in self.worlds)
 
     def as_json(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def judged(
 
 
 def _first_difference(one: Trace, other: Trace, who: str) -> str | None:
-    """Return the first step and tensor in which two traces differ, None if they are equal."""
+    """Return the first step and tensor in which two traces differ; None if they are equal."""
     for a, b in zip(one, other, strict=False):
         both = {**a["tensors"], **b["tensors"]}
         names = [name for name in both if a["tensors"].get(name) != b["tensors"].get(name)]

@@ -1,4 +1,4 @@
-"""A live view of a run in the terminal, read from the journal of a run here or on another machine."""
+"""A live view of a run in the terminal, read from its journal on this or another machine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _ENDS = {
 def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None) -> int:
     """Show a run until it has ended; return 1 if it failed or was interrupted, otherwise 0.
 
-    ``target`` is a run directory here, or ``HOST:DIRECTORY``, which is reached with the command ``ssh`` and
-    read by the host's ``python``. A run that was detached from here is followed on its host.
+    ``target`` is a local run directory or ``HOST:DIRECTORY``, which the command ``ssh`` reaches and the
+    host's ``python`` reads. A run that was detached from here is followed on its host.
     """
     run, coordinator = Path(target), None
     if not run.exists() and ":" in target:
@@ -64,7 +64,7 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
 
 
 def wait_for(run: Path) -> None:
-    """Wait for a run on this machine to begin, if one may; raise a UserError if none does."""
+    """If a run on this machine may be about to begin, wait for it; raise a UserError if it does not begin."""
     if (run / "journal.jsonl").exists() or not following.may_begin(run):
         return
     say(f"{run}: no training here yet; waiting for one to begin, {following.PATIENCE:.0f} s at most")
@@ -93,7 +93,7 @@ def _here(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
 
 @contextmanager
 def _there(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
-    """Yield the same for a run on another machine."""
+    """Yield the same as :func:`_here` for a run on another machine."""
     command = sent(following, of.host, of.ssh, of.python)
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -124,7 +124,7 @@ def _recipe(head: dict[str, str]) -> dict[str, Any]:
 
 
 def _ranks(head: dict[str, str]) -> tuple[str, bool]:
-    """Return the type of the ranks' devices and whether they are threads, as the last start recorded."""
+    """Return the type of the ranks' devices, and whether ranks are threads, as recorded at the last start."""
     try:
         start = json.loads(head["environment"])[-1]
         return "cpu" if start["hardware"]["device"] == "cpu" else "cuda", start.get("backend") == "threads"

@@ -1,4 +1,4 @@
-"""One rank of our own launcher: ``python -m rankless.launch.worker JOB.json [PID [MEETING]]``.
+"""One rank of Rankless's own launcher: ``python -m rankless.launch.worker JOB.json [PID [MEETING]]``.
 
 PID is the process id of the launcher. MEETING is the file at which the ranks of one machine meet; ranks of
 several machines meet at the address in the environment. This module sets up the process and fixes its
@@ -62,7 +62,7 @@ def _init_process(job: Job, rank: int, launcher: int) -> int:
 if __name__ == "__main__":
     code = main()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # the reader may have gone
+        with contextlib.suppress(OSError):  # the reader may be gone
             stream.flush()
     # Everything is written: skip the teardown of dozens of native threads.
     os._exit(code)

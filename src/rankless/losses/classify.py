@@ -1,6 +1,6 @@
 """Classification losses, summed over the images of a micro-batch: cross-entropy and focal loss.
 
-Targets are class fractions, so mixed images need no special case. Everything is computed in float32,
+Targets are fractions of the classes, so mixed images need no special case. Everything is computed in float32,
 whatever the precision of the network.
 """
 
@@ -26,8 +26,8 @@ class ClassificationLoss:
     """A classification loss with the recipe's options.
 
     Attributes:
-        options: the recipe's loss options. For a mixed image, the focal loss takes the mean probability of
-            its classes, weighted by their fractions.
+        options: the recipe's loss options. For a mixed image, the focal loss uses the mean probability of the
+            classes, weighted by their fractions.
         class_weights: factor of each class, length C; None means 1 for every class.
     """
 
@@ -53,9 +53,9 @@ class ClassificationLoss:
             logits, targets, weight=weights, label_smoothing=self.options.smoothing, reduction="none"
         )  # (B,)
         if isinstance(self.options, loss_kinds.FocalLoss):
-            # The sum over the wrong classes: 1 - p would round to 0 when p is nearly 1.
+            # The sum over the wrong classes, because 1 - p would round to 0 if p is nearly 1.
             wrong = (logits.softmax(1) * (1 - targets)).sum(1)
-            # Below γ = 1 the slope at 0 is infinite.
+            # For γ < 1, the slope at 0 is infinite.
             losses = losses * wrong.clamp(min=torch.finfo(wrong.dtype).tiny) ** self.options.gamma
         if weights is None:
             count = losses.new_full((), len(losses))
@@ -101,6 +101,6 @@ def _misfits(weights: str | Sequence[float], counts: Sequence[int]) -> list[str]
 
 @lru_cache(maxsize=8)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    """Copy the numbers to the device only once, since each transfer makes the host wait."""
+    """Copy the numbers to the device only once, because each transfer makes the host wait."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device)

@@ -1,6 +1,6 @@
 """Elementwise losses that compare σ(logit) with a target.
 
-All are computed from the logit, so no precision is lost where σ is nearly 0 or 1.
+They are computed from the logit, so no precision is lost if σ is nearly 0 or 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
 
 
 def focal(logits: Tensor, present: Tensor, gamma: float, alpha: float | None = None) -> Tensor:
-    """Compute the focal loss -α (1 - p)^γ log p, p the probability of the true class (Lin et al., 2017).
+    """Compute the focal loss -α (1 - p)^γ log p for the true class's probability p (Lin et al., 2017).
 
     Args:
         logits: any shape.

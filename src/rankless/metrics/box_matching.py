@@ -29,11 +29,11 @@ class ImageBoxes:
     Attributes:
         truths: xyxy in pixels of the source, (N, 4).
         labels: the objects' labels, (N,).
-        counts: false if an object counts neither as found nor as missed, (N,).
+        counts: whether an object counts as found or missed, (N,).
         crowd: true if a box marks a group, (N,).
         areas: the objects' areas in pixels, (N,).
         boxes: the detections, best first, at most :data:`MOST` of a class, (K, 4).
-        found: the detections' labels, (K,).
+        found: the labels of the detections, (K,).
         scores: the detections' scores, descending, (K,).
         overlaps: IoU of each detection with each object, (K, N); for a crowd, the fraction of the detection
             inside it.
@@ -51,7 +51,7 @@ class ImageBoxes:
 
     @property
     def same(self) -> NDArray[np.bool_]:
-        """Flags (K, N): whether detection k has the class of object n and overlaps it enough."""
+        """Whether detection k has the class of object n and overlaps it enough, (K, N)."""
         near: NDArray[np.bool_] = (self.overlaps >= IOU) & (self.found[:, None] == self.labels)
         return near
 
@@ -64,7 +64,7 @@ class Matches:
         image, label, score: image number, label and score of each detection, (D,).
         coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` by each rule, (D,).
         truth_image, truth_label, truth_area: image number, label and area of each object, (T,).
-        truth_score: score of the detection that found the object by COCO's rule, −1 if none did, (T,).
+        truth_score: score of the detection that found the object by COCO's rule; −1 if none did, (T,).
     """
 
     image: Integers
@@ -157,7 +157,7 @@ def _of_image(number: int, image: ImageBoxes) -> tuple[NDArray[np.generic], ...]
 
 
 def _candidates(image: ImageBoxes) -> Iterator[tuple[int, list[tuple[float, int]]]]:
-    """Yield each detection near objects of its class, best first, with its pairs (overlap, object)."""
+    """Yield each detection that is near objects of its class, best first, with pairs (overlap, object)."""
     rows, columns = np.nonzero(image.same)
     overlaps = image.overlaps[rows, columns].tolist()
     groups: dict[int, list[tuple[float, int]]] = {}
@@ -172,8 +172,8 @@ def confusion(images: Sequence[ImageBoxes], threshold: float, classes: int) -> I
     Pairs with an IoU above 0.5 are matched one to one: those of the same class first, then by descending IoU.
 
     Returns:
-        (C + 1, C + 1): row = truth, column = detection; the last row holds detections without an
-        object, the last column objects that were not found.
+        (C + 1, C + 1): rows are truths, columns are detections; the last row holds detections without an
+        object, and the last column objects that were not found.
     """
     matrix = np.zeros((classes + 1, classes + 1), np.int64)
     for image in images:

@@ -1,4 +1,4 @@
-"""The report's details of a classifier: curves and calibration."""
+"""Details of a classifier for the report: curves and calibration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BINS = 10
 def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, Any]:
     """Compute the report's details from the predictions for a data set.
 
-    An answer is the likeliest class, and its confidence that class's probability.
+    An answer is the likeliest class, and its confidence is the probability of that class.
 
     Args:
         probabilities: (N, C), N at least 1.

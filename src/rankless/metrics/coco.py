@@ -30,7 +30,7 @@ from rankless.metrics.coco_matching import (
 from rankless.structures import Detections, Scores
 
 _RECALLS = np.linspace(0, 1, 101)
-_MAX_DETECTIONS = (1, 10, 100)  # detections of a class in an image
+_MAX_DETECTIONS = (1, 10, 100)  # maximum detections of a class in an image
 NAMES = (
     "AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl",
 )  # fmt: skip
@@ -44,10 +44,10 @@ class Truth(NamedTuple):
         boxes: xyxy in pixels of the source image, (N, 4).
         labels: class ids, (N,).
         crowd: true if a box marks a group: detections in it are ignored, (N,).
-        areas: pixels of the object, which decide whether it is small, medium or large, (N,). If NaN or None,
-            the area of the box.
-        ignored: true if neither missing nor detecting a box counts, as for Pascal VOC's difficult objects,
-            (N,). Unlike with ``crowd``, detections are matched by their IoU.
+        areas: the objects' areas in pixels, which determine whether they are small, medium or large, (N,);
+            NaN or None means the area of the box.
+        ignored: true if a box counts neither as missed nor as detected, as Pascal VOC's difficult objects do,
+            (N,). Unlike with ``crowd``, detections are matched by IoU.
     """
 
     boxes: Tensor
@@ -66,7 +66,7 @@ def coco_scores(
 
     Args:
         detections: one per image, in the order of ``truths``, with boxes (K, 4) in pixels of the source. As
-            in pycocotools the best 100 of each class in each image count.
+            in pycocotools, the best 100 of each class in each image count.
         truths: :class:`Truth` or ``(boxes, labels)`` per image, of shapes (N, 4) and (N,).
         class_names: a name per class id.
 
@@ -117,7 +117,7 @@ def _accumulate(
 
 
 def _summary(precision: Floats, recall: Floats, class_names: Sequence[str]) -> Scores:
-    """Average ``precision`` (10, K, 4) and ``recall`` (10, K, 4, 3) without the −1 of missing objects."""
+    """Average ``precision`` (10, K, 4) and ``recall`` (10, K, 4, 3), ignoring −1, which means no objects."""
     every = precision[:, :, 0]
     scores: Scores = {
         "AP": _mean(every),

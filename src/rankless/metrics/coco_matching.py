@@ -16,14 +16,14 @@ AREAS = ("all", "small", "medium", "large")
 WRONG, RIGHT, IGNORED = 0, 1, 2
 """Outcomes of a detection; one that matches a crowd or a difficult object is ignored."""
 _RANGES = np.array([(0, 1e10), (0, 32**2), (32**2, 96**2), (96**2, 1e10)])  # pixels, both ends included
-_PAIRS = 1 << 18  # pairs of a detection and an object that are compared at once
+_PAIRS = 1 << 18  # number of pairs (detection, object) to compare at once
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
 class Found(NamedTuple):
-    """Detections of all images; by class, then image, then best first.
+    """Detections of all images, sorted by class, then by image, then by descending score.
 
     Attributes:
         boxes: x, y, width and height in pixels, (D, 4).
@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """Objects of all images; by class, then image, then as given.
+    """Objects of all images, sorted by class, then by image, then in the given order.
 
     Attributes:
         boxes: x, y, width and height in pixels, (G, 4).
@@ -63,7 +63,7 @@ def in_ranges(areas: Floats) -> Flags:
 
 
 def places(group: Integers) -> Integers:
-    """Return the number of earlier entries of the same group, given sorted groups (N,)."""
+    """Return the number of earlier entries in the same group for each of the sorted groups (N,)."""
     return np.arange(len(group)) - np.searchsorted(group, group)
 
 
@@ -71,8 +71,8 @@ def matched(found: Found, objects: Objects) -> NDArray[np.int8]:
     """Return the outcome of each detection for each IoU and each range of areas, (D, 10, 4).
 
     In order of score, each detection takes the object of its group with the largest IoU. Objects that count
-    take precedence over others, and the later of equal ones is taken. An object that is not shared is taken
-    only once.
+    take precedence over others, and the later one wins a tie. An object that is not shared is taken only
+    once.
     """
     outside = ~in_ranges(found.boxes[:, 2] * found.boxes[:, 3])
     outcomes = np.repeat(np.where(outside, IGNORED, WRONG).astype(np.int8)[:, None], len(IOUS), 1)
@@ -100,11 +100,11 @@ def _match(
     outcomes: NDArray[np.int8],
     taken: Flags,
 ) -> None:
-    """Match pairs of detections ``rows`` and objects ``columns``, with all pairs of each detection."""
+    """Match detections ``rows`` with objects ``columns``, given all pairs of each detection."""
     iou = _iou(found.boxes[rows], objects.boxes[columns], objects.crowd[columns])
     near = iou >= IOUS[0]
     rows, columns, iou = rows[near], columns[near], iou[near]
-    # Groups do not depend on each other: first the best of each is matched, then the second of each, …
+    # Groups are independent: first the best detection of each is matched, then the second of each, …
     those, inverse = np.unique(rows, return_inverse=True)
     turns = places(found.group[those])[inverse]
     order = np.lexsort((columns, iou, rows, turns))

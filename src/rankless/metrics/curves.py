@@ -20,7 +20,7 @@ class ThresholdCurve:
     Attributes:
         precision: at each of :data:`THRESHOLDS`, NaN if no answer scores that high, (101,).
         recall, f1: at each of :data:`THRESHOLDS`, (101,).
-        best: the score with the largest F1 as a threshold; the highest if several tie; 0 without a correct
+        best: the score that gives the largest F1 as a threshold (the highest such score); 0 without a correct
             answer.
         at_best: precision, recall and F1 at ``best``.
     """
@@ -39,7 +39,7 @@ def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> Th
     """
     order = np.argsort(-scores, kind="stable")
     falling, hits = scores[order], np.cumsum(right[order])
-    count = np.searchsorted(-falling, -THRESHOLDS, side="right")  # answers at each threshold
+    count = np.searchsorted(-falling, -THRESHOLDS, side="right")  # number of answers at each threshold
     found = np.concatenate([[0], hits])[count]
     precision = np.divide(found, count, out=np.full(len(count), np.nan), where=count > 0)
     f1 = 2 * found / (count + truths)
@@ -63,7 +63,7 @@ def precision_recall(scores: Floats, right: NDArray[np.bool_], truths: int) -> t
 
 
 def interpolated(precision: Floats, recall: Floats) -> Floats:
-    """Return the precision (101,) at :data:`RECALLS` as in cocoapi: the largest at that recall or above."""
+    """Return the precision (101,) at :data:`RECALLS` as in cocoapi: the best at this or a higher recall."""
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
     at = np.searchsorted(recall, RECALLS, side="left")
     return np.concatenate([envelope, [0.0]])[np.minimum(at, len(envelope))]
@@ -76,7 +76,7 @@ def voc_average_precision(precision: Floats, recall: Floats) -> tuple[float, flo
     """
     if not len(recall):
         return 0.0, 0.0
-    # The devkit's 0:0.1:1 is compared with a recall that is a fraction: 3 / 10 must reach its third step.
+    # The devkit compares 0:0.1:1 with recalls that are fractions, and 3 / 10 must reach its third step.
     reached = recall[None, :] >= np.linspace(0, 1, 11)[:, None] - 1e-12
     eleven = np.where(reached, precision, 0.0).max(1).mean()
     envelope = np.maximum.accumulate(precision[::-1])[::-1]

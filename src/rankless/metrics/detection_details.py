@@ -1,4 +1,4 @@
-"""Details of detections that the report shows besides COCO's numbers, all at an IoU of 0.5."""
+"""Details of detections that the report shows in addition to COCO's numbers, all at an IoU of 0.5."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[
     """Compute the report's details from the detections in a data set.
 
     Returns:
-        The JSON-ready details and the matches they come from. Without any object, the details are ``images``,
-        ``iou`` and ``truths``; otherwise also ``thresholds``, ``pr``, ``at_best``, ``pascal``, ``sizes`` and
-        ``confusion``, as docs/report.md describes them.
+        The JSON-ready details, and the matches that they come from. Without any object, the details are
+        ``images``, ``iou`` and ``truths``; otherwise, they also include ``thresholds``, ``pr``, ``at_best``,
+        ``pascal``, ``sizes`` and ``confusion``, as docs/report.md describes them.
     """
     matches = match(images)
     truths = np.bincount(matches.truth_label, minlength=classes)
@@ -96,7 +96,7 @@ def _by_size(matches: Matches, threshold: float) -> dict[str, list[int]]:
 
 
 def most_frequent(truths: Integers) -> list[int]:
-    """Return the classes that have a curve: the most frequent ones, if there are many."""
+    """Return the classes to draw a curve for: if there are many, the most frequent ones."""
     return [int(label) for label in np.argsort(-truths, kind="stable")[:MOST_CONFUSED]]
 
 

@@ -48,7 +48,7 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
     of_truth = logs[np.arange(count), truth]  # (N,)
     ahead = logs > of_truth[:, None]
     ahead |= (logs == of_truth[:, None]) & (np.arange(classes) < truth[:, None])
-    rank = np.where(np.isnan(logs).any(1), classes, ahead.sum(1))  # 0 is best; NaN is never right
+    rank = np.where(np.isnan(logs).any(1), classes, ahead.sum(1))  # rank 0 is the best; NaN is never right
     predicted = logs.argmax(1)  # the first of equal values
     confusion = np.bincount(truth * classes + predicted, minlength=classes**2).reshape(classes, classes)
     scores: Scores = {"top1": float((rank < 1).mean())}

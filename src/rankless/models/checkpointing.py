@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks keep only their input and are recomputed in the backward pass.
+"""Activation checkpointing: blocks keep only their inputs and are recomputed in the backward pass.
 
 The results have the same bits: PyTorch gives the second computation the random numbers and the autocast of
 the first, and running statistics are read before it (:mod:`rankless.engine.statistics`).
@@ -37,7 +37,7 @@ def checkpoint_activations(model: nn.Module) -> int:
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules of several layers that are in a list, and sequences of single layers."""
+    """Yield the outermost modules in lists that have several layers, and sequences of single layers."""
     for child in module.children():
         if not any(True for _ in child.children()):
             continue
@@ -58,7 +58,7 @@ def _is_flat(module: nn.Module) -> bool:
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Return the contexts of the first computation, which is already inside autocast, and of the second."""
+    """Return contexts for the first computation, which is already inside autocast, and for the second."""
     first, second = recomputed()
     if torch.is_autocast_enabled("cpu"):
         return first, _inside(SoundConvolutions(), second)
@@ -83,7 +83,7 @@ class _Checkpointed:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.forward(*inputs, **options)
-        from torch.utils.checkpoint import checkpoint  # it imports PyTorch's compiler, which takes seconds
+        from torch.utils.checkpoint import checkpoint  # this imports PyTorch's compiler, which takes seconds
 
         tensors = [one for one in (*inputs, *options.values()) if isinstance(one, Tensor)]
         before = [one._version for one in tensors]

@@ -10,13 +10,13 @@ from rankless.models.layers import ConvBlock
 
 
 def fold_batch_norms(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace convolution and batch norm of every :class:`ConvBlock` by one convolution, in place.
+    """Replace convolution and batch norm of every :class:`ConvBlock` with one convolution, in place.
 
     The model computes the same function except for rounding. With many small layers it is a fifth faster.
 
     Args:
         model: a model in evaluation mode.
-        dtype: dtype of the folded weights; autocast's dtype saves a conversion in every forward pass.
+        dtype: dtype of the folded weights; with autocast's dtype, forward passes need no conversion.
     """
     for block in model.modules():
         if isinstance(block, ConvBlock) and isinstance(block.norm, nn.BatchNorm2d):

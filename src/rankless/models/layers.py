@@ -17,7 +17,7 @@ Activation = Literal[
 
 LEAKY_SLOPE = 0.1
 BATCH_NORM_EPS = 1e-5
-INVOLUTION_GROUP = 16  # channels that share a kernel
+INVOLUTION_GROUP = 16  # number of channels that share a kernel
 # Darknet's is 0.01 (weight of the new statistics), chosen for half a million steps. With it, a run of a few
 # thousand steps would be evaluated with outdated statistics.
 BATCH_NORM_MOMENTUM = 0.03
@@ -70,12 +70,12 @@ _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
 
 
 def activate(name: Activation) -> nn.Module:
-    """Build an activation; every call returns a new module, since a PReLU has a parameter."""
+    """Build an activation; every call returns a new module, because a PReLU has a parameter."""
     return _ACTIVATIONS[name]()
 
 
 class ConvBlock(nn.Module):
-    """Convolution, batch norm, activation; the size stays, or is divided by ``stride``.
+    """Convolution, batch norm and activation; the resolution is kept or divided by ``stride``.
 
     Args:
         channels_in, channels: channels of the input and of the output.
@@ -119,11 +119,11 @@ class ConvBlock(nn.Module):
 class PaddedPool(nn.Module):
     """Max pooling with asymmetric padding: Darknet's ``[maxpool]``.
 
-    ``size=2 stride=1`` preserves the resolution: a row and a column are added at the bottom and the right.
+    ``size=2 stride=1`` preserves the resolution by adding a row at the bottom and a column on the right.
 
     Args:
         size, stride: size and stride of the window.
-        padding: pixels in total; the smaller half on the left and top.
+        padding: total in pixels; the smaller half is on the left and top.
     """
 
     def __init__(self, size: int, stride: int, padding: int) -> None:
@@ -140,7 +140,7 @@ class PaddedPool(nn.Module):
 def max_pool(size: int, stride: int, padding: int) -> nn.Module:
     """Build the fastest module that computes Darknet's ``[maxpool]`` (for inputs of even size)."""
     if size == stride == 2 and padding <= 1:
-        return nn.MaxPool2d(2, 2)  # the padding only matters on an odd side
+        return nn.MaxPool2d(2, 2)  # the padding matters only for odd sides
     if padding == size - 1 and padding % 2 == 0:
         return nn.MaxPool2d(size, stride, padding // 2)
     return PaddedPool(size, stride, padding)
@@ -149,8 +149,8 @@ def max_pool(size: int, stride: int, padding: int) -> nn.Module:
 class Involution(nn.Module):
     """Involution: each pixel weights its neighbors by a kernel computed from the pixel.
 
-    A 1×1 convolution to C/4 with batch norm and ReLU, another to size² values per group, and the weighted sum
-    of the neighborhood (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
+    A 1×1 convolution to C/4 channels with batch norm and ReLU, another to size² values per group, and a
+    weighted sum of the neighborhood (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
 
     Args:
         channels: channels of the input and of the output.
@@ -179,7 +179,7 @@ class Involution(nn.Module):
 def upsample(x: Tensor, factor: int = 2) -> Tensor:
     """Upsample (B, C, H, W) to (B, C, factor · H, factor · W), repeating every pixel factor² times.
 
-    ``nearest`` is also deterministic on CUDA: each input's gradient is gathered by one thread, in a fixed
-    order, whereas the bilinear kernels add with atomics. It preserves channels_last.
+    ``nearest`` is deterministic even on CUDA, where one thread gathers each input's gradient in a fixed
+    order; the bilinear kernels add with atomics. It preserves channels_last.
     """
     return F.interpolate(x, scale_factor=float(factor), mode="nearest")

@@ -1,4 +1,4 @@
-"""A check of model names."""
+"""Check of model names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rankless.errors import UserError
 
 
 def problem(task: str, name: str) -> str | None:
-    """Return the problem with a model's name, if there is one.
+    """Return the problem with a model's name, if any.
 
     Args:
         task: ``detect``, ``classify``, or a custom task, whose model names are not checked.

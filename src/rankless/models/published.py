@@ -1,7 +1,6 @@
 """The weights that the publishers of the models offer, by name.
 
-The table beside this module holds Darknet's files. Those of torchvision and timm are read from the installed
-libraries.
+``published.yaml`` lists Darknet's files. The installed libraries list those of torchvision and timm.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class PublishedFile:
     Attributes:
         name: its name here: a Darknet file without ``.weights``, ``MODEL.WEIGHTS`` of torchvision, or
             ``timm/MODEL.TAG``.
-        models: values of ``model.name`` that it fits. The first file of a model is its default.
+        models: values of ``model.name`` that the file fits. The first file listed for a model is its default.
         source: an address with a checksum, or a file on the Hugging Face Hub.
-        score: as published, with the data.
-        license: what the publisher says about it.
-        categories: names of its classes; empty if they are not published with it.
+        score: the published score and the data it was measured on.
+        license: the license that the publisher states.
+        categories: names of the classes; empty if they are not published with the file.
     """
 
     name: str
@@ -49,14 +48,14 @@ class PublishedFile:
 
     @property
     def is_darknet(self) -> bool:
-        """Whether it is in Darknet's format."""
+        """Whether the file is in Darknet's format."""
         return isinstance(self.source, Offer) and (
             self.source.name.endswith(".weights") or ".conv." in self.source.name
         )
 
     @property
     def checked_by(self) -> str:
-        """The checksum that its content is compared with."""
+        """The checksum that the content is compared with."""
         if not isinstance(self.source, Offer):
             return "the Hub's SHA-256"
         if not self.source.digest:
@@ -84,7 +83,7 @@ _OF_DATA = "may depend on the data (torchvision's README)"
 
 
 def all_published() -> list[PublishedFile]:
-    """Return Darknet's and torchvision's files, the default of a model before its others."""
+    """Return Darknet's and torchvision's files; a model's default file comes first."""
     return [*_of_darknet(), *_of_torchvision()]
 
 
@@ -111,12 +110,12 @@ def named(name: str) -> PublishedFile:
 
 
 def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> PublishedFile | None:
-    """Return the published file that ``model.pretrained`` names; None if it names something else.
+    """Return the published file that ``model.pretrained`` names; None if it does not name one.
 
     Args:
         pretrained: ``model.pretrained``.
-        model: ``model.name``; empty if the model is not one of the zoo.
-        is_cfg: whether a cfg file describes the network in place of ``model``.
+        model: ``model.name``; empty if the model is not in the zoo.
+        is_cfg: whether the network is described by a cfg file instead of ``model``.
     """
     try:
         if pretrained == "timm":
@@ -138,7 +137,7 @@ def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> Published
 
 
 def fetch(wanted: PublishedFile) -> tuple[Path, str]:
-    """Return a published file's path and SHA-256, after downloading it if it is not there."""
+    """Download a published file unless it is in the cache; return its path and SHA-256."""
     source = wanted.source
     if not isinstance(source, Offer):
         path = hub.file_of(source)
@@ -151,7 +150,7 @@ def fetch(wanted: PublishedFile) -> tuple[Path, str]:
 
 
 def prefetch(model: ModelKeys) -> None:
-    """Download what ``model.pretrained`` names, if it is not on this machine, before its ranks start."""
+    """Download the weights that ``model.pretrained`` names, if needed, before this machine's ranks start."""
     if folder_of(model.pretrained) is not None:
         return
     if model.pretrained.startswith(hub.PREFIX):
@@ -197,7 +196,7 @@ def _of_torchvision() -> Iterator[PublishedFile]:
             ((data, scores),) = one.meta["_metrics"].items()
             score = ", ".join(f"{what} {value:g}" for what, value in scores.items())
             categories = tuple(one.meta["categories"])
-            if name in detectors.MODELS:  # some count the background as a class
+            if name in detectors.MODELS:  # some files count the background as a class
                 categories = categories[-detectors.MODELS[name].classes :]
             about = round(one.meta["_file_size"] * 2**20)
             digits = one.url.removesuffix(".pth").rpartition("-")[2]

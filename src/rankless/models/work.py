@@ -7,21 +7,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-# These modules preserve shapes and are not counted, but take nearly all the time: on the meta device each of
-# them runs dozens of small operations in Python.
+# These modules preserve shapes and are not counted. Yet they take nearly all the time, because each runs
+# dozens of small operations in Python on the meta device.
 _SHAPE_PRESERVING = (nn.BatchNorm2d, nn.ReLU, nn.LeakyReLU, nn.SiLU, nn.Mish, nn.Sigmoid)
 
 
 def parameters_and_gflops(build: Callable[[], nn.Module], size: tuple[int, int]) -> tuple[int, float]:
-    """Count the parameters, and the GFLOPs of one image, without computing or drawing random numbers.
+    """Count parameters and GFLOPs per image, without computing outputs or drawing random numbers.
 
     Args:
         build: builds the network.
         size: (height, width) of its input in pixels.
 
     Returns:
-        The number of parameters, and 10⁹ operations: two per multiply-accumulate of a convolution or a matrix
-        product.
+        The number of parameters, and the operations in 10⁹: two per multiply-accumulate of a convolution or a
+        matrix product.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -37,7 +37,7 @@ def parameters_and_gflops(build: Callable[[], nn.Module], size: tuple[int, int])
 
 
 def convolution_outputs(build: Callable[[], nn.Module], size: tuple[int, int]) -> list[int]:
-    """Count the output values of each convolution for one image, without computing or drawing random numbers.
+    """Count each convolution's output values for one image, without computing or drawing random numbers.
 
     Args:
         build: builds the network.

@@ -1,4 +1,4 @@
-"""Validation of a recipe's values in one pass, which reports all mistakes together."""
+"""Validation of a recipe's values in one pass that reports all mistakes together."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Source:
 
     Attributes:
         name: name for messages about values without a known location.
-        places: the location of each key and section.
-        problems: problems found before validation; reported together with those of the values.
+        places: the locations of keys and sections.
+        problems: problems found before validation, which are reported together with those of the values.
         check_name: checks the model's name; None for no check.
     """
 
@@ -86,7 +86,7 @@ class Source:
         return next(known, Location(self.name))
 
     def written(self, path: KeyPath, *, is_section: bool) -> list[KeyPath]:
-        """List the given paths to report for an unknown one.
+        """Return the paths, as written by the user, to report for an unknown path.
 
         For a section, they are the paths of its values; otherwise the outermost given path at or below it.
         """
@@ -130,7 +130,7 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
     for sentence, keys in clashes:
         if not any(key in bad for key in keys):
             places = [source.of(key) for key in keys if at(tree, key) is not None] or [source.of(keys[0])]
-            last = next((one for one in places if one.line is None), places[0])  # the command line's
+            last = next((one for one in places if one.line is None), places[0])  # from the command line
             problems.append(Problem(last, sentence))
     if problems:
         problems.sort(key=lambda one: one.location.in_order)
@@ -141,7 +141,7 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
 def _in_sentences(
     error: ValidationError, recipe: type, tree: Mapping[str, Any], kinds: Kinds, source: Source
 ) -> tuple[dict[KeyPath, str], list[_Clash]]:
-    """Translate pydantic's errors to messages about keys and values, by path, and to contradictions."""
+    """Translate pydantic's errors to messages about keys and values, by path, and about contradictions."""
     bad: dict[KeyPath, str] = {}
     clashes: list[_Clash] = []
     known = leaves(recipe, kinds._replace(task=""))  # keys of the other task are reported elsewhere
@@ -188,7 +188,7 @@ def in_full(section: Any, path: KeyPath) -> Any:
 
 
 def counted(tree: Any) -> int:
-    """Count a tree's keys up to just above ``MOST_KEYS``: YAML anchors can make a tree endless."""
+    """Count a tree's keys; stop just above ``MOST_KEYS``, because YAML anchors can make a tree endless."""
     count, waiting = 0, [tree]
     while waiting and count <= MOST_KEYS:
         if isinstance(section := waiting.pop(), Mapping):
@@ -223,14 +223,14 @@ def _completed(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, str]
     if isinstance(loss, Mapping):
         loss = {**loss, "name": name if name in known else known[0]}
     if isinstance(model, Mapping) and model.get("cfg") and tree.get("task", "detect") == "detect":
-        model = {key: value for key, value in model.items() if key != "name"}  # the cfg is the network
+        model = {key: value for key, value in model.items() if key != "name"}  # the cfg describes the network
     return {**tree, "model": model, "loss": loss}, bad
 
 
 def _without_effect(
     recipe: type, tree: Mapping[str, Any], kinds: Kinds, bad: Mapping[KeyPath, str]
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield given keys that have no effect because of other keys' values, with a message for each."""
+    """Yield each given key that has no effect because of other keys' values, with a message."""
     for path, key in leaves(recipe, kinds._replace(task="")).items():
         if not key.conditions:
             continue

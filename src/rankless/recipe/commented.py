@@ -24,7 +24,7 @@ class Setting:
 def commented(head: Iterable[str], settings: Iterable[Setting]) -> str:
     """Return YAML with ``head`` as comment lines, and each setting below its reason.
 
-    Settings of one section must follow each other.
+    The settings of a section must be adjacent.
     """
     lines = [f"# {line}".rstrip() for line in head]
     section: list[str] = []

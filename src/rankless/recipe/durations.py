@@ -33,7 +33,7 @@ class RunLength:
         return -(-self.epochs * self.images // self.batch)
 
     def exact(self, duration: int | str) -> Fraction:
-        """Return a duration in steps, not rounded."""
+        """Return a duration in steps without rounding."""
         number, unit = _parts(duration)
         if unit == "%":
             return number / 100 * self.steps
@@ -44,15 +44,15 @@ class RunLength:
         return math.ceil(self.exact(duration))
 
     def ends(self, step: int, every: int | str) -> bool:
-        """Check whether a period of length ``every`` ends with ``step`` (from 1); never for length 0."""
+        """Check whether a period of length ``every`` ends with ``step`` (from 1); False for length 0."""
         period = self.exact(every)
         return bool(period) and step // period > (step - 1) // period
 
     def is_last(self, duration: int | str, epoch: int, step: int | None = None) -> bool:
         """Check whether an image is seen within the last ``duration`` of a run.
 
-        For complete epochs, the epoch decides, because an epoch may end in the middle of a step. ``epoch``
-        and ``step`` count from 0; by default, ``step`` is the first of the epoch.
+        For whole epochs, only ``epoch`` is compared, because an epoch may end in the middle of a step.
+        ``epoch`` and ``step`` count from 0; by default, ``step`` is the first of the epoch.
         """
         epochs = epochs_of(duration)
         if epochs is not None and epochs.denominator == 1:

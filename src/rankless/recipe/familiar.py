@@ -1,4 +1,4 @@
-"""Other trainers' names for recipe keys and values; they are used only in messages."""
+"""Other trainers' names for recipe keys and values, used only in messages."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def without_key(word: str) -> str:
 
 
 def imported(name: str) -> tuple[str, str]:
-    """Return a weights file's name after import, and for PyTorch's files a note with the command."""
+    """Return a weights file's name after import and, for PyTorch's files, a note with the command."""
     if not name.endswith(PYTORCH):
         return name, ""
     ours = f"{Path(name).stem}.safetensors"
@@ -132,12 +132,12 @@ PUBLISHED = (
 
 
 def is_by_name(pretrained: str) -> bool:
-    """Return whether ``model.pretrained`` names no file of this machine: published weights, or none."""
+    """Return whether ``model.pretrained`` is empty or names published weights instead of a local file."""
     return pretrained in ("", "timm", "published") or pretrained.startswith(("published/", "hf://"))
 
 
 def line_of_file(name: str, values: Mapping[str, str]) -> str:
-    """Return the command that trains with a cfg or a weights file, as the end of a message.
+    """Return the end of a message: the command that trains with a cfg or weights file.
 
     The command takes the data from ``values``, the other overrides by key.
     """
@@ -153,7 +153,7 @@ _OTHER_YOLO = re.compile(
 
 
 def other_yolo(name: str) -> str:
-    """Return a hint at the nearest model for an unavailable YOLO such as yolov8n; empty for other names."""
+    """Return a hint about the model nearest to a missing YOLO such as yolov8n; empty for other names."""
     match = _OTHER_YOLO.fullmatch(name)
     if not match:
         return ""

@@ -86,12 +86,12 @@ ClassWeights = Annotated[tuple[NotNegative, ...], Field(min_length=1)]
 
 
 def _number_as_text(name: Any) -> Any:
-    """Convert a class name such as ``7`` to text, as in the data."""
+    """Convert a class name such as ``7`` to text, as data sets have it."""
     return str(name) if isinstance(name, int) and not isinstance(name, bool) else name
 
 
 def _no_bool(number: Any) -> Any:
-    if isinstance(number, bool):  # which equals 0 or 1
+    if isinstance(number, bool):  # because True and False equal 1 and 0
         raise ValueError  # noqa: TRY004 (pydantic reports it)
     return number
 
@@ -168,7 +168,7 @@ Milestones = Annotated[tuple[Period, ...], AfterValidator(_rising)]
 
 
 def clash(sentence: str, *keys: str) -> PydanticCustomError:
-    """Return the error about values that are valid alone but contradict each other.
+    """Return the error about values that are valid by themselves but contradict each other.
 
     ``keys`` are dotted paths from the recipe's root, the wrong one first.
     """

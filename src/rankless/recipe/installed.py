@@ -1,4 +1,4 @@
-"""The installed files: the shipped recipes, and beside them the JSON Schema of recipes.
+"""The installed files: the shipped recipes and the JSON Schema of recipes.
 
 Reading them imports neither PyTorch nor pydantic.
 """

@@ -36,7 +36,7 @@ def schema() -> dict[str, Any]:
             definition["properties"]["name"]["pattern"] = kind.pattern
             definition["required"] = [] if re.search(kind.pattern, ModelKeys.name) else ["name"]
     sections = whole["properties"]
-    for name in KINDS:  # a loss without a name may be of any kind
+    for name in KINDS:  # a loss without a name may have any kind
         sections[name]["anyOf"] = sections[name].pop("oneOf")
     for (*_, name), key in SHORTHANDS.items():
         for definition in whole["$defs"].values():
@@ -50,7 +50,7 @@ def schema() -> dict[str, Any]:
 
 
 def descriptions(section: type) -> dict[str, str]:
-    """Return the docstring below each field of a section's class, with those of its bases, by key."""
+    """Return the docstrings below the fields of a section's class and of its bases, by key."""
     found: dict[str, str] = {}
     for one in reversed(section.__mro__):
         try:

@@ -78,7 +78,7 @@ class Key:
 
     @property
     def conditions(self) -> list[Only]:
-        """Conditions on other keys without which this key has no effect."""
+        """Conditions on other keys that must hold for this key to have an effect."""
         return [one for one in self.declared if isinstance(one, Only)]
 
     @property
@@ -102,8 +102,8 @@ class Key:
 def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
     """Map the path of every key with a value to its :class:`Key`, in the recipe's order.
 
-    With ``kinds``, return only the keys of recipes of these kinds; by default the keys of all kinds, each as
-    declared by the first kind that has it.
+    With ``kinds``, return only the keys of recipes of these kinds; by default, the keys of all kinds, as
+    declared by the first kind that has each.
     """
     found: dict[KeyPath, Key] = {}
     for path, one in _walk(recipe, (), kinds, ()):
@@ -116,7 +116,7 @@ def leaves(recipe: type, kinds: Kinds | None = None) -> dict[KeyPath, Key]:
 
 @cache
 def sections(recipe: type) -> dict[KeyPath, tuple[str, ...]]:
-    """Map the path of every section to its keys in all kinds; the recipe itself has the path ``()``."""
+    """Map every section's path to its keys in all kinds; the recipe itself has the path ``()``."""
     walked = [*_walk(recipe, (), None, ())]
     outer = [path for path, one in walked if not isinstance(one, Key)]
     return {path: tuple(dict.fromkeys(p[-1] for p, _ in walked if p and p[:-1] == path)) for path in outer}

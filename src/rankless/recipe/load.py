@@ -62,7 +62,7 @@ def load(source: str | Path, overrides: Overrides = (), *, check_name: NameCheck
 
 
 def parsed(text: str, name: str, overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
-    """Return the recipe in a text that Rankless wrote, as :func:`load` does for a shipped one.
+    """Return the recipe in a text that Rankless wrote; like a shipped recipe, it may have unused keys.
 
     Messages call the text ``name``.
     """
@@ -76,7 +76,7 @@ def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -
 
 def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
     """Return a copy of a recipe with overrides, as in :func:`load`."""
-    # Values that equal the default count as not given, so that another model may have other keys.
+    # Values that equal the defaults count as not given, because another model may have other keys.
     tree = _given(recipe)
     if recipe.loss.name != losses_of(recipe.model)[0]:
         tree["loss"] = {"name": recipe.loss.name, **tree.get("loss", {})}
@@ -84,7 +84,7 @@ def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
 
 
 def is_cut(path: Path) -> bool:
-    """Check whether a file written by :func:`dump` is cut off, judged by its last character and last key."""
+    """Check by the last character and last key whether a file written by :func:`dump` is cut off."""
     text, name = _text(path)
     _, lines = yaml12.read(text, name)
     _, wanted = yaml12.read(dump(Recipe()), "recipe")
@@ -121,7 +121,7 @@ def from_json(text: str, name: str = "recipe in JSON") -> Recipe:
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
-    """List the dotted keys with different values, in the recipe's order, each with old and new value."""
+    """List the dotted keys with different values, in the recipe's order, with the old and new values."""
     before, after = dict(_flat(old)), dict(_flat(new))
     keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
     return [(key, before.get(key), after.get(key)) for key in keys]
@@ -133,7 +133,7 @@ def free_keys() -> list[str]:
 
 
 def deciding(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
-    """List the changed keys that affect past results, each with old and new value."""
+    """List the changed keys that affect past results, with the old and new values."""
     free = free_keys()
     return [one for one in differences(old, new) if one[0] not in free]
 
@@ -246,7 +246,7 @@ def _over(old: Any, new: Any, path: KeyPath = (), *, presets_win: bool = False) 
     old, new = in_full(old, path), in_full(new, path)
     if not isinstance(new, Mapping) or old is None:
         return new
-    if not isinstance(old, Mapping):  # a value in place of a section, which is reported as an error
+    if not isinstance(old, Mapping):  # a value instead of a section, which is reported as an error
         return old if path in sections(Recipe) else new
     if presets_win and "preset" in new:
         return dict(new)
@@ -314,7 +314,7 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
 
 
 def _instead_of(name: str, check_name: NameCheck | None) -> str:
-    """Return a hint at a recipe with a similar name, or at the model with this name."""
+    """Return a hint about a recipe with a similar name, or about the model with this name."""
     if other := other_yolo(name):
         return f"; {other}"
     near = nearest(name, shipped())

@@ -1,4 +1,4 @@
-"""Messages about wrong keys and values, with valid keys, similar names and expected values."""
+"""Messages about wrong keys and values, which suggest valid keys, similar names and expected values."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _instead_of(recipe: type, path: KeyPath) -> str:
         return (
             f": dots are for the command line; in a file write '{last}:' indented under '{'.'.join(outer)}:'"
         )
-    # Only the last part is compared: with their section's name, all keys of a section are similar.
+    # Only the last part is compared, because all keys of a section share the section's name.
     beside = [other[-1] for other in every if other[:-1] == path[:-1]]
     lasts = [other[-1] for other in every]
     if path[-1] not in lasts and path[-1].lower() in ELSEWHERE:
@@ -140,7 +140,7 @@ def _listed(words: list[str], joint: str) -> str:
 
 
 def _flat_pairs(value: Any) -> str:
-    """Return anchors grouped by head, [[[w, h], …], …], as the text of one list; empty for other values."""
+    """Return anchors grouped by head, [[[w, h], …], …], as text of one flat list; empty for other values."""
     try:
         pairs = [(float(width), float(height)) for head in value for width, height in head]
     except (TypeError, ValueError):
@@ -187,7 +187,7 @@ def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
 
 
 def _unquoted(text: str, schema: Mapping[str, Any]) -> str:
-    """Return a hint for a number that is text because of quotes or underscores; empty for other text."""
+    """Return a hint if quotes or underscores make a number text; empty for other text."""
     if not any(option.get("type") in ("integer", "number") for option in _options(schema)):
         return ""
     try:

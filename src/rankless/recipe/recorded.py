@@ -46,9 +46,9 @@ def instruction_set_of(path: Path) -> str:
 def with_network(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's tree with the network of ``model.pretrained``, unless the tree names a network.
 
-    The task, the keys of ``model``, and the placement of images on the input are taken from the weights'
-    recipe; given values win. A file without a readable recipe adds nothing; the training reports the error.
-    Weights of a custom task add nothing, because a file must not decide which code runs.
+    The task, the keys of ``model`` and the placement of images on the input come from the weights' recipe;
+    values in the tree take precedence. A file without a readable recipe adds nothing; the training reports
+    the error. Weights of a custom task add nothing, because a file must not decide which code runs.
     """
     model, data = tree.get("model"), tree.get("data", {})
     file = model.get("pretrained") if isinstance(model, Mapping) else None
@@ -93,7 +93,7 @@ _RECORDED = (("threads",), ("reduce",), ("seed",), ("checkpoint", "keep"), ("ema
 
 
 def upgraded(tree: Any) -> Any:
-    """Translate a recorded recipe to the present keys and values with the same meaning.
+    """Translate a recorded recipe to current keys and values with the same meaning.
 
     Durations used to be bare numbers, most of them in epochs. Before ``mosaic_min_area`` existed, mosaics
     dropped boxes with less than a quarter of their area left.

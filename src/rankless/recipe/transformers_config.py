@@ -1,6 +1,6 @@
 """The configuration files of transformers' detectors: ``config.json`` and ``preprocessor_config.json``.
 
-They are read as plain data; transformers is not needed for it.
+They are read as plain data, without transformers.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def normalizes(kind: str) -> bool:
 
 
 def folder_of(text: str) -> Path | None:
-    """Return the local folder that a path or an ``hf://OWNER/NAME`` address names, if it is transformers'.
+    """Return the folder that a path or ``hf://OWNER/NAME`` names if transformers wrote it; None otherwise.
 
-    The address's files are downloaded unless they are in the cache. A folder that Rankless wrote, or without
-    a ``config.json``, is not one of transformers.
+    The address's files are downloaded unless they are in the cache. A folder that Rankless wrote, or one
+    without ``config.json``, is not one of transformers'.
     """
     if text.startswith(hub.PREFIX):
         address = hub.parse(text)
@@ -62,14 +62,14 @@ def folder_of(text: str) -> Path | None:
 
 
 def read_config(given: str, where: str = "model.config") -> dict[str, Any]:
-    """Read the configuration of a detector, and check that it is of a supported kind.
+    """Read a detector's configuration and check that its kind is supported.
 
     Args:
         given: the file, its folder, or its text.
-        where: the option that named it, for messages.
+        where: the option that named the configuration, for messages.
 
     Returns:
-        The keys of the network, without class names.
+        The keys that describe the network, without class names.
     """
     if given.lstrip().startswith("{"):
         name, tree = where, _parsed(given, where)
@@ -116,7 +116,7 @@ def class_names(folder: Path, where: str) -> tuple[str, ...]:
 
 
 def recipe_keys(folder: Path, where: str) -> dict[str, dict[str, Any]]:
-    """Return the recipe's keys for the network in a folder and for its published preprocessing.
+    """Return the recipe keys for the network in a folder and for its published preprocessing.
 
     Raises:
         UserError: the network or its preprocessing is not supported; all problems at once.

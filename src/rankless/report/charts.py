@@ -1,4 +1,4 @@
-"""Charts as inline SVG with colors from the page's CSS variables and points as JSON for the pointer."""
+"""Charts as inline SVG, with colors from the page's CSS variables, and points as JSON for tooltips."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Line:
         points: pairs of x and y, in increasing order of x.
         color: number of the line's color; None is gray.
         style: ``faint``, ``dashed``, ``dots``, ``points`` (without a line) or empty.
-        labels: labels of the points, which the pointer shows in place of x.
+        labels: labels of the points, which tooltips show instead of x.
     """
 
     name: str
@@ -134,12 +134,12 @@ def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note
 
 
 def _drawable(line: Line) -> Line:
-    """Return the line without the points that no axis can show."""
+    """Return the line without points that cannot be drawn."""
     return replace(line, points=[(x, y) for x, y in line.points if abs(x) + abs(y) < _LARGEST])
 
 
 def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") -> str:
-    """Return a panel with stacked areas; all lines must have the same places on the horizontal axis."""
+    """Return a panel with stacked areas; all lines must have the same x values."""
     drawn = [line for line in lines if any(y for _, y in line.points)]
     if not drawn:
         return ""
@@ -166,7 +166,7 @@ def column_chart(
 
     Args:
         title: title of the panel.
-        edges: beginnings of the ranges; the last range has no end.
+        edges: lower ends of the ranges; the last range has no upper end.
         series: names, each with a value for every range; a value of None has no column.
         y: title of the vertical axis; ``recall`` has a range of 0 to 1.
         note: HTML below the columns.
@@ -206,9 +206,9 @@ FEW = 50
 def smoothed(points: Sequence[Point], reach: int | None = None) -> list[Point]:
     """Return the mean of each point and its neighbors within ``reach``, by default a 25th of all points.
 
-    Near the start, where losses fall quickly, it is a line fitted to the first points (a Savitzky-Golay
-    filter) and clipped to the range of all values. Near the end it is constant, so that an unusual last step
-    does not bend the curve.
+    Near the start, where losses fall quickly, the result is a line fitted to the first points (a
+    Savitzky-Golay filter), clipped to the range of all values. Near the end, it is constant, so that an
+    unusual last step does not bend the curve.
     """
     if reach is None:
         reach = max(len(points) // 25, 4) if len(points) >= FEW else 0

@@ -1,6 +1,6 @@
 """The contents of a run directory, read once and then updated line by line.
 
-The numbers of steps take bounded memory: each bin holds one step or the mean of a range of steps.
+The steps' numbers take a bounded amount of memory: a bin holds one step or the sums over a range of steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LARGEST = 1e100
 
 @dataclass
 class Bin:
-    """The steps ``first`` to ``last``, with the sum and the count of each number in them."""
+    """The steps from ``first`` to ``last``, with the sum and the count of each number."""
 
     first: int
     last: int
@@ -50,7 +50,7 @@ class Bin:
 
 
 class Binned:
-    """The numbers of all steps, in at most ``most`` bins; with more, pairs of bins are merged."""
+    """The numbers of all steps, in at most ``most`` bins; if there are more, pairs of bins are merged."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most, self.width = most, 1
@@ -170,7 +170,7 @@ class Collected:
             self.events.append({**entry, "step": max(_whole(entry.get("at")), 0), "when": when})
 
     def _take_step(self, step: int, entry: Mapping[str, Any]) -> None:
-        if step <= self.step:  # a journal that was edited by hand
+        if step <= self.step:  # the journal may have been edited by hand
             return
         self.step = step
         timing: dict[str, Any] = entry.get("timing", {})
@@ -220,13 +220,13 @@ class Collected:
 
     @property
     def drawn_score(self) -> str | None:
-        """Name of the score drawn beside the losses: ``score_name``, or the task's if that is a loss."""
+        """Name of the score drawn beside the losses: ``score_name`` or, if it is a loss, the task's score."""
         name = self.score_name
         return name_of_best("auto", self.evaluations[-1][1]) if name in LOWER_IS_BETTER else name
 
     @property
     def best(self) -> tuple[int, dict[str, Any]] | None:
-        """Step and scores of the best evaluation, the first if several are equal; None if there is none."""
+        """Step and scores of the best evaluation (the first one in a tie); None if there is none."""
         name, best = self.score_name, None
         for step, scores in self.evaluations:
             value = _number(scores.get(name)) if name else None
@@ -259,7 +259,7 @@ class Collected:
 
     @property
     def state(self) -> str:
-        """State of the run in a word or two, as ``rankless runs`` prints it."""
+        """State of the run in one or two words, as ``rankless runs`` prints it."""
         decisive = [entry["event"] for entry in self.events if entry["event"] in _DECISIVE]
         last = decisive[-1] if decisive else None
         if last in ("end", "stop"):

@@ -1,4 +1,4 @@
-"""The report inside the page of a notebook."""
+"""The report as part of a notebook's page."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rankless.runs.weights_digest import of_run
 
 
 class Report:
-    """The report of a run, or of several side by side, for a notebook: the last line of a cell shows it.
+    """The report of one run, or of several side by side, for a notebook; a cell shows it as its last value.
 
-    The page is a frame without access to the notebook around it. It shows the runs as they are when this
-    object is made, so it also shows a run in progress.
+    The page is a frame without access to the surrounding notebook. It shows the state of the runs when this
+    object was created; they may still be in progress.
 
     Args:
         runs: run directories.

@@ -1,4 +1,4 @@
-"""Panels of the best evaluation: scores, curves, classes, confusions and sizes."""
+"""Panels for the best evaluation: scores, curves, classes, confusions and sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GRID = [step / 100 for step in range(101)]
 
 
 def class_names(details: Mapping[str, Any]) -> list[str]:
-    """Return the names of the classes, made unique by their label."""
+    """Return the names of the classes; repeated names get their label to make them unique."""
     names: list[str] = []
     for label, name in enumerate(details.get("classes", [])):
         names.append(f"{name} ({label})" if name in names else str(name))
@@ -224,7 +224,7 @@ def size_charts(run: Collected) -> str:
     training = run.details.get("training", {}).get("sizes")
     rows = [sizes["truths"], *([training] if training else [])]
     filled = [at for row in rows for at, count in enumerate(row) if count] or [0]
-    shown = slice(min(filled), max(filled) + 1)  # no empty ranges at either end
+    shown = slice(min(filled), max(filled) + 1)  # leave out empty ranges at both ends
     edges = [str(side) for side in sizes["sides"][shown]]
     recalls = [
         (

@@ -1,4 +1,4 @@
-"""The best and worst images of an evaluation, with the truth on the left and predictions on the right."""
+"""The best and worst images of an evaluation, with truths on the left and predictions on the right."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _example(at: int, one: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _judged(is_right: bool, place: int) -> str:
-    """Return the style of a predicted class: right, wrong if it is the likeliest, or none."""
+    """Return the style of a predicted class: right, wrong (only for the likeliest class) or none."""
     return "right" if is_right else "wrong" if not place else ""
 
 

@@ -1,4 +1,4 @@
-"""A server of a run's report during training, for browsers on this machine; each request renders it anew."""
+"""A server that shows a run's report during training to local browsers; each request renders it anew."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rankless.runs.weights_digest import of_run
 
 HOST = "127.0.0.1"
 PORT = 8765
-_TRIED = 20  # ports, if none is given
+_TRIED = 20  # default ports
 _AGAIN = 5  # seconds
 
 
 @contextmanager
 def served(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
-    """Make a server for the report of ``run``; it answers once its ``serve_forever`` is called.
+    """Return a server for the report of ``run``; it answers once ``serve_forever`` is called.
 
     It uses ``port`` of the loopback address, or the first free one of :data:`PORT`.
     """

@@ -1,4 +1,4 @@
-"""Pieces of HTML: text from files is escaped here, and numbers carry their origin."""
+"""Pieces of HTML: text from files is escaped, and numbers state their origin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankless.printing import finite
 
 _CARD = re.compile(r'<section class="card (two|all|)"')
 """Beginning of a panel; text from files is escaped, so it cannot contain it."""
-_WIDTHS = {"": 1, "two": 2, "all": 3}  # in columns
+_WIDTHS = {"": 1, "two": 2, "all": 3}  # widths in columns
 
 
 def text(value: object) -> str:
@@ -76,7 +76,7 @@ def _spans(widths: Sequence[int], columns: int) -> list[int]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "") -> str:
-    """Return a scrolling table; ``head`` is text, cells are HTML, and the first cell is its row's title."""
+    """Return a scrolling table; ``head`` is text, cells are HTML, and a row's first cell is its title."""
     titles = "".join(f'<th scope="col">{text(title)}</th>' for title in head)
     lines = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
@@ -87,7 +87,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "")
 
 
 def pairs(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
-    """Return names and values, both HTML, in as many columns as fit; kind ``short`` has narrower columns."""
+    """Return pairs of names and values, both HTML, in as many columns as fit; ``short`` ones are narrower."""
     lines = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows)
     return f'<dl class="pairs {kind}">{lines}</dl>'
 

@@ -1,4 +1,4 @@
-"""The top of the page: the result and cost of a run, and the differences between several."""
+"""The top of the page: the result and cost of a run, or the differences between several runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The report's page: one self-contained HTML file for small and large screens, in light and dark.
 
-It loads nothing from elsewhere, and its content security policy forbids it.
+It loads nothing from elsewhere; its content security policy forbids that.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 
 
 def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *, refresh: int = 0) -> str:
-    """Make the page of one run, or of several side by side, which are already refreshed.
+    """Return the page of one run, or of several side by side; the runs must be refreshed already.
 
-    ``digests`` has the weights' digests by the run directory's path as given. The browser reloads the page
-    after ``refresh`` seconds unless 0.
+    ``digests`` maps run directories, as given, to digests of weights. The browser reloads the page after
+    ``refresh`` seconds unless that is 0.
     """
     known = digests or {}
     if len(runs) == 1:
@@ -44,7 +44,7 @@ def render(runs: Sequence[Collected], digests: overview.Digests | None = None, *
 
 
 def document(title: str, body: str, *, refresh: int = 0) -> str:
-    """Make a page from a title and the HTML below it."""
+    """Return a page with a title and the HTML below it."""
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
     return (
@@ -82,7 +82,7 @@ def _sections(run: Collected) -> str:
 
 
 def _title_of_details(run: Collected) -> str:
-    """Return the title of the best evaluation; in a copy of a run, its details may be of an older step."""
+    """Return the title of the best evaluation; in a copy of a run, the details may be from an older step."""
     step = run.details.get("step")
     if run.best is None or step is None or step == run.best[0]:
         return "Best evaluation"

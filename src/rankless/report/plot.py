@@ -58,12 +58,12 @@ def figure(runs: Sequence[Collected], *, details: bool = True) -> Figure:
 def save(made: Figure, file: Path | BinaryIO, format: str) -> None:
     """Write a figure as an image of a format that matplotlib knows."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)  # in a run's name
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)  # characters in a run's name
         made.savefig(file, format=format)
 
 
 def _draw(run: Collected, color: str, panels: tuple[Any, ...], *, alone: bool) -> None:
-    """Draw a run's lines of loss, scores, learning rate and time; a single run has more lines."""
+    """Draw a run's losses, scores, learning rate and times; a single run gets more lines."""
     (loss, scores, *beside), name = panels, run.name.replace("$", r"\$")
     points = list(run.steps.points("loss"))
     if alone:

@@ -1,4 +1,4 @@
-"""The timeline of a run: the parts of its time, with pauses, restarts and errors marked."""
+"""The timeline of a run: how its time was spent, with pauses, restarts and errors marked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST = 1e10  # seconds; longer times come from a wrong clock
 
 @dataclass(frozen=True)
 class _Clock:
-    """The horizontal axis: the time since the first step began, or steps if the journal has no times."""
+    """The horizontal axis: time since the start of the first step, or steps if the journal has no times."""
 
     run: Collected
     whole: float

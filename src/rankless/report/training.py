@@ -42,7 +42,7 @@ def steps_axes(run: Collected, *, log: bool = False) -> Axes:
 
 
 def score_points(run: Collected, name: str) -> list[Point]:
-    """Return a score at each evaluation that has it."""
+    """Return a score's points: one per evaluation that has the score."""
     return [
         (float(step), float(scores[name]))
         for step, scores in run.evaluations
@@ -90,7 +90,7 @@ def loss_charts(run: Collected) -> str:
 
 
 def by_scale(lines: Sequence[Line]) -> list[list[Line]]:
-    """Group lines into panels by scale; lines that look flat beside the others go into the next panel."""
+    """Group lines into panels by scale; lines that would look flat beside others go into the next panel."""
     groups, rest = [], [line for line in lines if line.points]
     while rest:
         spans = [(min(y for _, y in line.points), max(y for _, y in line.points)) for line in rest]
@@ -103,7 +103,7 @@ def by_scale(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def spans_decades(points: Sequence[Point]) -> bool:
-    """Check whether only a logarithmic axis shows both ends, as when early losses are far larger."""
+    """Check whether values need a logarithmic axis, for example because early losses are far larger."""
     values = [y for _, y in points]
     return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
 
@@ -153,7 +153,7 @@ def _said(entry: Mapping[str, Any]) -> str:
 
 
 def by_task(runs: Sequence[Collected]) -> dict[str, list[int]]:
-    """Return the positions of each task's runs, as losses of different tasks cannot be compared."""
+    """Return the positions of each task's runs, because losses of different tasks cannot be compared."""
     groups: dict[str, list[int]] = {}
     for at, run in enumerate(runs):
         groups.setdefault(str(run.recipe.get("task", "")), []).append(at)

@@ -1,9 +1,9 @@
-"""The chain of a run's checkpoints: lines of the journal, each with the digest of the one before.
+"""The chain of a run's checkpoints: lines of the journal, each with the digest of the previous one.
 
 A line binds a checkpoint's files to the recipe, the data, the environment and the numbers in the journal up
-to it. A checkpoint's ``chain.json`` holds all of its line but the digests of its files, so the line of a
-checkpoint whose process was killed before it wrote the line can be made again. The lines of removed
-checkpoints stay.
+to it. A checkpoint's ``chain.json`` holds everything in its line except the digests of its files. If the
+process is killed before it writes the line, the line can be restored from that file. The lines of removed
+checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Line(msgspec.Struct):
     """A line of the chain."""
 
     checkpoint: int  # number of steps done
-    files: dict[str, str]  # SHA-256 of each of the checkpoint's files by name
+    files: dict[str, str]  # SHA-256 of each file of the checkpoint, by name
     recipe: str
     environment: str  # digest of :func:`rankless.runs.starts.facts`
-    numbers: tuple[int, str]  # of lines with numbers in the journal so far, and their digest
+    numbers: tuple[int, str]  # count of the journal's lines with numbers so far, and their digest
     link: str  # SHA-256 of the rest of this line
-    before: str | None = None  # the link of the line before
-    data: str | None = None  # digest of the annotations, if the data has one
-    images: str | None = None  # SHA-256 of the list of the data's files, if it has files and was complete
+    before: str | None = None  # the link of the previous line
+    data: str | None = None  # digest of the annotations, if there is one
+    images: str | None = None  # SHA-256 of the list of the data's files, if it was complete
 
 
 @dataclass
@@ -47,10 +47,10 @@ class Chain:
     """The chain of a run.
 
     Attributes:
-        lines: its lines, with those that only a checkpoint holds.
-        problems: sentences on what does not agree.
-        notes: sentences on what has no chain.
-        sound: steps whose checkpoint is complete and the recorded one, in increasing order.
+        lines: its lines, including those that only a checkpoint holds.
+        problems: sentences about everything that does not agree.
+        notes: sentences about everything that has no chain.
+        sound: steps whose checkpoint is complete and matches its record, in increasing order.
     """
 
     lines: list[Line] = field(default_factory=list)
@@ -64,13 +64,13 @@ class Chain:
 
 
 class Numbers:
-    """A running digest of the numbers in a journal, without what depends on the machine."""
+    """A running digest of the numbers in a journal, except those that depend on the machine."""
 
     def __init__(self) -> None:
         self.count, self._sha = 0, hashlib.sha256()
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Add an entry of the journal, unless it has no numbers."""
+        """Add an entry of the journal if it has numbers."""
         if "step" in entry or "evaluation" in entry:
             self.count += 1
             self._sha.update(journal.line({key: value for key, value in entry.items() if key != "timing"}))
@@ -96,7 +96,7 @@ def entry_of(folder: Path) -> dict[str, Any] | None:
 
 
 def links_in(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint's ``chain.json`` holds; empty if it has none or an unreadable one."""
+    """Return the content of a checkpoint's ``chain.json``; empty if the file is missing or unreadable."""
     with suppress(OSError, ValueError, RecursionError):
         links = json.loads(read_text(folder / NAME, _LONGEST))
         return links if isinstance(links, dict) else {}
@@ -128,7 +128,7 @@ def read(run: RunDirectory) -> Chain:
 
 
 def _follow(chain: Chain, entry: dict[str, Any], source: str) -> None:
-    """Add the next line, and the problem with it, if any."""
+    """Add the next line, and any problem with it."""
     step, last = entry["checkpoint"], chain.lines[-1] if chain.lines else None
     try:
         line = msgspec.convert(entry, Line)
@@ -147,7 +147,7 @@ def _follow(chain: Chain, entry: dict[str, Any], source: str) -> None:
 
 
 def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
-    """Compare the checkpoint in ``folder`` with its line; add its line if only the checkpoint holds it."""
+    """Compare the checkpoint in ``folder`` with its line; add the line if the journal lacks it."""
     if problem := damage(folder):
         chain.problems.append(f"{folder}: is damaged ({problem})")
         return
@@ -170,13 +170,13 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
         if entry:
             chain.problems.append(f"{folder}: {source} has no line for it: it was changed or cut")
         else:
-            chain.sound.append(step)  # of an earlier version
+            chain.sound.append(step)  # written by an earlier version
     else:
         chain.problems.append(f"{folder}: is not in the chain of {source}, which goes on after its step")
 
 
 def _numbers(lines: Sequence[Line], entries: Sequence[Mapping[str, Any]], source: str) -> Iterator[str]:
-    """Yield the problem with the journal's numbers up to the first line that they do not agree with."""
+    """Yield a problem for the first line whose digest differs from that of the journal's numbers."""
     numbers, wanted = Numbers(), {line.numbers[0] for line in lines}
     marks = {0: numbers.mark()}
     for entry in entries:
@@ -207,7 +207,7 @@ def _other_files(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
 
 
 def _links(run: RunDirectory) -> Iterator[str]:
-    """Yield a problem for each link to a checkpoint's weights that is something else."""
+    """Yield a problem for each link to a checkpoint's weights that is not such a link."""
     for path in (run.path / "best.safetensors", run.path / "last.safetensors"):
         if path.is_file() and not path.resolve().is_relative_to(run.checkpoints.resolve()):
             yield f"{path}: is not a link to a checkpoint's weights"

@@ -35,7 +35,7 @@ _NEEDED = ("model.safetensors", "training.safetensors", "state.json")
 
 
 class RunDirectory:
-    """The paths in one run directory; making this object creates no file."""
+    """The paths in one run directory; creating this object creates no files."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -62,7 +62,7 @@ class RunDirectory:
         return sorted(int(match[1]) for match in matches if match)
 
     def pointed(self, name: str) -> int | None:
-        """Return the step that ``last`` or ``best`` names; None if the file is missing or damaged."""
+        """Return the step that the file ``last`` or ``best`` names; None if it is missing or damaged."""
         try:
             text = read_text(self.checkpoints / name, POINTER, encoding="ascii", errors="replace")
         except OSError:
@@ -82,8 +82,8 @@ class RunDirectory:
     def link_weights(self, name: str, step: int | None) -> None:
         """Make ``name`` a link to the weights of ``step``'s checkpoint, or remove it if ``step`` is None.
 
-        Rankless does not read these links, so it is no error if one cannot be made, because the file system
-        has no links or the user has another file with its name.
+        Rankless does not read these links, so it is not an error if one cannot be made because the file
+        system has no links or the user has a file with that name.
         """
         path = self.path / name
         with suppress(OSError):
@@ -98,7 +98,7 @@ class RunDirectory:
             target = file.relative_to(self.path).as_posix()  # relative, so that a run can be moved
             if there != target:
                 new = path.with_name(f".{path.name}.tmp")
-                new.unlink(missing_ok=True)  # of a killed process
+                new.unlink(missing_ok=True)  # left by a killed process
                 new.symlink_to(target)
                 new.replace(path)
 
@@ -124,7 +124,7 @@ def beside(folder: Path, kind: str) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint; if this is interrupted, its remains are never taken for a checkpoint."""
+    """Remove a checkpoint; if this is interrupted, the remains are never taken for a checkpoint."""
     gone = beside(folder, "gone")
     remove_tree(gone)
     try:
@@ -187,12 +187,12 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def remains(run: RunDirectory) -> list[Path]:
-    """Return the checkpoints with temporary names from :func:`beside`."""
+    """Return the checkpoints that have temporary names from :func:`beside`."""
     return [path for path in run.checkpoints.glob(".step-*") if _LEFT.fullmatch(path.name)]
 
 
 def recover(run: RunDirectory) -> None:
-    """Restore complete checkpoints that a killed process left under temporary names; remove the others.
+    """Restore complete checkpoints that a killed process left under temporary names; remove other remains.
 
     No process may be writing to the run.
     """
@@ -271,7 +271,7 @@ def _darknet(target: Path) -> str:
 
 
 def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
-    """Return the best checkpoint, else the last one, else the newest existing one; None if there is none."""
+    """Return the best checkpoint, or else the last one, or else the newest existing one; None without any."""
     missed: list[str] = []
     for name in ("best", "last"):
         if (folder := _named(run, name)) is not None:
@@ -298,7 +298,7 @@ def _named(run: RunDirectory, name: str) -> Path | None:
 
 
 def dangling(run: RunDirectory, name: str) -> str:
-    """Return the problem with ``last`` or ``best`` if it names no existing checkpoint, else ``""``."""
+    """Return the problem if ``last`` or ``best`` names a missing checkpoint; else ``""``."""
     is_wrong = (run.checkpoints / name).exists() and _named(run, name) is None
     return _dangling(run, name) if is_wrong else ""
 

@@ -1,8 +1,8 @@
 """The journal of a run: one JSON object per line.
 
-Lines with ``step`` or ``evaluation`` hold numbers. They are the same however the run was interrupted and
-resumed, and occur once each; values that depend on the machine are under ``timing``. Lines with
-``checkpoint`` are the chain (:mod:`rankless.runs.chain`). Lines with ``event`` record events.
+Lines with ``step`` or ``evaluation`` hold numbers. Each occurs once, and they do not depend on interruptions
+of the run; values that depend on the machine are under ``timing``. Lines with ``checkpoint`` are the chain
+(:mod:`rankless.runs.chain`). Lines with ``event`` record events.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rankless.files.writing import keep_beside, write_atomically
 from rankless.printing import finite
 
 _TAIL = 1 << 16  # bytes
-_LONGEST = 1 << 30  # bytes of a line; the scores of a million classes take less
+_LONGEST = 1 << 30  # maximum bytes of a line; the scores of a million classes take less
 
 
 class Journal:
@@ -29,13 +29,13 @@ class Journal:
 
     Args:
         path: the file; created with its folder if missing.
-        step: number of steps done; numbers of later steps are removed, as they will be written again.
+        step: number of steps done; numbers of later steps are removed, because they will be written again.
         unscored: whether to also remove the evaluation after ``step``.
 
     Attributes:
         path: the file.
         left_out: number of damaged lines that were left out.
-        original: the copy of the unchanged journal, if any lines were left out.
+        original: the copy of the original journal, if any lines were left out.
         waiting: the bytes that could not be written so far.
     """
 
@@ -55,7 +55,7 @@ class Journal:
         self.append(line(entry))
 
     def append(self, lines: bytes) -> None:
-        """Append complete lines, after those that could not be written before."""
+        """Append complete lines, after any that could not be written before."""
         self.waiting += lines
         while self.waiting:
             self.waiting = self.waiting[self.file.write(self.waiting) :]
@@ -66,7 +66,7 @@ class Journal:
 
 
 def flush(path: Path) -> None:
-    """Wait until all lines of a journal are on the disk, whichever process wrote them."""
+    """Wait until all lines of a journal, from any process, are on the disk."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -88,7 +88,7 @@ class Follower:
         self.path, self._offset, self._file = path, 0, 0
 
     def was_cut(self) -> bool:
-        """Check whether a resumed run has replaced lines already read; then :meth:`entries` starts over."""
+        """Check whether a resumed run has replaced lines already read; if so, :meth:`entries` starts over."""
         state = self.path.stat()
         cut = bool(self._offset) and (state.st_ino != self._file or state.st_size < self._offset)
         self._offset, self._file = 0 if cut else self._offset, state.st_ino
@@ -105,7 +105,7 @@ class Follower:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Yield every line with its entry, None if damaged; an incomplete last line is left out."""
+    """Yield every line except an incomplete last one, with its entry or, if it is damaged, None."""
     with io.BufferedReader(reading.opened(path)) as file:
         while line := file.readline(_LONGEST):
             whole = line.endswith(b"\n")
@@ -123,7 +123,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int]:
-    """Return the lines up to ``step``, the number of steps and evaluations in them, and of damaged lines."""
+    """Return the lines up to ``step``, and their numbers of steps and evaluations and of damaged lines."""
     lines, damaged, numbers, last = list[str](), 0, 0, [0, 0]
     for text, entry in _lines(path):
         if entry is None:
@@ -137,7 +137,7 @@ def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int
 
 
 def soundness(path: Path, step: int, *, unscored: bool) -> tuple[int, int, int]:
-    """Return a rating of a copy for a run that continues after ``step``; a greater one is better.
+    """Rate a copy of the journal for a run that continues after ``step``; a greater rating is better.
 
     The copy with more steps and evaluations is better, then the one with fewer damaged lines, then the longer
     one.
@@ -171,7 +171,7 @@ def _entry(text: str) -> dict[str, Any] | None:
 
 
 def tail(path: Path) -> list[dict[str, Any]]:
-    """Return the last entries of a journal of any length, back to at least one step."""
+    """Return a journal's last entries, including at least one step, without reading all of it."""
     with reading.opened(path) as file:
         end, reach = file.seek(0, os.SEEK_END), _TAIL
         while True:
@@ -181,11 +181,11 @@ def tail(path: Path) -> list[dict[str, Any]]:
             entries = [entry for line in lines if (entry := _entry(line.decode("utf-8", "replace")))]
             if not start or any("step" in entry for entry in entries):
                 return entries
-            reach *= 8  # for the scores of many classes
+            reach *= 8  # long enough for the scores of many classes
 
 
 def append(path: Path, **entry: Any) -> None:
-    """Append one line to a journal that no process has open, removing an incomplete last line."""
+    """Append one line to a journal that no process has open; remove an incomplete last line first."""
     with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         while end:
@@ -200,7 +200,7 @@ def append(path: Path, **entry: Any) -> None:
 
 
 def death(path: Path) -> str | None:
-    """Return the text of a journal's last entry if that is a death, else None."""
+    """Return the text of a journal's last entry if the entry is a death; else None."""
     try:
         entries = tail(path)
     except OSError:
@@ -209,7 +209,7 @@ def death(path: Path) -> str | None:
 
 
 def ending(path: Path) -> str | None:
-    """Return a sentence on why a journal's run ended; None if the journal is missing or empty."""
+    """Return a sentence about why the run ended; None if the journal is missing or empty."""
     try:
         entries = tail(path)
     except OSError:
@@ -238,7 +238,7 @@ def last_step(path: Path) -> int:
 
 
 def numbers(path: Path) -> list[dict[str, Any]]:
-    """Return the entries that all runs of a recipe have in common, without events and timing."""
+    """Return the entries that are equal in all runs of a recipe, without events and timing."""
     return [
         {key: value for key, value in entry.items() if key != "timing"}
         for entry in read(path)

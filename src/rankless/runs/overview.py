@@ -34,7 +34,7 @@ class Overview:
     Attributes:
         run: the run directory.
         state: ``running``, ``finished``, ``stopped`` (on request), ``failed`` (by an error), ``died`` (a
-            process died), ``interrupted`` (its end was not recorded), ``new`` (no step was done), or ``on
+            process died), ``interrupted`` (the end was not recorded), ``new`` (no step was done), or ``on
             HOST`` for a run that another machine coordinates.
         step: number of steps done.
         steps: number of steps in the run; None if unknown.
@@ -83,7 +83,7 @@ def _within(folder: Path, depth: int) -> Iterator[RunDirectory]:
 
 
 def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
-    """Return the overview of one run; ``recipe`` has plain values, or none if it cannot be read."""
+    """Return the overview of one run; ``recipe`` has plain values, and is empty if it cannot be read."""
     entries: Sequence[dict[str, Any]] = []
     with suppress(OSError):
         entries = journal.tail(run.journal)
@@ -108,7 +108,7 @@ def steps_of(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) ->
     """Compute the number of steps in the run from one of its entries; None before the first step."""
     for entry in reversed(entries):
         if entry.get("step") and isinstance(entry.get("epoch"), float | int) and entry["epoch"] > 0:
-            # The epochs after a step are rounded to a millionth.
+            # An entry's number of epochs is rounded to a millionth.
             return math.ceil(int(recipe.get("epochs", 0)) * entry["step"] / entry["epoch"] - 1e-2) or None
     return None
 
@@ -161,13 +161,13 @@ def _score_name(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
     for entry in reversed(entries):
         if "evaluation" in entry:
             return name_of_best(best, entry["scores"])
-    # The last evaluation is before the part of the journal that was read.
+    # The last evaluation comes before the part of the journal that was read.
     usual = {"detect": "AP", "classify": "top1"}.get(str(recipe.get("task", "detect")))
     return usual if best == "auto" else best
 
 
 def _seconds(path: Path) -> float:
-    """Return the duration of all steps, without parsing lines, as a long run has a million."""
+    """Return the duration of all steps without parsing the lines, because a long run has a million."""
     try:
         with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             return sum(float(found[1]) for found in _SECONDS.finditer(text))

@@ -1,8 +1,8 @@
-"""The pace of a training and the fraction of time it waits, defined once for all displays."""
+"""The pace of a training and the fraction of time spent waiting, defined once for all displays."""
 
 from __future__ import annotations
 
-_LONGEST = 1e10  # seconds of a step; a journal may hold anything
+_LONGEST = 1e10  # maximum seconds of a step, because a journal may contain anything
 
 
 def speed_text(speed: float) -> str:
@@ -11,7 +11,7 @@ def speed_text(speed: float) -> str:
 
 
 class Pace:
-    """Sums over training steps, without evaluations and checkpoints, which happen between steps.
+    """Sums over training steps; evaluations and checkpoints, which happen between steps, are left out.
 
     The first step of a start is also left out, because loader processes start in it and PyTorch prepares its
     kernels.
@@ -29,7 +29,7 @@ class Pace:
         self.steps, self.seconds, self.waiting = 0, 0.0, 0.0
 
     def add(self, seconds: float, waited: float) -> None:
-        """Add a step of some seconds, with the fraction of them spent waiting for images."""
+        """Add a step with its seconds and the fraction of them spent waiting for images."""
         begins, self.begins = self.begins, False
         if begins or not 0 <= seconds < _LONGEST or not 0 <= waited <= 1:
             return

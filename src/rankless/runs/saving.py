@@ -1,4 +1,4 @@
-"""Announcement of a save in progress in the run directory, so that no launcher ends the saving process."""
+"""Announcement in the run directory of a save in progress, so that no launcher ends the process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NAME = ".saving"
 
 @contextmanager
 def announced(run: RunDirectory) -> Iterator[None]:
-    """Announce that this process saves into ``run`` while the block runs.
+    """Announce that this process saves into ``run`` within the block.
 
-    If the disk cannot take the announcement, the save itself reports that.
+    If the announcement cannot be written to the disk, the save itself reports the problem.
     """
     path = run.path / _NAME
     with suppress(OSError):
-        path.unlink(missing_ok=True)  # of a killed process, or a link that must not be followed
+        path.unlink(missing_ok=True)  # left by a killed process, or a link that must not be followed
         with path.open("x", encoding="ascii") as file:
             file.write(f"{os.getpid()} {os.uname().nodename}")
     try:

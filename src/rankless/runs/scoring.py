@@ -13,8 +13,8 @@ _AUTO = ("AP", "top1")
 def name_of_best(best: str, scores: Mapping[str, Any]) -> str | None:
     """Return the entry of ``scores`` that ``evaluate.best`` names; None if there is none.
 
-    A custom task defines its own score for ``auto``, which the journal does not record. Then this is the
-    first number other than the loss.
+    A custom task defines its own score for ``auto``, which the journal does not record; the first number
+    other than the loss is returned instead.
     """
     numbers = [name for name, value in scores.items() if isinstance(value, float | None)]
     wanted = [*_AUTO, *(name for name in numbers if name != "loss")] if best == "auto" else [best]

@@ -1,4 +1,4 @@
-"""The record of a run's starts, ``environment.json``: each start's hardware and software, the newest last."""
+"""The record of a run's starts, ``environment.json``: the hardware and software of each, newest last."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from rankless.files.reading import MIB, read_text, reason
 
-# These change no number: the recipe sets the threads, and Python only calls the libraries that compute.
+# These do not affect numbers: the recipe sets the threads, and Python only calls the libraries that compute.
 WITHOUT_EFFECT = re.compile(r".*_NUM_THREADS|OMP_.*|KMP_.*|GOMP_.*|CUDA_VISIBLE_DEVICES|python")
 MAY_DIFFER = ("python", "NVIDIA driver")
 """The versions that may differ between ranks."""
 _SECTIONS = ("hardware", "instruction_set", "versions", "variables")
-_LONGEST = 64 * MIB  # some 20,000 starts
+_LONGEST = 64 * MIB  # enough for about 20,000 starts
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], str]:
@@ -35,7 +35,7 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def facts(start: Mapping[str, Any]) -> dict[str, str]:
-    """Return what decides the bits of a start's numbers, by names such as ``versions.torch``."""
+    """Return the values that can affect a start's bits, by names such as ``versions.torch``."""
     sections = {name: start[name] for name in _SECTIONS if isinstance(start.get(name), dict)}
     return {
         f"{section}.{name}": str(value)

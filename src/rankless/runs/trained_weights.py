@@ -19,7 +19,7 @@ _EXPORTS = {
 
 
 def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
-    """Return the weights file of a target as :func:`rankless.runs.directory.weights_of`; refuse exports."""
+    """Return a target's weights file like :func:`rankless.runs.directory.weights_of`, but refuse exports."""
     path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
         raise UserError(
@@ -30,7 +30,7 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
         with opened(path) as file:
             what = not_safetensors(path, file.read(9))
     except OSError:
-        what = ""  # the reader of the file reports it
+        what = ""  # the file's reader reports this
     if what:
         raise UserError(f"{path}: is not a readable weights file: {what}")
     return path

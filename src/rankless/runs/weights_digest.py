@@ -1,4 +1,4 @@
-"""The digest of a weights file from its bytes, so that a list of runs need not import PyTorch."""
+"""The digest of a weights file, computed from its bytes so that listing runs does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-_LONGEST = 1 << 24  # bytes of a header
+_LONGEST = 1 << 24  # maximum bytes of a header
 _CHUNK = 1 << 20
 
 

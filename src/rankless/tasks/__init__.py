@@ -1,4 +1,4 @@
-"""Tasks: each has a model, a loss, decoding and a metric; the engine knows only their protocol."""
+"""Tasks: each has a model, a loss, decoding and a metric. The engine knows only their protocol."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def open_task(recipe: Recipe, class_names: Sequence[str] | None = None, *, expor
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
-    """Return a self-contained recipe, with values resolved that depend on local files or the data."""
+    """Return a self-contained recipe: values that depend on local files or the data are resolved."""
     if recipe.task in BUILT_IN_TASKS:
         recipe = replace(recipe, data=_resolved_data(recipe.data))
     if recipe.task == "detect":
@@ -54,7 +54,7 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 
 def _resolved_data(data: Data) -> Data:
-    """Resolve a data set's name to its folder, a file of class names to the names, and the training split."""
+    """Resolve a data set's name to its folder, a file of class names to its names, and the training split."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.class_choice import class_list
     from rankless.data.datasets.open_split import split_to_train_on
@@ -81,7 +81,7 @@ def data_digest(recipe: Recipe) -> str | None:
 
 
 def _read_data(recipe: Recipe) -> None:
-    """Read new data in this process, so that progress shows and can be interrupted; ranks use the cache."""
+    """Read new data in this process, which shows progress and can be interrupted; ranks use the cache."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.open_split import open_annotations, without_boxes
 

@@ -19,6 +19,6 @@ def unknown_best(recipe: Recipe, names: Sequence[str]) -> Iterator[str]:
 
 
 def best_score(recipe: Recipe) -> str:
-    """Return the name of the score that chooses the best weights; ``score`` stands for a custom task's."""
+    """Return the name of the score that chooses the best weights; ``score`` means a custom task's score."""
     usual = {"detect": "AP", "classify": "top1"}.get(recipe.task, "score")
     return usual if recipe.evaluate.best == "auto" else recipe.evaluate.best

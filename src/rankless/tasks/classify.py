@@ -1,4 +1,4 @@
-"""The task of classification: a network, its loss, its predictions and their scores."""
+"""The classification task: a network, its loss, its predictions, and their scores."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Classify:
         if class_names is None and (problems := [*unknown_best(recipe, self.score_names)]):
             raise UserError(problems)
         if class_names is None:
-            _ = self._loss  # report its problems now, not at the first step
+            _ = self._loss  # report the loss's problems now, not at the first step
 
     def model(self) -> nn.Module:
         """Build the bare model on the CPU, freshly initialized from torch's global generator."""
@@ -80,7 +80,7 @@ class Classify:
         images = self.network_input(batch.images)
         transforms = TTA[self.recipe.evaluate.tta]
         every = [model(transformed(images, one)).float().log_softmax(1) for one in transforms]
-        # The mean of the probabilities; without TTA exactly the model's probabilities.
+        # The mean of the probabilities; without TTA, exactly the model's probabilities.
         logs = (every[0] if len(every) == 1 else mean_of_logs(every)).cpu()  # (B, C)
         missing = {one.index for one in batch.unreadable}
         # Copies, because a view would send the complete batch to another rank.
@@ -99,7 +99,7 @@ class Classify:
         return topk_scores(logs[readable], self.evaluation_data().labels()[readable], self.class_names)
 
     def report_details(self, predictions: Sequence[Classification]) -> dict[str, Any]:
-        """Return details for the report of the predictions that were scored."""
+        """Return details of the scored predictions for the report."""
         details = of_classifications(self.evaluation_data(), predictions, self.class_names)
         return details | {"training": self._training_images}
 
@@ -175,6 +175,6 @@ class Classify:
 
 @lru_cache(maxsize=8)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    """Return one number per channel, (C, 1, 1), copied to the device once, as a transfer stalls the host."""
+    """Return one number per channel, (C, 1, 1), copied to the device once: a transfer stalls the host."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device).view(-1, 1, 1)

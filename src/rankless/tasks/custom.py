@@ -1,7 +1,7 @@
 """Custom tasks: ``package.module:Class`` or ``path/to/file.py:Class`` in a recipe.
 
 A file outside of a package, such as a script, is imported under a private name that encodes its path. Every
-process that needs one of its classes, such as a loader, can then import it.
+process that needs one of its classes, such as a loader process, can then import the file.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def open_custom(recipe: Recipe) -> Task:
 
 
 def refuse_unasked(task: str, source: Path) -> None:
-    """Refuse to run a custom task's code if a weights file of unknown origin names it, not the user."""
+    """Refuse to run a custom task's code unless the user, not just a weights file, names the task."""
     if task not in BUILT_IN:
         raise UserError(
             f"{source}: its recipe names the task '{printable(task)}', whose code would be run; if you trust "
@@ -74,7 +74,7 @@ def absolute(task: str) -> str:
 
 
 def name_of(task: type | str, kind: str = "task") -> str:
-    """Return the name by which other processes can import a class; a name is returned unchanged.
+    """Return a name with which other processes can import a class; a name is returned unchanged.
 
     ``kind``, for messages, is ``task`` or ``sink``.
     """
@@ -105,7 +105,7 @@ def name_of(task: type | str, kind: str = "task") -> str:
 
 
 def refuse_while_opening() -> None:
-    """Refuse to start a training during the import of a task."""
+    """Refuse to start a training while a task is being imported."""
     if _opening:
         raise UserError(
             "a training was started by importing the task: the ranks import the file that holds it; put the "
@@ -124,7 +124,7 @@ def _no_training() -> Iterator[None]:
 
 
 def load_class(task: str, kind: str) -> Any:
-    """Import the class that ``package.module:Class`` or ``file.py:Class`` names, a task or a sink."""
+    """Import a task's or sink's class, named ``package.module:Class`` or ``file.py:Class``."""
     origin, _, name = task.rpartition(":")
     if not origin:
         known = f"{' or '.join(map(repr, BUILT_IN))}, or for a task of your own " if kind == "task" else ""
@@ -150,7 +150,7 @@ def _is_file(origin: str) -> bool:
 
 
 def _module(name: str, task: str) -> ModuleType:
-    # As with `python -m`, a user's module is in the working directory.
+    # As with `python -m`, a user's module may be in the working directory.
     _look_in(Path.cwd())
     try:
         return importlib.import_module(name)

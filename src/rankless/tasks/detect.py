@@ -128,7 +128,7 @@ class Detect:
         return coco_scores(predictions, [as_truth(each) for each in truths], self.class_names)
 
     def report_details(self, predictions: Sequence[Detections]) -> dict[str, Any]:
-        """Return details for the report of the predictions that were scored."""
+        """Return details of the scored predictions for the report."""
         details = of_detections(self.evaluation_data(), predictions, self.class_names)
         return details | ({"training": self._training_boxes} if self._training_boxes else {})
 
@@ -212,7 +212,7 @@ class Detect:
         finite = boxes.isfinite().all(1)
         boxes, candidates = to_source(boxes[finite], letterbox), candidates[finite]
         confidence, labels = flat[candidates], candidates % classes
-        # Only better boxes remove a box: if enough of the best remain, the others need not be compared.
+        # Only better boxes remove a box, so if enough of the best remain, the others need not be compared.
         first = 4 * settings.detections
         while True:
             selected = nms(
@@ -223,9 +223,10 @@ class Detect:
                 threshold=settings.iou,
                 class_agnostic=settings.class_agnostic,
             )
-            # After NMS, as in Darknet: clipped boxes overlap more and would remove boxes that Darknet keeps.
+            # Clip after NMS, as in Darknet: clipped boxes overlap more and would remove boxes that Darknet
+            # keeps.
             inside = clipped(boxes[selected], letterbox)
-            visible = (inside[:, 2:] > inside[:, :2]).all(1)  # not only in the gray margin
+            visible = (inside[:, 2:] > inside[:, :2]).all(1)  # not just in the gray margin
             inside, selected = inside[visible], selected[visible]
             if len(selected) >= settings.detections or first >= len(boxes):
                 break
@@ -259,7 +260,7 @@ def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
 
 
 def resolve_detection(recipe: Recipe) -> Recipe:
-    """Replace a cfg file's path by its text, and anchors ``kmeans`` by the fitted ones."""
+    """Replace a cfg file's path with its text, and ``kmeans`` anchors with the fitted ones."""
     model = cast(model_kinds.AnyModel, zoo.spec(recipe.model, recipe.loss).self_contained())
     if isinstance(model, model_kinds.YoloModel) and model.anchors == "kmeans":
         task = Detect(replace(recipe, model=model))

@@ -1,4 +1,4 @@
-"""Checks that a step or an image fits into memory, before it is computed."""
+"""Checks that a step or an image fits into memory, made before computing it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rankless.recipe.schema import Recipe
 
 
 def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[int] = ()) -> None:
-    """Refuse a recipe if even a lower bound of one micro-batch's memory does not fit.
+    """Refuse a recipe if even a lower bound of a micro-batch's memory exceeds what is available.
 
     ``size`` is the input's (height, width) in pixels; ``outputs`` is the number of output values of each
     layer for one image that the gradient needs, if known.
     """
     micro, (height, width) = recipe.batch.micro, size
     number = 4 if recipe.precision == "fp32" else 2  # bytes
-    saved = 0 if recipe.model.freeze else sum(outputs)  # a frozen backbone saves nothing
+    saved = 0 if recipe.model.freeze else sum(outputs)  # a frozen backbone stores nothing
     remedy = "give a smaller batch.micro or model.image_size"
-    if recipe.model.checkpointing:  # blocks keep different amounts
+    if recipe.model.checkpointing:  # blocks keep different amounts of memory
         saved = max(outputs, default=0)
     else:
         remedy += ", or model.checkpointing=true"
@@ -35,7 +35,7 @@ def refuse_giant_step(recipe: Recipe, size: tuple[int, int], outputs: Sequence[i
 
 
 def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int] = ()) -> None:
-    """Refuse a model if even a lower bound of the memory for predicting one image does not fit.
+    """Refuse a model if even a lower bound of the memory to predict one image exceeds what is available.
 
     ``size`` is the input's (height, width) in pixels; ``outputs`` is the number of output values of each
     layer for one image, if known. The error names ``source``, the weights file.

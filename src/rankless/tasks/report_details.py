@@ -25,14 +25,14 @@ from rankless.metrics.coco_matching import IGNORED, RIGHT
 from rankless.metrics.detection_details import SIDES, detection_details
 from rankless.structures import Classification, Detections, Sample
 
-if TYPE_CHECKING:  # it imports torchvision, which detectors do not need
+if TYPE_CHECKING:  # this imports torchvision, which detectors do not need
     from rankless.data.datasets.classification import ClassificationExamples
 
 EXAMPLES = 6
 """Number of best images to store, and of worst images."""
 _SIDE = 384  # pixels of the longer side of a stored image
 _QUALITY = 80
-_MOST_BOXES = 100  # per stored image
+_MOST_BOXES = 100  # boxes per stored image
 _LIKELIEST = 3  # classes per stored image
 
 
@@ -66,7 +66,7 @@ def as_truth(truth: GroundTruth) -> Truth:
 def _by_image(
     matches: Matches, images: int, threshold: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return each image's F1, errors and right detections at the threshold, (images,).
+    """Return each image's F1, errors and correct detections at the threshold, each of shape (images,).
 
     F1 is NaN if an image has no boxes.
     """
@@ -84,7 +84,7 @@ def _by_image(
 def _chosen(
     scores: NDArray[np.float64], errors: NDArray[np.int64], hits: NDArray[np.int64]
 ) -> list[tuple[str, int]]:
-    """Choose the images to store: the worst by lowest F1, then errors; the best by highest F1, then hits."""
+    """Choose the images to store: the worst by low F1, then errors; the best by high F1, then hits."""
     order = np.lexsort((np.arange(len(scores)), -errors, np.nan_to_num(scores, nan=2.0)))
     worst = [at for at in order.tolist() if errors[at] > 0][:EXAMPLES]
     order = np.lexsort((np.arange(len(scores)), -hits, -np.nan_to_num(scores, nan=-1.0)))
@@ -93,7 +93,7 @@ def _chosen(
 
 
 def _shown(images: ImageSource[Any], index: int) -> dict[str, Any] | None:
-    """Return a small JPEG of an image as base64, its name and its size; None if it cannot be read again."""
+    """Return an image as a small base64 JPEG with its name and size; None if it cannot be read again."""
     try:
         value: Sample | Tensor = images.read(index)
     except (UnreadableImage, UserError, OSError):
@@ -108,7 +108,7 @@ def _shown(images: ImageSource[Any], index: int) -> dict[str, Any] | None:
 
 
 def _boxes(image: ImageBoxes, truth: GroundTruth, threshold: float) -> dict[str, Any]:
-    """Return an image's boxes as rows of x1, y1, x2, y2 (fractions of the image's size), class and state.
+    """Return an image's boxes as rows: x1, y1, x2, y2 (fractions of the image's size), class and state.
 
     The state of an object is 1 if it was found, 0 if it was missed and 2 if it does not count. A detection
     has its score and its state: 1 if it is right, 0 if it is wrong and 2 if it does not count.
@@ -132,7 +132,7 @@ def _rows(
 
 
 def boxes_of_training(training: DetectionExamples, classes: int) -> dict[str, Any] | None:
-    """Count the boxes of the training data by class and size; None if that needs reading the images."""
+    """Count the boxes of the training data by class and size; None if this would require reading images."""
     if not isinstance(training.images, BoxedImages):
         return None
     known = training.images.annotations

@@ -1,4 +1,4 @@
-"""Trained models for their tasks, from weights files or exported files."""
+"""Trained models of tasks, from weights files or exported files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_exported(loaded: Weights) -> bool:
 
 
 def warnings(loaded: Weights, source: str) -> list[str]:
-    """Return warnings about properties of the loaded weights that lower the scores."""
+    """Return warnings about properties of the loaded weights that reduce scores."""
     if not isinstance(loaded, Exported) or not loaded.nms:
         return []
     return [
@@ -54,7 +54,7 @@ def warnings(loaded: Weights, source: str) -> list[str]:
 
 
 def hints(scores: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Return advice if a detector found no objects and its uncertain detections were dropped."""
+    """Return advice for a detector that found no objects because uncertain detections were dropped."""
     usual, confidence = Evaluate.confidence, recipe.evaluate.confidence
     if recipe.task != "detect" or scores.get("AR100") != 0 or confidence <= usual:
         return []

@@ -1,6 +1,6 @@
 """Test-time augmentation: transforms of the inputs, and their inverses on boxes.
 
-Every transform depends only on its input, so an image's result is the same in any batch and on any rank.
+A transform depends only on its input, so an image's result is the same in any batch and on any rank.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ all_gather_single: Callable[..., Any] = (
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 )
 
-# 2.13 renamed the switch of DistributedDataParallel that keeps it from broadcasting buffers.
+# 2.13 renamed the option of DistributedDataParallel that stops it from broadcasting buffers.
 NO_BUFFER_BROADCAST: dict[str, Any] = next(
     {name: False}
     for name in ("forward_sync_buffers", "broadcast_buffers")
@@ -38,7 +38,7 @@ def innermost_store(store: dist.Store) -> dist.Store:
     return store
 
 
-# Not public in any release: the store of the default process group.
+# The store of the default process group is not public in any release.
 default_store: Callable[[], dist.Store] = distributed_c10d._get_default_store
 
 
@@ -46,7 +46,7 @@ default_store: Callable[[], dist.Store] = distributed_c10d._get_default_store
 def quiet_output() -> Iterator[None]:
     """Discard the standard output, including that of C++ libraries.
 
-    Gloo of 2.9 prints a message about connected ranks there, which would break a command's JSON.
+    Gloo in PyTorch 2.9 prints a message about connected ranks there, which would break a command's JSON.
     """
     try:
         output = os.dup(1)
@@ -67,7 +67,7 @@ _SETTINGS: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldn
 
 
 def set_tf32(allowed: bool) -> Callable[[], None]:
-    """Set whether CUDA may round factors of float32 products to TF32; other devices never round.
+    """Set whether CUDA may round the factors of float32 products to TF32; other devices never do.
 
     2.9 added `fp32_precision`. The older switches are set as well, because reading them raises an error if
     the two disagree.
@@ -93,7 +93,7 @@ def set_tf32(allowed: bool) -> Callable[[], None]:
 
 def _older_tf32() -> tuple[str, bool] | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # reading them is deprecated, too
+        warnings.simplefilter("ignore")  # reading them is also deprecated
         try:
             return torch.get_float32_matmul_precision(), bool(cudnn.allow_tf32)
         except RuntimeError:  # the two kinds of switches disagree

@@ -1,8 +1,8 @@
 """Sums of the ranks' values along a fixed tree, with the same bits for any number of ranks.
 
-Every rank holds the sums of the largest complete nodes over its micro-batches. An all-to-all distributes the
+Every rank holds the sums of the largest complete nodes over its micro-batches. An all-to-all distributes
 shards of these sums, each rank adds up one shard in tree order, and an all-gather collects the totals. If
-every rank has the same number of micro-batches and that is a power of two, a rank holds one node and sends as
+every rank has the same number of micro-batches, which is a power of two, a rank holds one node and sends as
 many bytes as in a ring all-reduce.
 """
 
@@ -16,18 +16,18 @@ from torch import Tensor
 from rankless.world.transport import PROCESS_GROUP, Transport, Work
 from rankless.world.tree import Fold, Node, own_micro_batches, owned_nodes
 
-# Largest message to one rank over gloo. A rank sends its data and its readiness to receive over the same
-# connection, so a large message would delay the latter and leave the other direction of the link idle.
+# Largest message to one rank over gloo. A rank signals that it is ready to receive over the connection on
+# which it sends data, so a large message would delay the signal and leave the link's other direction idle.
 MESSAGE_BYTES = 2**20
 
 
 def add_in_place(left: Tensor, right: Tensor) -> Tensor:
-    """Add ``right`` to ``left`` of the same shape in place, and return it."""
+    """Add ``right`` to ``left``, which has the same shape, in place; return ``left``."""
     return left.add_(right)
 
 
 class Exchange:
-    """The layout of the tree's nodes on ranks, which adds up the ranks' values along the tree.
+    """A sum of the ranks' values along the tree, whose nodes are distributed over the ranks.
 
     Attributes:
         own: the micro-batches of this rank.
@@ -76,7 +76,7 @@ class Exchange:
         return pending.result
 
     def gather(self, value: int) -> list[int]:
-        """Return every rank's number, in rank order."""
+        """Return every rank's number in rank order."""
         if self.size == 1:
             return [value]
         gathered = torch.empty(self.size, dtype=torch.long)
@@ -110,7 +110,7 @@ class Pending:
     def combine_if_there(self) -> bool:
         """Combine the other ranks' parts if they have arrived; return whether they are combined.
 
-        If the transport does not order gathers separately, wait for the parts, so that all ranks keep one
+        If gathers must keep the order of other operations, wait for the parts, so that all ranks use the same
         order.
         """
         if self.work and self.layout.transport.gathers_apart and not self.work.is_completed():
@@ -135,7 +135,7 @@ class Pending:
         even = self.shard * layout.size == self.result.numel()
         self.gathered = self.result if even else self.result.new_empty(self.shard * layout.size)
         self.work = layout.transport.all_gather(self.gathered, shard)
-        self.sent = shard  # must live until the gather is done
+        self.sent = shard  # must be kept until the gather is done
 
     def finish(self) -> None:
         """Wait for the total and write it to the result."""

@@ -1,4 +1,4 @@
-"""Batch norm over several micro-batches as one batch, as an autograd function."""
+"""Batch norm that treats several micro-batches as one batch, as an autograd function."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def is_recomputed() -> bool:
 
 
 class GlobalNorm(torch.autograd.Function):
-    """A micro-batch's part of a batch norm over all micro-batches (Ioffe & Szegedy 2015).
+    """One micro-batch's part of a batch norm over all micro-batches (Ioffe & Szegedy, 2015).
 
-    Every micro-batch has a separate graph. In both passes it waits in the norm for the others.
+    Every micro-batch has a separate graph, and waits in the norm for the others in both passes.
     """
 
     @staticmethod

@@ -3,7 +3,7 @@
 The kernel's keepalive probes turn a cut cable into an error within seconds. Without them, a rank would wait
 for the process group's timeout of half an hour. Interruptions of a few seconds cause no error.
 
-Gloo keeps listening and accepts every connection; a few thousand connections would end the process.
+Gloo keeps listening and accepts every connection, and a few thousand connections would end the process.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def watch_connections(*, all_are_read: bool) -> int:
 
     Args:
         all_are_read: whether receivers read all data at once, as with gloo. Unacknowledged data is then an
-            error, too. With NCCL a receiver may block the sender, and the kernel would mistake a full buffer
-            for a lost machine.
+            error as well. With NCCL, a receiver may block the sender, and the kernel would mistake a full
+            buffer for a lost machine.
 
     Returns:
         The number of connections; 0 if the system does not list a process's files (macOS).
@@ -55,7 +55,7 @@ def listening() -> set[int]:
 
 
 def take_no_more(known: Set[int]) -> None:
-    """Let the kernel reject new connections to listening sockets, except the ``known`` ones.
+    """Let the kernel reject new connections to listening sockets other than the ``known`` ones.
 
     This has no effect if the system does not list a process's files (macOS).
     """

@@ -18,7 +18,7 @@ Note = dict[str, Any]
 
 
 class Notes:
-    """One note per rank about how it ended; create it while the process group exists."""
+    """One note per rank about how it ended; create this object while the process group exists."""
 
     def __init__(self, world: World) -> None:
         self.world, self.store = world, default_store()
@@ -29,7 +29,7 @@ class Notes:
             self.store.set(f"{_KEY}/{self.world.rank}", json.dumps(note))
 
     def wait(self, seconds: float, enough: Callable[[Sequence[Note]], bool]) -> list[Note]:
-        """Return the notes in rank order once they are ``enough``, or those found after ``seconds``."""
+        """Return the notes in rank order once ``enough`` accepts them, or all found after ``seconds``."""
         until = time.monotonic() + seconds
         found: dict[int, Note] = {}
         with suppress(RuntimeError, ValueError):  # the store is gone

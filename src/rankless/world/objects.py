@@ -1,7 +1,7 @@
 """Serialization of values that ranks send each other: JSON for the structure, raw bytes for arrays.
 
-Nothing is unpickled: received bytes can only create plain values, arrays, and instances of data classes that
-this process has already loaded, without calling their methods. Packing refuses all other types. The layout is
+Nothing is unpickled: received bytes can only create plain values, arrays, and, without calling any method,
+instances of data classes that this process has already loaded. Packing refuses all other types. The layout is
 the length of the JSON (8 bytes), the JSON, then the arrays in the order of the JSON. Each array begins at a
 multiple of 16 bytes, so that it can be used without a copy.
 """
@@ -27,7 +27,7 @@ SENDABLE = (
 )
 
 _ALIGNED = 16
-_PLAIN = 2**63  # integers below it are JSON numbers
+_PLAIN = 2**63  # integers below this are JSON numbers
 _KINDS = "biufcmMSU"  # NumPy's types without references and fields
 _SCALARS = _KINDS.rstrip("SU")  # NumPy strips trailing zeros of a text scalar
 _BITS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bool")
@@ -93,7 +93,7 @@ def check(value: Any) -> None:
 
 
 class _Writer:
-    """A converter of values to JSON nodes, in which every list begins with the name of its type.
+    """A converter of values to JSON nodes; every list in a node begins with the name of its type.
 
     Attributes:
         blobs: the bytes of arrays (uint8) that follow the JSON, in order.
@@ -112,7 +112,7 @@ class _Writer:
             raise UnsendableError("nested too deeply, or a part of itself") from None
 
     def node(self, value: Any) -> Any:
-        """Return the node of ``value``; match exact types, because a subclass would come back as its base."""
+        """Return the node of ``value``; match exact types, or a subclass would be unpacked as its base."""
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -287,7 +287,7 @@ def _is_data(made: type) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether JSON preserves the text; it would merge a pair of surrogates into one character."""
+    """Return whether JSON preserves the text; it merges a pair of surrogates into one character."""
     try:
         value.encode()
     except UnicodeEncodeError:

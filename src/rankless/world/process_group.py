@@ -36,8 +36,8 @@ from rankless.world.secret import prove, shared_key
 from rankless.world.transport import PROCESS_GROUP, Transport
 from rankless.world.tree import own_micro_batches
 
-# Long enough for the slowest scoring on rank 0. The loss of a peer does not take this long: a dead process
-# closes its connection, and TCP keepalive detects a machine that is cut off (world/keepalive).
+# Long enough for the slowest scoring on rank 0. Lost peers are noticed sooner: a dead process closes its
+# connection, and TCP keepalive detects a machine that is cut off (world/keepalive).
 TIMEOUT = timedelta(minutes=30)
 # The destructor of a file store writes to its file, and aborts the process if the disk is full.
 _UNDYING: list[dist.Store] = []
@@ -52,7 +52,7 @@ class World:
         size: number of ranks.
         device: the device of this rank.
         local_rank: index of this rank on its machine.
-        launcher_store: a store of the launcher that outlives the ranks; None if it has none.
+        launcher_store: the launcher's store, which outlives the ranks; None if it has none.
         local_size: number of ranks on this machine.
         inline: whether the training runs in the caller's process.
         transport: carries tensors to the other ranks.
@@ -74,7 +74,7 @@ class World:
 
     @property
     def is_first_here(self) -> bool:
-        """Whether this is the first rank of its machine, which writes the machine's copies of files."""
+        """Whether this is the first rank on its machine, which writes the machine's copies of files."""
         return self.local_rank == 0
 
     @property
@@ -83,7 +83,7 @@ class World:
         return self.transport.name
 
     def own_micro_batches(self, micro_batches: int) -> range:
-        """Return this rank's micro-batches of a step; raise a UserError if there are more ranks."""
+        """Return this rank's micro-batches of a step; raise a UserError if ranks outnumber micro-batches."""
         if self.size > micro_batches:
             raise UserError(
                 f"{self.size} devices, but a step has only "
@@ -106,7 +106,7 @@ class World:
             return self.transport.receive(rank)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """Return the ``value`` of rank ``source`` on every rank."""
+        """Return rank ``source``'s ``value`` on every rank."""
         if self.size == 1:
             return value
         is_source = self.rank == source
@@ -125,7 +125,7 @@ class World:
         return gathered
 
     def recall(self, key: str) -> str:
-        """Return the text stored by :meth:`remember`, even before a restart; "" if there is none."""
+        """Return the text that :meth:`remember` stored, possibly before a restart; "" if there is none."""
         return (
             self.launcher_store.get(key).decode()
             if self.launcher_store is not None and self.launcher_store.check([key])
@@ -133,7 +133,7 @@ class World:
         )
 
     def remember(self, key: str, text: str) -> None:
-        """Store a text for restarted ranks, if the launcher has a store that outlives them."""
+        """Store a text for restarted ranks if the launcher has a store that outlives them."""
         if self.launcher_store is not None:
             self.launcher_store.set(key, text)
 
@@ -193,7 +193,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
             store = private_store(store, rank, size) if alone else store
         _UNDYING.append(store)
         backend, key = _backend(store, rank, size, device), shared_key(store, rank)
-        if outer is not None and not alone and "nccl" in backend:  # NCCL's threads may not call into Python
+        if outer is not None and not alone and "nccl" in backend:  # NCCL's threads must not call into Python
             store = dist.PrefixStore(key.hex(), innermost_store(outer))
         before = listening()
         with quiet_output():
@@ -206,7 +206,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
                 _prove(PROCESS_GROUP.beside, key)
             take_no_more(before)
             PROCESS_GROUP.on_one_machine = alone and size > 1
-            watch_connections(all_are_read=True)  # gloo's and the store's; NCCL connects later
+            watch_connections(all_are_read=True)  # connections of gloo and the store; NCCL connects later
             launcher_store = None if launcher_store is None else of_this_job(launcher_store)
             local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
             yield World(rank, size, device, local_rank, launcher_store, here, inline)
@@ -242,9 +242,10 @@ def _device() -> torch.device:
 
 
 def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> str:
-    """Return NCCL for GPUs if each rank has a separate one; otherwise return gloo.
+    """Return NCCL if each rank has a GPU of its own; otherwise return gloo.
 
-    Ranks compare the UUIDs of their GPUs, because a cluster may show each rank a different single GPU.
+    Ranks compare the UUIDs of their GPUs, because a cluster may show each rank only one GPU, a different one
+    each.
     """
     if device.type == "cpu" or not dist.is_nccl_available():
         return "gloo"

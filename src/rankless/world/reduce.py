@@ -1,8 +1,8 @@
 """The sum of gradients over all micro-batches of a step, overlapped with the last backward pass.
 
 It uses a communication hook of ``DistributedDataParallel``. All micro-batches except the last run under
-``no_sync``, and their gradients are added along the tree. In the last one, each ready bucket is exchanged
-while the backward pass computes the next ones.
+``no_sync``, and their gradients are added along the tree. During the last backward pass, each bucket that is
+ready is exchanged while the next ones are computed.
 """
 
 # No `from __future__ import annotations` here: DDP checks the hooks' annotations as types.
@@ -41,7 +41,7 @@ class GradientSum:
         module: called for each micro-batch. If its parameters or their ``requires_grad`` change, create a new
             GradientSum.
         exchange: the layout of the tree's nodes on the ranks.
-        exact: whether to add along the fixed tree; otherwise the backend's all-reduce chooses the order.
+        exact: whether to add along the fixed tree; otherwise, the backend's all-reduce chooses the order.
         zero_unused: whether a missing gradient counts as zero. Otherwise it counts as NaN, which reaches the
             total on every rank, so that all ranks refuse the step.
 
@@ -59,7 +59,7 @@ class GradientSum:
         self.bare = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.number: dict[Tensor, int] = {p: number for number, p in enumerate(self.parameters)}
-        # The gradients before a backward pass with their versions, which increase where it adds to them.
+        # The gradients before a backward pass, with their versions, which increase if the pass adds to them.
         self.before: list[tuple[Tensor, int] | None] = [None] * len(self.number)
         # Buffers are not broadcast, because running statistics are summed along the tree.
         self.module = PlainDataParallel(
@@ -74,7 +74,7 @@ class GradientSum:
         self.fold: Fold[Gradients] = Fold(exchange.micro_batches, add_gradients)
         self.tail = Node(0, 0)
         self.waiting: list[Pending] = []
-        self.combined = 0  # number of combined exchanges in waiting
+        self.combined = 0  # number of combined exchanges in self.waiting
         self.promised: list[tuple[torch.futures.Future[Tensor], Tensor]] = []
         self.shared = share(exchange, self.parameters) if exact else None
         if exact and exchange.transport.gathers_apart:
@@ -97,7 +97,7 @@ class GradientSum:
 
     @contextmanager
     def micro_batch(self, leaf: int) -> Iterator[None]:
-        """Wrap the forward pass and :meth:`backward` of one own micro-batch; enter them in order."""
+        """Wrap the forward pass and :meth:`backward` of one of this rank's micro-batches; enter in order."""
         node = Node(0, leaf)
         if leaf == self.own.start:
             self.fold.stack.clear()
@@ -106,7 +106,7 @@ class GradientSum:
         elif not self.exact:
             node = Node(0, 0)
         elif leaf % 2 and self.fold.stack and self.fold.stack[-1][0] == Node(0, leaf - 1):
-            # Let autograd add to the gradients of the left sibling in place, which is left + right.
+            # Let autograd add to the left sibling's gradients in place, which computes left + right.
             self._set_gradients(self.fold.stack.pop()[1])
             node = Node(1, leaf // 2)
         self.tail, self.leaf = node, leaf
@@ -129,12 +129,13 @@ class GradientSum:
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of the micro-batch's loss, a scalar."""
         if self.leaf == self.own[-1]:
-            # Otherwise the bucket of an unused parameter never becomes ready, and the other ranks wait.
+            # Otherwise, the bucket of an unused parameter would never become ready, and other ranks would
+            # wait.
             loss = _Visit.apply(loss, *self.parameters)
         torch.autograd.backward(loss)
 
     def _unreached(self, numbers: Iterable[int]) -> list[int]:
-        """Return the parameters among ``numbers`` that the backward pass did not reach; record them."""
+        """Record and return the parameters among ``numbers`` that the backward pass did not reach."""
         before = self.before
         unused = [
             number
@@ -158,11 +159,11 @@ class GradientSum:
         for number, view in zip(numbers, views, strict=True):
             if number in unused:
                 view.fill_(self.missing) if self.before[number] is None else view.add_(self.missing)
-            self.before[number] = None  # the bucket has a copy
+            self.before[number] = None  # the bucket contains a copy
         return views
 
     def combine_arrived(self) -> None:
-        """Combine the started exchanges up to the first that has not arrived."""
+        """Combine the started exchanges, in order, up to the first whose parts have not arrived."""
         while self.combined < len(self.waiting) and self.waiting[self.combined].combine_if_there():
             self.combined += 1
 
@@ -200,7 +201,7 @@ class GradientSum:
 
 
 class _Visit(torch.autograd.Function):
-    """An identity of the loss with a backward pass that visits every parameter, even without a gradient."""
+    """An identity function of the loss whose backward pass visits every parameter, even unused ones."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The rendezvous of ranks: a private file on one machine, a TCP store on several.
 
-A store listens at one address only. Its values are read as plain bytes and never unpickled. All users can
-write to another launcher's store, so ranks on one machine use it only to agree on a private file.
+A store listens at only one address. Its values are read as plain bytes and never unpickled. Every user can
+write to the store of another launcher, so ranks on one machine use it only to agree on a private file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rankless.world.compat import innermost_store
 from rankless.world.secret import sealed
 
 _POLL = 0.05  # seconds
-_PREFIX, _FILE = "rankless-", "store"  # names of the folder and the file
+_PREFIX, _FILE = "rankless-", "store"  # the prefix of the folder's name, and the file's name
 _PATIENCE = 60.0  # seconds for a store to answer
 # The loopback interface by operating system.
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
@@ -73,13 +73,13 @@ def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
         except Exception as error:
             found.append(error)
 
-    # The client waits in C++, without handling signals, and without a timeout for the store's first answer.
+    # The client waits in C++ without handling signals, and has no timeout for the store's first answer.
     thread, listened = threading.Thread(target=connect, daemon=True), False
     thread.start()
     while not found:
         thread.join(_PATIENCE)
         listens = not found and network.listens(address, port)
-        if listens and listened:  # for the time between two checks
+        if listens and listened:  # also at the previous check
             raise UserError(
                 f"{address}:{port}: what listens there does not answer; expected the first rank of this job: "
                 "end the program if it is another one, or set MASTER_PORT to another port"
@@ -118,7 +118,7 @@ def loopback() -> str | None:
 def on_interface(name: str | None) -> Iterator[None]:
     """Restrict gloo and NCCL to one interface within this context, unless the user has set another.
 
-    None leaves the choice to gloo and NCCL. Gloo then uses the address of the host name.
+    If it is None, gloo and NCCL choose. Gloo then uses the address of the host name.
     """
     wanted = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
     added = {variable: value for variable, value in wanted.items() if variable not in os.environ}
@@ -147,12 +147,12 @@ def ranks_store(address: str, port: int, rank: int, alone: bool, timeout: timede
 
 
 def meet(outer: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:
-    """Return a part of the store ``outer`` that only the ranks of this start use.
+    """Return a part of the store ``outer`` that only this start's ranks use.
 
-    A launcher's store outlives the ranks, so values of an earlier start must not be mistaken for this one's.
+    A launcher's store outlives the ranks, and an earlier start's values must not be mistaken for this one's.
     No variable identifies a start, because agents on several machines count restarts differently. Therefore
-    every rank writes a random word, and rank 0 lists all words. When every rank has found its word in the
-    list, the list identifies the start.
+    every rank writes a random word, and rank 0 lists all words. A list in which every rank has found its word
+    identifies the start.
     """
     store = of_this_job(outer)
     word, until = uuid.uuid4().hex, time.monotonic() + timeout.total_seconds()
@@ -187,7 +187,7 @@ def of_this_job(outer: dist.Store) -> dist.Store:
 
 
 def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:
-    """Return a file store for ranks on one machine, in a folder that only their user can enter.
+    """Return a file store for ranks on one machine, in a folder that only the user can enter.
 
     Rank 0 announces the file in ``shared``, a store to which other users may write.
     """
@@ -207,7 +207,7 @@ def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:
 
 
 def _is_ours(file: Path) -> bool:
-    """Return whether the file is one that :func:`_private_file` creates, in a private folder of this user."""
+    """Check whether a file is as :func:`_private_file` creates it, in a private folder of this user."""
     folder = file.parent
     named = folder.parent in map(Path, _places()) and folder.name.startswith(_PREFIX) and file.name == _FILE
     return named and is_private(folder)

@@ -1,8 +1,8 @@
-"""Authentication of ranks by a secret of the job.
+"""Authentication of ranks by a secret that the job shares.
 
-Gloo accepts the first connection as the expected rank, and any user of the machine or network can connect. So
-each pair of ranks proves, over the connection it will use, that both know a secret. The secret is in a file
-that only the user can read, or in an environment variable.
+Gloo takes the first connection for the expected rank, and any user of the machine or network can connect.
+Therefore each pair of ranks proves, over the connection that it will use, that both know a secret. The secret
+is in a file that only the user can read, or in an environment variable.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class _Sealed(dist.Store):
 
 
 def shared_key(store: dist.Store, rank: int) -> bytes:
-    """Return the key of the ranks that share ``store``; without a secret, its readers know the key."""
+    """Return the key of the ranks that share ``store``; without a secret, the store's readers know it."""
     if not rank:
         store.set("key", secrets.token_hex(_LENGTH))
     return os.environ.get(VARIABLE, "").encode(errors="surrogateescape") + store.get("key")
 
 
 def prove(group: dist.ProcessGroup, key: bytes) -> None:
-    """Verify that every other rank of a connected CPU group knows ``key``; all its ranks must call this."""
+    """Verify that all other ranks of a connected CPU group know ``key``; all its ranks must call this."""
     rank, size = group.rank(), group.size()
 
     def proof(prover: int, verifier: int, challenge: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """The exchange of gradients between ranks on one machine through shared memory.
 
-A socket copies every byte several times. Here a rank copies its sums into shared memory once and sends one
-byte over the process group as a signal. The shards and the order of additions are those of
+A socket copies every byte several times. Here, a rank copies its sums into shared memory only once, and sends
+one byte over the process group as a signal. The shards and the order of additions are those of
 :mod:`rankless.world.exchange`.
 """
 
@@ -23,7 +23,7 @@ LINE = 64  # bytes of a cache line, the alignment of vectors
 
 
 class SharedMemory:
-    """The exchanges of a step through shared memory; every step must have the same ones in the same order.
+    """The exchanges of a step through shared memory; every step must have the same sequence of them.
 
     Args:
         layout: the layout of the tree's nodes on the ranks.
@@ -57,10 +57,11 @@ class SharedMemory:
 
 
 class _Ringing(Pending):
-    """An exchange through shared memory, which signals with one byte.
+    """An exchange through shared memory, signaled by one byte.
 
-    A rank starts the next step after all others have signaled their totals, so they have read its sums. It
-    writes a total after all others have signaled their sums, so they have read the previous step's total.
+    A rank starts the next step only after all others have signaled their totals: then they have read its
+    sums. It writes a total only after all others have signaled their sums: then they have read the previous
+    step's total.
     """
 
     def __init__(self, shared: SharedMemory, place: int, sums: Sequence[Tensor], result: Tensor) -> None:
@@ -150,7 +151,7 @@ def _anonymous_file(token: int, size: int) -> int:
         return -1
     try:
         os.ftruncate(file, size)
-    except OSError:  # a limit on the size of files
+    except OSError:  # files may have a size limit
         os.close(file)
         return -1
     return file

@@ -23,7 +23,7 @@ SIZES = tuple(1024 * 4**power for power in range(9))
 """Measured sizes in bytes, 1 KiB to 64 MiB."""
 _WAIT = timedelta(seconds=20)  # for one collective
 _BUDGET = 0.25  # seconds for one size of one collective after the first run
-_MOST = 2.0  # most seconds of one collective; larger sizes are left out
+_MOST = 2.0  # maximum seconds of one collective; larger sizes are left out
 _TIMES = 50
 _LONG = 0.5  # seconds; longer work is not repeated
 
@@ -130,7 +130,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def _slowest(times: Sequence[float]) -> float:
-    """Return the largest of all ranks' medians, the same number on every rank; ``times`` are sorted."""
+    """Return the largest of all ranks' medians, the same on every rank; ``times`` must be sorted."""
     seconds = torch.tensor(times[len(times) // 2], dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return float(seconds)

@@ -1,10 +1,10 @@
 """Batch norm over the global batch, for any number of ranks and micro-batches.
 
 A rank runs its micro-batches side by side: each has a thread and a replica of the module that shares the
-weights. Only one thread runs at a time. It runs until its next batch norm and waits there. When all have
-arrived, the norm is computed for all at once, with sums along the fixed tree, and the threads continue. The
-backward pass works the same way: every replica has a separate graph, and autograd runs it in the replica's
-thread. Thus it adds gradients in the same order as for a single micro-batch.
+weights. Only one thread runs at a time, until it reaches its next batch norm and waits there. When all have
+arrived, the norm is computed for all of them at once, with sums along the fixed tree, and the threads
+continue. The backward pass works the same way: every replica has a separate graph, which autograd runs in the
+replica's thread. Gradients are therefore added in the same order as for a single micro-batch.
 
 ``torch.nn.SyncBatchNorm`` supports neither micro-batches nor CPUs, and adds in the backend's order.
 """
@@ -42,7 +42,7 @@ def norms_over_batch(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
 
 
 class SideBySide:
-    """A runner of own micro-batches side by side, which synchronize at each batch norm.
+    """A runner of this rank's micro-batches side by side; they synchronize at each batch norm.
 
     Args:
         module: the model; each own micro-batch has a copy that shares the memory of parameters and buffers.
@@ -66,7 +66,7 @@ class SideBySide:
         self.norms = [norm for _, norm in named]
         # The norms in call order, which all ranks compare in the first run.
         self.order: list[int] = []
-        self.dtypes: list[torch.dtype] = []  # of the sums for each norm in order
+        self.dtypes: list[torch.dtype] = []  # dtype of each norm's sums, in order
         self.is_agreed = self.is_forward = False
         self.replicas = [_sharing_copy(module) for _ in exchange.own]
         self.device = next(module.parameters()).device
@@ -100,7 +100,7 @@ class SideBySide:
                 loss = forward(number)
                 self._follow(number, _END)
                 self.meet(number, _END, None, self._end_forward)
-                # Stay in this thread: in autograd's thread for the device the replicas would deadlock. The
+                # Stay in this thread: in autograd's thread for the device, the replicas would deadlock. The
                 # token has a zero gradient and makes the backward pass visit all norms.
                 with torch.autograd.set_multithreading_enabled(False):
                     torch.autograd.backward([loss, self.tokens[number] * 0])
@@ -127,7 +127,7 @@ class SideBySide:
         return [norm for norm, calls in zip(self.norms, self.calls, strict=True) if calls]
 
     def _follow(self, number: int, index: int) -> None:
-        """Check a replica's next norm or its end against the order, which replica 0 of the first run sets."""
+        """Check a replica's next norm, or its end, against the order that replica 0 set in the first run."""
         at = self.met[number]
         if number == 0 and not self.is_agreed and index != _END:
             self.order.append(index)
@@ -145,7 +145,7 @@ class SideBySide:
         self._compare(index, index)
 
     def _poison(self, at: int) -> None:
-        """Send NaN to the other ranks, which are adding up sums for a norm that this rank does not call."""
+        """Send NaN to the other ranks, which are summing for a norm that this rank does not call."""
         norm = self.norms[self.order[at]]
         sums = torch.full((norm.num_features + 1,), torch.nan, dtype=self.dtypes[at], device=self.device)
         self.exchange.total([sums.clone() for _ in self.replicas])
@@ -199,7 +199,7 @@ class SideBySide:
     ) -> Any:
         """Wait in norm ``index`` for the other replicas.
 
-        ``compute`` maps what all replicas brought to one result each; return that of replica ``number``.
+        ``compute`` turns the values of all replicas into one result each; return replica ``number``'s result.
         """
         self.brought[number] = index, brought
         if number == len(self.replicas) - 1:
@@ -222,7 +222,7 @@ class SideBySide:
         self._agree(index)
         self.calls[index] += 1
         norm = self.norms[index]
-        # A norm that is called several times averages over its calls.
+        # A norm that is called several times averages the statistics of its calls.
         momentum = float(norm.momentum or 0) / self.calls[index]
         check = partial(self.check, index)
         return measured(norm, momentum, self.exchange.total, check, wide)
@@ -267,7 +267,7 @@ class _Meeting:
 
 
 def _sharing_copy(module: nn.Module) -> nn.Module:
-    """Copy a module; share the memory of parameters and buffers, but not the gradients."""
+    """Copy a module so that the copy shares parameters' and buffers' memory, but not gradients."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()
     }

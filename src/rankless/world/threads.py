@@ -25,14 +25,14 @@ from rankless.world.transport import Work
 
 @dataclass
 class _Round:
-    """A collective operation: the tensors each rank posted, and the ranks that have read them."""
+    """A collective operation: the tensors that ranks have posted, and the ranks that have read them."""
 
     posted: dict[int, Any] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
 
 
 class Meeting:
-    """A shared place where the threads of one process exchange tensors."""
+    """A place where the threads of one process exchange tensors."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -101,7 +101,7 @@ class _Exchanged:
         self._meeting.take(self._number, self._rank, self._take)
 
     def is_completed(self) -> bool:
-        return False  # it completes in wait
+        return False  # completed in wait
 
 
 class ThreadTransport:

@@ -1,7 +1,7 @@
 """The transport of tensors between ranks, with an interface for both processes and threads.
 
-Every rank has one transport. This module has the transport for processes, and :mod:`rankless.world.threads`
-the one for threads.
+Every rank has one transport. The one for processes is in this module, the one for threads in
+:mod:`rankless.world.threads`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Transport(Protocol):
     """The transport of one rank; all ranks must start collective operations in the same order.
 
     Attributes:
-        waits: the time this rank has waited for others.
+        waits: counts the time that this rank waits for others.
         in_process: whether the ranks are threads of one process.
         on_one_machine: whether the ranks are processes on one machine, which can share memory.
         group: the process group for ``DistributedDataParallel``; None means the default group.
@@ -95,7 +95,7 @@ class GroupTransport:
     def gather_apart(self, timeout: timedelta) -> None:
         """Use separate connections for gathers over gloo; all ranks must call it.
 
-        NCCL needs the same order of kernels on all ranks, so two groups would have no benefit.
+        With NCCL, all ranks need the same order of kernels, so a second group would have no benefit.
         """
         if dist.get_backend() == "gloo" and dist.get_world_size() > 1:
             self.beside = cast(dist.ProcessGroup, dist.new_group(timeout=timeout))

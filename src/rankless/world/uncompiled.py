@@ -1,10 +1,9 @@
 """PyTorch's data-parallel wrapper, optimizers and modes without imports of its compiler.
 
-The originals import ``torch._dynamo`` or ``torch._inductor``, although their answers are constant without
-compiled code. This import takes longer than the rest of PyTorch, in every rank and at every restart: 4 s of
-CPU time for ``torch._dynamo`` of PyTorch 2.14 on a busy x86 machine. This module does not modify PyTorch; it
-has copies and subclasses. ``tests/world/test_uncompiled.py`` fails if a PyTorch release imports the compiler
-elsewhere.
+The originals import ``torch._dynamo`` or ``torch._inductor``, although nothing is compiled. In every rank and
+at every restart, this import takes longer than the rest of PyTorch: 4 s of CPU time for ``torch._dynamo`` of
+PyTorch 2.14 on a busy x86 machine. This module does not modify PyTorch; it contains copies and subclasses.
+``tests/world/test_uncompiled.py`` fails if a PyTorch release imports the compiler elsewhere.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class PlainAdamW(AdamW):
 
 
 class PlainDispatchMode(TorchDispatchMode):
-    """``TorchDispatchMode`` for code that is not compiled, which several threads may enter at the same time.
+    """``TorchDispatchMode`` for uncompiled code; several threads may enter it at the same time.
 
     The base class wraps its method for the compiler and keeps global flags for it.
     """
@@ -97,7 +96,7 @@ class _Answer(SimpleNamespace):
 
 
 class _Torch:
-    """The ``torch`` module with a stand-in for the compiler until that is imported."""
+    """The ``torch`` module, with a stand-in for the compiler until the compiler is imported."""
 
     _answer = _Answer(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
 
@@ -108,7 +107,7 @@ class _Torch:
 
 
 def _importing_nothing(function: Any) -> Any:
-    """Copy a function, replacing its ``torch`` by :class:`_Torch`."""
+    """Copy a function and replace its ``torch`` with :class:`_Torch`."""
     names = {**function.__globals__, "torch": _Torch()}
     copy = FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
@@ -118,7 +117,7 @@ def _importing_nothing(function: Any) -> Any:
 
 
 class PlainDataParallel(DistributedDataParallel):
-    """``DistributedDataParallel`` for wrappers that are not compiled."""
+    """``DistributedDataParallel`` for modules that are not compiled."""
 
     __init__ = _importing_nothing(DistributedDataParallel.__init__)
 

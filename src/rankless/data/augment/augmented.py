@@ -1,8 +1,8 @@
-"""Augment a detector's training images: the steps of ``data.augment`` in their order.
+"""Augment a detector's training images with the steps of ``data.augment``, in a fixed order.
 
-An image gets objects of another image (copy-paste) and is cropped. The image, or a mosaic of four such
-images, is placed on the input, mirrored, recolored, zoomed, shifted and warped. The input is blurred, made
-noisy and compressed. Two inputs are blended (mixup).
+First, objects of another image are pasted into the image (copy-paste), and it is cropped. Then it, or a
+mosaic of four such images, is placed on the input, mirrored, recolored, zoomed, shifted and warped. The input
+is blurred, made noisy and compressed. Finally, two inputs are blended (mixup).
 
 Every step's generator is keyed by (seed, step, epoch, index), so the image is a function of these alone, and
 turning one step off does not change the others.
@@ -42,10 +42,10 @@ class Augmenter:
     """Augments the images of one epoch.
 
     Attributes:
-        among: the ascending indices that partners are drawn from, the image's own included.
+        among: the ascending indices that partners are drawn from, including the image's own.
         size: the input's (H, W) in pixels.
         key: (seed, epoch).
-        last_epochs: whether images have no partners: no mosaic, mixup and copy-paste.
+        last_epochs: whether mosaic, mixup and copy-paste are off, so that images have no partners.
         placing: the resize and the margin.
     """
 
@@ -65,7 +65,7 @@ class Augmenter:
         return generator(self.key[0], part, self.key[1], index)
 
     def augmented(self, index: int) -> Augmented:
-        """Return an image's input, blended with another input if drawn; both keep their boxes.
+        """Return an image's input; a draw may blend it with another input, with the boxes of both.
 
         Boxes are clipped to the input. The placement is that of the cropped image before it is warped and
         mirrored, or the identity for a mosaic.
@@ -110,17 +110,17 @@ class Augmenter:
         return cropped(sample, self.options.crop, self._rng("crop", index))
 
     def _another(self, index: int, rng: np.random.Generator) -> int:
-        """Draw an image other than ``index``, a number of positions after it, cyclically."""
+        """Draw an image other than ``index``, at a random distance after it, cyclically."""
         further = 1 + int(rng.integers(len(self.among) - 1))
         return self.among[(self.among.index(index) + further) % len(self.among)]
 
 
 def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
-    """Return a random part of an image that cuts no object, with the boxes in it.
+    """Return a random part of an image that cuts through no object, and the boxes in it.
 
-    The part's fraction of the area is uniform from ``smallest`` to 1, its aspect log-uniform around the
-    image's aspect, its position uniform. Then it grows to contain each box that it touches, including those
-    that it reaches by growing. A part may contain no objects. ``smallest`` = 1 returns the image itself.
+    The part's fraction of the area is uniform from ``smallest`` to 1, its aspect is log-uniform around the
+    image's, and its position is uniform. Then it grows until it contains every box that it touches. A part
+    may contain no objects. If ``smallest`` is 1, the image itself is returned.
     """
     height, width = sample.image.shape[-2:]
     drawn, aspect, across, down = rng.uniform(0, 1, 4).tolist()
@@ -143,7 +143,7 @@ def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample
 def _grown(
     part: NDArray[np.int64], boxes: NDArray[np.float64], sides: tuple[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Grow a part, xyxy in whole pixels, (4,), until it cuts no box; return it and a mask of its boxes."""
+    """Grow a part, xyxy in whole pixels, (4,), until it cuts no box; return it and the mask of its boxes."""
     while True:
         inside: NDArray[np.bool_] = np.all((boxes[:, :2] < part[2:]) & (boxes[:, 2:] > part[:2]), axis=1)
         first = np.floor(boxes[inside, :2]).min(0, initial=np.inf).clip(0)

@@ -1,6 +1,6 @@
 """Copy-paste with boxes (after Ghiasi et al., 2021): paste the rectangles of another image's objects.
 
-There are no masks, so an object brings the background in its box along.
+There are no masks, so the background inside an object's box is pasted as well.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ COVERED = 0.3
 def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
     """Return a copy of the image ``sample`` with objects of ``other``; their boxes follow the image's own.
 
-    An object has the size at which its own image would show it on an input of ``size`` (H, W), and lies
-    completely in the image. An object larger than the image is not pasted.
+    An object is scaled as its own image would be on an input of ``size`` (H, W), and lies completely in the
+    image. An object larger than the image is not pasted.
     """
     order = rng.permutation(len(other.labels))
     taken = order[rng.random(len(order)) < TAKEN][:MOST].tolist()
@@ -69,7 +69,7 @@ def _free_position(
 ) -> tuple[int, int] | None:
     """Return a free (left, top) for a rectangle of ``sides`` (w, h) in an image of ``room`` (w, h), or None.
 
-    All tries are drawn at once, so that the outcome for one object does not change the draws for others.
+    All attempts are drawn at once, so that the outcome for one object does not change the draws for others.
     """
     draws = rng.random((TRIES, 2))
     lefts = np.rint(draws[:, 0] * (room[0] - sides[0])).astype(int)

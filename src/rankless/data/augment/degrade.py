@@ -27,7 +27,7 @@ Key = tuple[int, str, int, int]
 
 @contextmanager
 def drawing(key: Key, part: str) -> Iterator[None]:
-    """Seed torch's CPU generator by ``key`` and ``part``, and restore its state at the end.
+    """Seed torch's CPU generator with ``key`` and ``part`` in the block; restore its state afterwards.
 
     Torchvision's random transforms draw from this generator. Turning one part off does not change the others.
     """
@@ -39,20 +39,22 @@ def drawing(key: Key, part: str) -> Iterator[None]:
 
 @one_thread()
 def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
-    """Return the input blurred, then noisy, then compressed, uint8 (3, H, W); ``image`` itself if unchanged.
+    """Blur, add noise to and compress an input, uint8 (3, H, W); each step is applied at random.
 
-    ``options`` gives the probabilities of the three steps; ``key`` seeds the draws.
+    ``options`` gives the steps' probabilities, and ``key`` seeds the draws. Without any step, ``image``
+    itself is returned.
     """
     if not (options.blur or options.noise or options.jpeg):
         return image
-    from torchvision.transforms.v2 import functional as TF  # takes as long to import as torch does
+    from torchvision.transforms.v2 import functional as TF  # importing it takes as long as importing torch
 
     rng = generator(*key, "degrade")
     blurred, noisy, compressed = (rng.random(3) < (options.blur, options.noise, options.jpeg)).tolist()
     sigma, deviation = (float(rng.uniform(*limits)) for limits in (SIGMA, NOISE))
     quality = int(rng.integers(QUALITY[0], QUALITY[1] + 1))
     if blurred:
-        # Three deviations to either side, but torchvision's mirrored border must be shorter than the side.
+        # Three standard deviations to either side, but torchvision's mirrored border must be shorter than the
+        # side.
         radius = min(round(3 * sigma), min(image.shape[-2:]) - 1)
         image = TF.gaussian_blur(image, [2 * radius + 1] * 2, [sigma] * 2)
     if noisy:
@@ -62,7 +64,7 @@ def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
 
 
 def _compressed(image: Tensor, quality: int) -> Tensor:
-    """Encode and decode an image as JPEG, with Pillow, since torchvision's JPEG is deprecated since 0.29."""
+    """Encode and decode an image as JPEG, with Pillow: torchvision's JPEG is deprecated since 0.29."""
     file = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)
     return torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1).contiguous()

@@ -20,22 +20,22 @@ def target_of(label: int, classes: int) -> Tensor:
 
 
 def mixup(one: Example, other: Example, alpha: float, rng: np.random.Generator) -> Example:
-    """Return λ of one and 1 - λ of the other, λ from Beta(α, α) (Zhang et al., "mixup", 2018)."""
+    """Blend two images with weights λ and 1 - λ, λ from Beta(α, α) (Zhang et al., "mixup", 2018)."""
     weight = float(rng.beta(alpha, alpha))
     return blended(one[0], other[0], weight), _blend(one[1], other[1], weight)
 
 
 def blended(one: Tensor, other: Tensor, weight: float) -> Tensor:
-    """Return ``weight`` of one image plus 1 - ``weight`` of another, uint8 of one shape."""
+    """Return the weighted sum of two uint8 images of one shape, with ``weight`` and 1 - ``weight``."""
     sum_ = one.numpy() * np.float32(weight) + other.numpy() * np.float32(1 - weight)
     return torch.from_numpy(np.rint(sum_).astype(np.uint8))
 
 
 def cutmix(one: Example, other: Example, alpha: float, rng: np.random.Generator) -> Example:
-    """Paste a rectangle of the other image into the one at the same position (Yun et al., "CutMix", 2019).
+    """Paste a rectangle of another image at the same position (Yun et al., "CutMix", 2019).
 
-    It has the input's aspect and covers 1 - λ of it, λ from Beta(α, α), with its center anywhere. The visible
-    part of the rectangle determines the target.
+    The rectangle has the input's aspect and covers 1 - λ of it, λ from Beta(α, α); its center may be
+    anywhere. Its visible part determines the target.
     """
     weight = float(rng.beta(alpha, alpha))
     height, width = one[0].shape[-2:]

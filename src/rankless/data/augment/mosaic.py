@@ -1,7 +1,7 @@
 """Mosaics: place four training images around one point of the input (Bochkovskiy et al., "YOLOv4", 2020).
 
-Each image has the letterbox's scale, times the zoom, and its inner corner lies on the point where the four
-meet. The input's border cuts them. An image is resized once, and only its visible part.
+Each image has the letterbox's scale times the zoom, and its inner corner lies on the point where the four
+meet. The input's border cuts off the rest. Only the visible part of an image is resized, and only once.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def mosaic(
     rng: np.random.Generator,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return image ``index`` and three others on one input.
+    """Place image ``index`` and three others on one input.
 
-    Zoom, shift, warp and mirroring apply to the whole mosaic, colors to each image. A box is dropped if less
-    than ``options.mosaic_min_area`` of it remains.
+    Zoom, shift, warp and mirroring apply to the whole mosaic; colors change image by image. A box is dropped
+    if less than ``options.mosaic_min_area`` of it remains.
 
     Args:
         read: returns an image by its index; called only for visible tiles.
-        index: the image that the input is drawn for; it is one of the four tiles.
-        among: the indices that the others are drawn from, ``index`` included.
+        index: the image that the input is made for; it is one of the four tiles.
+        among: the indices that the others are drawn from, including ``index``.
         size: the input's (H, W) in pixels.
         options: the strength of each part; zero turns it off without changing the others' draws.
-        rng: draws the mosaic.
+        rng: the generator that the mosaic is drawn with.
         placing: the resize and the margin.
 
     Returns:
@@ -70,7 +70,7 @@ def mosaic(
 
 
 def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[int]:
-    """Draw three images that differ from ``index`` and from each other, if there are enough."""
+    """Draw three images, distinct from ``index`` and each other if there are enough."""
     taken, others = [among.index(index)], []
     for draw in rng.random(3).tolist():
         if len(taken) == len(among):
@@ -84,10 +84,10 @@ def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[
 
 
 class _Tiles:
-    """The four tiles of a mosaic, and the input that they are laid on.
+    """The four tiles of a mosaic, and the input that they are placed on.
 
-    Without a warp, a tile is a part of the input on one side of the meeting point. With a warp, tiles have no
-    outer border, and the warp decides which part of them the input shows.
+    Without a warp, a tile is the part of the input in one quadrant around the meeting point. With a warp,
+    tiles have no outer border, and the warp determines which part of them is visible.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class _Tiles:
         under.copy_(torch.where(torch.from_numpy(mask[part]), patch, under))
 
     def _mask(self, tile: int, points: Points) -> NDArray[np.bool_]:
-        """Return the mask of the input's pixels that show a tile, (H, W)."""
+        """Return a mask, (H, W), of the input's pixels that show a tile."""
         right, below = (axis >= middle for axis, middle in zip(points, self.meeting, strict=True))
         mask: NDArray[np.bool_] = (right if tile % 2 else ~right) & (below if tile // 2 else ~below)
         return mask

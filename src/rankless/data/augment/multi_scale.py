@@ -2,7 +2,7 @@
 
 Multi-scale training draws another multiple of 32 every few steps, as Darknet's ``random=1`` does; anchors
 stay in pixels of the current input. In rectangular evaluation, images of similar aspect share an input with a
-smaller gray margin; their scale is the same as on the whole input.
+smaller gray margin; their scale is the same as on the full input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StepSizes:
     """The input's size of every step.
 
     Attributes:
-        size: the recipe's (H, W) in pixels, multiples of 32.
+        size: the recipe's (H, W) in pixels, both multiples of 32.
         spread: sizes range from ``1 / (1 + spread)`` to ``1 + spread`` times ``size``.
         every: the number of consecutive steps with the same size.
         seed: the recipe's seed.
@@ -45,8 +45,8 @@ class StepSizes:
     def choices(self) -> list[tuple[int, int]]:
         """Return all sizes (H, W), the smallest first.
 
-        The longer side takes every multiple of 32 in range, the other the multiple that keeps the aspect
-        best.
+        The longer side takes every multiple of 32 in the range; the other side is the multiple that comes
+        closest to the original aspect.
         """
         height, width = self.size
         longer = max(height, width)
@@ -76,9 +76,9 @@ def by_aspect(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def tight(sizes: NDArray[np.integer], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest input (H, W), in multiples of 32, that holds images at the whole input's scale.
+    """Return the smallest input (H, W), in multiples of 32, that holds images at the full input's scale.
 
-    ``sizes`` holds their heights and widths, (B, 2); 0, 0 takes no space. ``size`` is the whole input's.
+    ``sizes`` holds their heights and widths, (B, 2); 0, 0 takes no space. ``size`` is the full input's.
     """
     needed = [0, 0]
     for height, width in sizes.tolist():

@@ -4,8 +4,8 @@ Zoom and shift move the letterbox's placement, so an image is resized once, and 
 result equals the letterbox's, bit for bit. With a warp (rotate, shear, perspective), the image is instead
 sampled once, at the warp's source positions.
 
-Color is one 3×3 matrix per image. A round trip through HSV costs about ten times as much and has the same
-meaning: hue rotates around the gray axis, saturation moves away from it, value is a factor.
+Colors are changed by one 3×3 matrix per image: hue rotates around the gray axis, saturation scales the
+distance from it, and value is a factor. A round trip through HSV does the same at about ten times the cost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEAST_AREA = 0.25
 """A box that the border cuts to less than this fraction of its area is dropped."""
 LEAST_SIDE = 2.0
 """A box that the border cuts to fewer pixels on a side is dropped."""
-_AT_ONCE = 16384  # pixels that are recolored at a time; their memory fits into the second-level cache
+_AT_ONCE = 16384  # pixels recolored at a time, so that their memory fits into the second-level cache
 
 
 def augment(
@@ -48,7 +48,7 @@ def augment(
 ) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
     """Return one augmentation of an image on the network's input ``size`` (H, W).
 
-    A zero in ``options`` turns a part off without changing the others' draws.
+    A zero in ``options`` turns a part off without changing the draws of the others.
 
     Returns:
         The input, uint8 (3, H, W); clipped boxes, float32 xyxy in its pixels, (N, 4); labels, (N,); and the
@@ -81,7 +81,7 @@ def augment(
 
 
 def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> tuple[Tensor, Tensor]:
-    """Return an input, (3, H, W), and its boxes, (N, 4), mirrored."""
+    """Mirror an input, (3, H, W), and its boxes, (N, 4)."""
     height, width = image.shape[-2:]
     x1, y1, x2, y2 = boxes.unbind(1)
     if sideways:
@@ -110,7 +110,7 @@ def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.floa
     Args:
         hue: fraction of the full circle; 1/3 turns red into green.
         saturation: factor on the distance from gray; 0 gives gray.
-        value: factor on everything.
+        value: factor on all channels.
     """
     angle = 2 * math.pi * hue
     along, across = (1 - math.cos(angle)) / 3, math.sin(angle) / math.sqrt(3)
@@ -139,7 +139,7 @@ def recolor(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
         part = source[:, first : first + _AT_ONCE]
         columns[:3, : part.shape[1]] = part
         product = torch.from_numpy(with_half @ columns[:, : part.shape[1]])
-        product.clamp_(0, 255)  # takes half of NumPy's time
+        product.clamp_(0, 255)  # takes half as long as NumPy
         np.copyto(result[:, first : first + _AT_ONCE], product.numpy(), casting="unsafe")
     return torch.from_numpy(result).view(image.shape)
 
@@ -153,7 +153,7 @@ def recolored_patch(
     top: int,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, tuple[int, int], Letterbox]:
-    """Return the visible part of an image, scaled, and recolored before or after, whichever is smaller.
+    """Return the visible part of an image, scaled and recolored; the smaller of the two is recolored.
 
     See :func:`visible_part` for ``size``, ``scale``, ``left`` and ``top``. ``matrix`` may be None.
 
@@ -194,7 +194,7 @@ def clip(boxes: Tensor, region: NDArray[np.float32], least: float = LEAST_AREA) 
     width, height = (given[:, 2:] - given[:, :2]).T
     across, down = (clipped[:, 2:] - clipped[:, :2]).T
     enough = (across * down >= least * (width * height)) & (np.minimum(across, down) >= LEAST_SIDE)
-    # The letterbox's rounding may put a box slightly over the border: that is no cut.
+    # The letterbox's rounding may put a box slightly over the border, which does not count as a cut.
     whole = (np.abs(given - clipped) < 1e-2).all(1)
     stays = (enough | whole) & (across > 0) & (down > 0)
     return torch.from_numpy(clipped), torch.from_numpy(stays)

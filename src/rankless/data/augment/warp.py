@@ -22,13 +22,13 @@ Points = tuple[NDArray[np.float64], NDArray[np.float64]]
 """x and y of points, two arrays of one shape."""
 
 _NUDGE = 1 + 2**-40  # 639 / 3 must not come out as 212.99…
-_NEAR = 1e-3  # points that are nearer to the horizon never lie on the input
+_NEAR = 1e-3  # points closer to the horizon never lie on the input
 
 
 def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator) -> Matrix | None:
     """Draw a warp by ``options.rotate``, ``shear`` and ``perspective``; None, without a draw, if all are 0.
 
-    The corners of the input ``size`` (H, W) move, then it is sheared and rotated about its center.
+    First the corners of the input, of ``size`` (H, W), move; then it is sheared and rotated about its center.
     """
     if not (options.rotate or options.shear or options.perspective):
         return None
@@ -41,7 +41,7 @@ def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator
     turned = np.array(
         [[math.cos(angle), -math.sin(angle), 0], [math.sin(angle), math.cos(angle), 0], [0, 0, 1]]
     )
-    # Two successive shears keep every area; both at once would turn 45° and 45° into a line.
+    # Two successive shears preserve areas; both at once, with 45° each, would give a line.
     slanted = np.array([[1, 0, 0], [math.tan(y), 1, 0], [0, 0, 1]]) @ [
         [1, math.tan(x), 0],
         [0, 1, 0],
@@ -61,7 +61,7 @@ def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator
 def from_unit_square(corners: Matrix) -> Matrix:
     """Return the homography that maps (0, 0), (1, 0), (1, 1), (0, 1) to four corners, (4, 2).
 
-    It is a closed formula (Heckbert, "Fundamentals of Texture Mapping", 1989, 2.2.3), so its bits do not
+    This is a closed formula (Heckbert, "Fundamentals of Texture Mapping", 1989, 2.2.3), so its bits do not
     depend on a solver. The corners must form a convex quadrilateral, as corners shifted by less than 1/4 do.
     """
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners.tolist()
@@ -76,7 +76,7 @@ def from_unit_square(corners: Matrix) -> Matrix:
 
 
 def origins(warp: Matrix, size: tuple[int, int]) -> Points:
-    """Return the source x and y of each input pixel's center, (H, W) each; far away beyond the horizon."""
+    """Return the source x and y of each input pixel's center, (H, W) each; 1e9 beyond the horizon."""
     back = np.linalg.inv(warp)
     x, y = np.arange(size[1]) + 0.5, np.arange(size[0])[:, None] + 0.5
     across, down, depth = (row[0] * x + row[1] * y + row[2] for row in back)
@@ -88,7 +88,7 @@ def origins(warp: Matrix, size: tuple[int, int]) -> Points:
 def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
     """Return the smallest boxes around warped boxes, xyxy (N, 4), without clipping.
 
-    Only the part of a box before the horizon counts; without such a part, the box lies outside.
+    Only the part of a box in front of the horizon counts; a box without such a part lies outside.
     """
     x1, y1, x2, y2 = boxes.double().numpy().T
     corners = np.stack(
@@ -105,7 +105,7 @@ def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
 
 
 def _before_the_horizon(polygon: Matrix) -> Matrix:
-    """Return the part of a polygon, homogeneous points (K, 3), that lies before the horizon."""
+    """Return the part of a polygon, homogeneous points (K, 3), that lies in front of the horizon."""
     points = []
     for one, other in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
         if one[2] >= _NEAR:
@@ -118,7 +118,7 @@ def _before_the_horizon(polygon: Matrix) -> Matrix:
 def shrunk(
     image: Tensor, scales: tuple[float, float], placing: Placing = USUAL
 ) -> tuple[Tensor, tuple[float, float]]:
-    """Shrink an image by whole factors, antialiased, before it is sampled at (x, y) scales below 1/2.
+    """Shrink an image by integer factors, antialiased, before it is sampled at (x, y) scales below 1/2.
 
     Sampling reads only the four pixels around a point, so finer details would cause aliasing.
 

@@ -1,4 +1,4 @@
-"""Open data sets: images with boxes, and images of one class each."""
+"""Open data sets: images with boxes, and images with one class each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GroundTruth:
         height, width: the image's size.
         flags: bits :data:`~rankless.data.index.annotations.DIFFICULT` and ``CROWD``, (N,), of objects that
             count neither as hits nor as misses; None if there are no flags.
-        areas: of the objects in pixels, (N,), NaN where only the box is known; None if there are no areas.
+        areas: areas of the objects in pixels, (N,), NaN if only the box is known; None if there are no areas.
     """
 
     boxes: Tensor
@@ -73,7 +73,7 @@ class DetectionImages(ImageSource[Sample]):
 class _Annotated:
     """The base of detection and classification data sets that are read from files.
 
-    ``images`` reads the pixels; None reads every pixel from the files.
+    ``images`` reads the pixels; None reads the files at full size.
     """
 
     def __init__(self, annotations: Annotations, images: Readable[Decoded] | None = None) -> None:
@@ -104,7 +104,7 @@ class BoxedImages(_Annotated, DetectionImages):
     """Images with boxes, from files."""
 
     def read(self, index: int) -> Sample:
-        """Return image ``index`` with its training boxes, which are neither difficult nor crowds."""
+        """Return image ``index`` with the boxes to train on, which are neither difficult nor crowds."""
         decoded = self.images.read(index)
         check_size(self.annotations, index, decoded.source)
         rows = self.annotations.rows(index)
@@ -126,7 +126,7 @@ class BoxedImages(_Annotated, DetectionImages):
 
 
 class MatchedImages(DetectionImages):
-    """Images whose labels are the model's instead of the data's."""
+    """Images with labels numbered as in the model instead of the data."""
 
     def __init__(self, images: DetectionImages, match: ClassMatch, class_names: Sequence[str]) -> None:
         self.images, self.class_names = images, tuple(class_names)
@@ -148,7 +148,7 @@ class MatchedImages(DetectionImages):
         return replace(truth, boxes=truth.boxes[stays], labels=labels, flags=flags, areas=areas)
 
     def _of_model(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's labels of the boxes that stay, and the mask of these boxes, (N,)."""
+        """Return the model's labels of the boxes to keep, and the mask of these boxes, (N,)."""
         labels = self._labels[labels]
         stays = labels != LEFT_OUT
         return labels[stays], stays
@@ -210,7 +210,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
             match = match_classes(used, self.class_names, given, where, may_leave_out=False)
             labels |= zip(used, match.labels, strict=True)
             self.notes = (*self.notes, *match.notes)
-        # A table instead of a new label array, which processes could not share.
+        # A lookup table, because processes could not share a new label array.
         self._labels = tuple(labels.get(name, -1) for name in known)
         seen = {self.class_names[labels[name]] for name in used}
         if missing := [name for name in self.class_names if name not in seen]:

@@ -44,7 +44,7 @@ _MOST_DIGITS = 12
 # smaller.
 _HEIGHTS = (15.5, 118.0)
 _SMALLEST_HEIGHT = 13.5  # people cannot read smaller digits
-_MOST_COVERED = 0.1  # the fraction of a digit's box that another may cover
+_MOST_COVERED = 0.1  # the fraction of a digit's box that another digit may cover
 _LARGEST_IOU = 0.05
 _FILE = Path("datasets", "data", "digits.csv.gz")
 _VAL_FRACTION = 0.2
@@ -57,7 +57,7 @@ _LEVELS = np.arange(256, dtype=np.float64) / 255
 
 
 class _Digits:
-    """The base of the two kinds of built-in data."""
+    """The base of both kinds of built-in data."""
 
     class_names = tuple("0123456789")
 
@@ -79,7 +79,8 @@ class DigitScenes(_Digits, DetectionImages):
 
     A digit image appears in one split only. Digits are about 14 to 110 pixels high on a scene whose shorter
     side is 256 (log-uniform) and scale with that side. Their boxes lie inside the scene and overlap at most
-    slightly (IoU up to 0.05, a tenth of the smaller box). A small, crowded scene may lack room for some.
+    slightly (IoU up to 0.05, a tenth of the smaller box). A small, crowded scene may not have room for all of
+    its digits.
 
     Args:
         split: ``train`` or ``val``.
@@ -106,7 +107,7 @@ class DigitScenes(_Digits, DetectionImages):
         return self._images
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the digits of scene ``index``, which is rendered only once for all evaluations."""
+        """Return the digits of scene ``index``; it is rendered only once for all evaluations."""
         if index not in self._truths:
             self._truths[index] = super().ground_truth(index)
         return self._truths[index]
@@ -120,7 +121,7 @@ class DigitScenes(_Digits, DetectionImages):
         return self._render(index)
 
     def _render(self, index: int, hidden: int | None = None) -> Sample:
-        """Render a scene without the ink of digit ``hidden``; a test sees by this which pixels it drew."""
+        """Render a scene without the ink of digit ``hidden``, so that a test can find the digit's pixels."""
         if not 0 <= index < self._images:
             raise IndexError(f"digits: no scene {index}; the {self.split} split has 0 to {self._images - 1}")
         rng = Draws(generator(self.seed, "digits", self.split, index))
@@ -141,7 +142,7 @@ class DigitScenes(_Digits, DetectionImages):
         )
 
     def _layout(self, rng: Draws) -> tuple[list[Image.Image], list[int], list[Box]]:
-        """Draw ink masks, classes and boxes of the digits, the largest first, as far as there is room."""
+        """Draw ink masks, classes and boxes of the digits, the largest first, while there is room."""
         scale = min(self.size) / 256
         low = max(_HEIGHTS[0] * scale, _SMALLEST_HEIGHT)
         high = max(_HEIGHTS[1] * scale, low)
@@ -178,7 +179,7 @@ class DigitScenes(_Digits, DetectionImages):
     def _position(
         self, rng: Draws, mask: Image.Image, boxes: list[Box], largest_iou: float, most_covered: float
     ) -> Box | None:
-        """Draw a box of the mask's size that does not overlap others too much; None after 40 trials."""
+        """Draw a box of the mask's size that does not overlap others too much; None after 40 attempts."""
         width, height = mask.size
         free_x, free_y = self.size[1] - width + 1, self.size[0] - height + 1
         for _ in range(40 if min(free_x, free_y) > 0 else 0):
@@ -216,7 +217,7 @@ class DigitImages(_Digits, ClassificationImages):
         return len(self._levels)
 
     def read(self, index: int) -> Tensor:
-        """Return digit ``index``, uint8 (3, 64, 64), its three channels equal."""
+        """Return digit ``index``, uint8 (3, 64, 64), with three equal channels."""
         if not 0 <= index < len(self):
             raise IndexError(f"digits: no image {index}; the {self.split} split has 0 to {len(self) - 1}")
         gray = (self._levels[index].astype(np.uint16) * 255 // 16).astype(np.uint8)
@@ -241,8 +242,8 @@ def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) ->
 def stored_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return scikit-learn's digits: gray levels 0–16, (1797, 8, 8), and their classes, (1797,).
 
-    Importing scikit-learn takes a second of CPU time in every rank, reading its file 5 ms. A release that
-    stores the file elsewhere is imported.
+    Reading scikit-learn's file takes 5 ms; importing scikit-learn takes a second of CPU time in every rank,
+    so it is imported only if a release stores the file elsewhere.
     """
     found = importlib.util.find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():
@@ -274,7 +275,7 @@ def digits_of(split: str) -> list[Bytes]:
 def enlarged(digit: Bytes) -> Image.Image:
     """Return an 8 × 8 digit as a smooth "L" image with four texels per cell, trimmed to its ink.
 
-    It is sharpened over about one cell, so that a threshold keeps thin strokes whole and loops open.
+    It is sharpened over about one cell, so that a threshold neither breaks thin strokes nor fills loops.
     """
     levels = np.pad(digit, 1).astype(np.float32) * np.float32(255 / 16)
     smooth = Image.fromarray(levels).resize((GLYPH_SIDE, GLYPH_SIDE), Image.Resampling.BICUBIC)
@@ -286,12 +287,12 @@ def enlarged(digit: Bytes) -> Image.Image:
 
 
 def warp(rng: Draws, glyph: Image.Image, height: float) -> Image.Image:
-    """Return the "L" ink mask of a glyph about ``height`` pixels high, slightly rotated, sheared, stretched.
+    """Return the "L" ink mask of a glyph, about ``height`` pixels high, slightly rotated and distorted.
 
     The mask is cropped to its box: each outer row and column has at least one ``VISIBLE`` pixel.
     """
     angle, shear, stretch = rng.uniform(-0.26, 0.26), rng.uniform(-0.2, 0.2), rng.uniform(0.8, 1.15)
-    # Rounding to 2**-20, an invisible angle, hides the differences between libms.
+    # Rounding to 2**-20, an invisible angle, hides differences between math libraries.
     c, s = (round(f(angle) * 2**20) / 2**20 for f in (cos, sin))
     scale = height / glyph.height  # pixels a texel
     # Forward: rotate · shear · stretch · scale. Pillow takes the inverse, from pixels to texels.
@@ -305,7 +306,7 @@ def warp(rng: Draws, glyph: Image.Image, height: float) -> Image.Image:
     back = (ia, ib, shift_x, id_, ie, shift_y)
     shape = glyph.transform((width, rows), Image.Transform.AFFINE, back, Image.Resampling.BILINEAR)
     levels, curve = shape.tobytes(), _ink_curve(rng, _CELL * scale)
-    # bytes.translate, because Image.point takes longer to read its table than for the pixels.
+    # bytes.translate, because Image.point spends more time on its table than on the pixels.
     coverage = Image.frombytes("L", shape.size, levels.translate(curve))
     visible = Image.frombytes("L", shape.size, levels.translate(curve.translate(_VISIBLE_CURVE)))
     return coverage.crop(visible.getbbox())

@@ -26,14 +26,14 @@ HEADROOM = 20
 _DARKEST, _LIGHTEST = HEADROOM, 255 - HEADROOM
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's "L"
 _BANK_KEY = 0  # the banks are part of the data set, so no recipe's seed affects them
-_MARGIN = 128  # a bank's textures are this much larger than a scene, so that crops vary
+_MARGIN = 128  # textures in a bank are larger than a scene by this, so that crops vary
 _GRADIENT_CELLS = (60, 75, 90, 110, 140, 180)  # sides of noise cells in pixels
 _NOISE_CELLS = (1, 2, 4, 9, 20)
-_DEVIATIONS = (1.5, 3.0, 5.0, 7.0)  # of the sensor noise, in gray levels
+_DEVIATIONS = (1.5, 3.0, 5.0, 7.0)  # standard deviations of the sensor noise, in gray levels
 
 
 class Draws:
-    """Draws uniform numbers one at a time, in a tenth of the time of a generator's scalar draws."""
+    """A source of single uniform numbers, ten times as fast as a generator's scalar draws."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._next = self._numbers(rng).__next__
@@ -52,7 +52,7 @@ class Draws:
         return int(self._next() * count)
 
     def log_uniform(self, low: float, high: float) -> float:
-        """Return a log-uniform number in [low, high), a multiple of 1/16, equal for all libms."""
+        """Return a log-uniform number in [low, high), a multiple of 1/16, equal with all math libraries."""
         return round(16 * low * float((high / low) ** self._next())) / 16
 
 
@@ -73,7 +73,7 @@ def ink(rng: Draws, canvas: Image.Image, box: Box, contrast: float) -> Color:
     """Return a color that contrasts with nearly all pixels in ``box``.
 
     Its luma is at least ``contrast`` levels above the 97th percentile of the luma in ``box``, or below the
-    3rd. If neither side has that much room, it is the extreme on the side with more room.
+    3rd. If there is not that much room on either side, it is the extreme on the side with more room.
     """
     sample = canvas.resize((12, 12), Image.Resampling.NEAREST, box=box)
     lumas = sorted(sample.convert("L").tobytes())
@@ -91,7 +91,7 @@ def ink(rng: Draws, canvas: Image.Image, box: Box, contrast: float) -> Color:
 def background(rng: Draws, height: int, width: int) -> Image.Image:
     """Return a textured RGB canvas: a gradient, noise and a pattern, mixed and colored by one palette.
 
-    The palette's lumas span at most 130 of 256 levels, so that some ink always contrasts with it.
+    The palette's luma spans at most 130 of 256 levels, so that some ink always contrasts with it.
     """
     gradients, noises = _textures(height, width)
     gradient = _crop(rng, gradients[rng.below(len(gradients))], height, width)
@@ -122,7 +122,7 @@ def sensor_noise(rng: Draws, planes: Bytes) -> None:
         return
     bank = _noise(height, width)[choice]
     if rng.uniform() < 0.5:
-        planes += _crop(rng, bank, height, width)  # bytes wrap, so two's complement adds and subtracts
+        planes += _crop(rng, bank, height, width)  # bytes wrap around, as in two's complement
     else:
         for plane in planes:
             plane += _crop(rng, bank, height, width)
@@ -159,7 +159,7 @@ def _pattern(rng: Draws, noise: Bytes) -> Bytes:
 
 
 def _palette(rng: Draws, low: float, high: float) -> bytes:
-    """Return 256 RGB entries through random colors with lumas in low..high, both ends included."""
+    """Return 256 RGB entries that run through random colors with luma from low to high, both included."""
     count = 2 + rng.below(4)
     lumas = [low, high] + [rng.uniform(low, high) for _ in range(count - 2)]
     shift = rng.below(count)
@@ -170,7 +170,7 @@ def _palette(rng: Draws, low: float, high: float) -> bytes:
 
 
 def _panels_and_lines(rng: Draws, canvas: Image.Image, low: float, high: float) -> None:
-    """Draw large boxes, blobs and lines in the background's range of lumas; digits may lie on them."""
+    """Draw large boxes, blobs and lines within the background's range of luma; digits may lie on them."""
     draw = ImageDraw.Draw(canvas)
     width, height = canvas.size
     for _ in range(rng.below(4)):
@@ -201,7 +201,7 @@ def _textures(height: int, width: int) -> tuple[list[Bytes], list[Bytes]]:
 
 @lru_cache(maxsize=4)
 def _noise(height: int, width: int) -> list[Bytes]:
-    """Return sensor noise of each deviation, within the headroom, as two's complement bytes."""
+    """Return sensor noise for each standard deviation, within the headroom, as two's complement bytes."""
     rng = generator(_BANK_KEY, "digits", "noise")
     normal = rng.standard_normal((height + _MARGIN, width + _MARGIN))
     bounded = [np.rint(d * normal).clip(-HEADROOM, HEADROOM) for d in _DEVIATIONS]

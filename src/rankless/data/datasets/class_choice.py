@@ -61,7 +61,7 @@ def refuse_classes(classes: object) -> None:
 def with_classes(
     whole: Annotations, names: Sequence[str], where: str, elsewhere: Iterable[str] = ()
 ) -> Annotations:
-    """Return the annotations with the classes ``names`` in this order; ``about`` counts the others.
+    """Return the annotations with only the classes ``names``, in this order; ``about`` counts the others.
 
     Boxes of other classes are left out, while their images stay. Classification leaves out images of other
     classes.

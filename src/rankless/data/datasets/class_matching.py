@@ -1,6 +1,6 @@
 """Match the classes of data with the classes of a trained model, by name.
 
-The data may have the classes in another order, spell them differently, or have only some of them.
+The data may order or spell the classes differently, or have only some of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class UnmatchedClassesError(UserError):
 
 @contextmanager
 def between_splits(root: str, training: str, other: str) -> Iterator[None]:
-    """Report unmatched classes as an error in the data: the split ``other`` has more than ``training``."""
+    """Report unmatched classes as an error in the data: ``other`` has classes that ``training`` lacks."""
     try:
         yield
     except UnmatchedClassesError as error:
@@ -59,7 +59,7 @@ def between_splits(root: str, training: str, other: str) -> Iterator[None]:
 
 
 def further_classes(root: str, training: str, other: str, names: Sequence[str]) -> str:
-    """Return the sentence that ``other`` has classes ``names`` that ``training`` lacks, and their folders."""
+    """Return a sentence about the classes ``names`` of ``other`` that ``training`` lacks, with folders."""
     said = f"'{other}' has classes that '{training}' does not have: {listed(names)}"
     top = Path(root).expanduser()
     empty = [str(Path(root, training, name)) for name in names if (top / training / name).is_dir()]
@@ -74,9 +74,9 @@ def match_classes(
 ) -> ClassMatch:
     """Match the data's class names with the model's.
 
-    Classes match as ``given`` by the user, by equal names, by equal letters and digits, or by the different
-    names that Pascal VOC and COCO have for a class, in this order. Only ``given`` may map two classes to one,
-    or leave a class out if ``may_leave_out``. ``where`` names the data in messages.
+    Classes match, in this order, as ``given`` by the user, by equal names, by equal letters and digits, or by
+    the names that Pascal VOC and COCO use for the same class. Only ``given`` may map two classes to one, or
+    leave a class out if ``may_leave_out``. ``where`` names the data in messages.
     """
     of_model = {name: label for label, name in enumerate(model)}
     found = dict(_given(data, of_model, given, where, may_leave_out))
@@ -128,7 +128,7 @@ def _group(name: str) -> str:
 
 
 def _unique(words: Mapping[str, str]) -> dict[str, str]:
-    """Map each word to its name; words of several names, and empty ones, are left out."""
+    """Map each word to its name; leave out empty words and words that several names share."""
     every = list(words.values())
     return {word: name for name, word in words.items() if word and every.count(word) == 1}
 

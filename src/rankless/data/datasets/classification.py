@@ -1,4 +1,4 @@
-"""Classification data for the engine: images become items with soft targets, items become batches."""
+"""Classification data for the engine: images become items with soft targets, and items become batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         size: the network's input (H, W) in pixels.
         seed: the recipe's seed, which keys the augmentation.
         augment: the augmentation; its ``crop`` also decides how an image is placed in evaluation.
-        augmented: whether images are augmented, or placed as in evaluation and prediction.
+        augmented: whether images are augmented; otherwise they are placed as in evaluation and prediction.
         epochs: the length of the run; None if it has no end.
         batch: images per step.
         detail: how far images may be reduced while they are decoded; see :func:`shown_as`.
@@ -61,11 +61,11 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return [self.item(index, epoch, step) for epoch, index in line]
 
     def item(self, index: int, epoch: int, step: int | None = None) -> ClassificationItem:
-        """Return image ``index`` as it looks in ``epoch``: a function of the two and of the seed alone.
+        """Return image ``index`` as it looks in ``epoch``; this depends only on the two and the seed.
 
-        An image is mixed with a keyed draw from the whole data, never with its neighbors in the batch: how a
-        batch is divided into micro-batches must not matter. In training, a keyed draw replaces an unreadable
-        image; in evaluation it is gray.
+        An image is mixed with a keyed draw from all images, never with its neighbors in the batch, because
+        the division of a batch into micro-batches must not matter. In training, a keyed draw replaces an
+        unreadable image; in evaluation it is gray.
         """
         if not self.augmented:
             return self._scored(index)
@@ -85,13 +85,13 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return torch.tensor([self.images.label(index) for index in range(len(self))], dtype=torch.int64)
 
     def _is_mixed(self, index: int, epoch: int, step: int | None) -> bool:
-        """Draw whether the image is mixed; at the end of the run, no image is."""
+        """Draw whether the image is mixed; at the end of the run, none are."""
         if self.run and self.run.is_last(self.augment.close_mosaic, epoch, step):
             return False
         return generator(self.seed, "mixed", epoch, index).random() < self.augment.mixup_probability
 
     def _augmented(self, images: ReadableImages[Tensor], index: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return the augmented image, or its replacement, and its target, before mixing."""
+        """Return the augmented image or its replacement, and the target, before mixing."""
         image = images.read(index)
         image = augment(image, self.size, self.augment, (self.seed, "augment", epoch, index))
         return image, self._target(images.position)

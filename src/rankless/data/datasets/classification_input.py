@@ -26,7 +26,7 @@ from rankless.structures import Letterbox
 
 MARGIN = 256 / 224
 """The size of the resized image relative to the input, which is its center."""
-_ASPECTS = (3 / 4, 4 / 3)  # of random crops, width to height (Szegedy et al., 2015)
+_ASPECTS = (3 / 4, 4 / 3)  # aspects of random crops, width to height (Szegedy et al., 2015)
 _POLICIES = {
     # Two operations of magnitude 9 of 30 (Cubuk et al., 2020); one of any (Müller and Hutter, 2021).
     "randaugment": v2.RandAugment(num_ops=2, magnitude=9, fill=GRAY),
@@ -37,8 +37,8 @@ _POLICIES = {
 def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
     """Return the image on the input as in evaluation and prediction, uint8 (3, H, W).
 
-    If ``cropped``, it is resized, keeping its aspect, to cover 256/224 of the input, and its center is taken;
-    else it is stretched.
+    If ``cropped``, resize it to cover 256/224 of the input, keeping its aspect, and take its center;
+    otherwise, stretch it.
     """
     if not cropped:
         return _resize(image, size)
@@ -55,7 +55,7 @@ def placement(shape: Sequence[int], size: tuple[int, int], *, cropped: bool) -> 
 
 
 def _covering(shape: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the (height, width) to which an image (h, w) is resized before its center is taken."""
+    """Return the (height, width) that an image (h, w) is resized to before its center is taken."""
     height, width = shape
     scale = max(round(size[0] * MARGIN) / height, round(size[1] * MARGIN) / width)
     # Rounding must not make it smaller than the input.
@@ -110,9 +110,9 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
 
 
 def _crop(image: Tensor, smallest: float) -> tuple[int, int, int, int]:
-    """Draw a crop (top, left, height, width): a uniform fraction of the area, a log-uniform aspect.
+    """Draw a crop (top, left, height, width) with a uniform fraction of the area and a log-uniform aspect.
 
-    After ten failed trials, it is the largest central part with an allowed aspect (Szegedy et al., 2015).
+    After ten failed attempts, return the largest central part with an allowed aspect (Szegedy et al., 2015).
     """
     transform = v2.RandomResizedCrop(1, scale=(smallest, 1.0), ratio=_ASPECTS)
     drawn = transform.make_params([image])

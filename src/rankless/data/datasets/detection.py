@@ -1,4 +1,4 @@
-"""Detection data for the engine: images with boxes become items, items become padded batches."""
+"""Detection data for the engine: images with boxes become items, and items become padded batches."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         self.loader_imports = ("torchvision.transforms.v2",) if degraded else ()
 
     def item(self, index: int, epoch: int) -> DetectionItem:
-        """Return image ``index`` as it looks in ``epoch``: a function of these and of the seed alone.
+        """Return image ``index`` as it looks in ``epoch``; this depends only on the two and the seed.
 
         In training, a keyed draw replaces an unreadable image; in evaluation it is gray. Partners are drawn
-        from the whole data, since only :meth:`items` knows the micro-batch.
+        from all images, because only :meth:`items` knows the micro-batch.
         """
         (item,) = self._items([(epoch, index)], self.size)
         return item
@@ -143,7 +143,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return DetectionItem(image, boxes, sample.labels, index, where)
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the unaltered objects of image ``index``, without decoding its file."""
+        """Return the original objects of image ``index`` without decoding its file."""
         return self.images.ground_truth(index)
 
     def facts(self, step: int) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
 
 
 def collate(items: Sequence[DetectionItem]) -> DetectionBatch:
-    """Return items as one batch, targets padded with zeros to the longest list, at least 1."""
+    """Return items as one batch; pad targets with zeros to the length of the longest list, at least 1."""
     longest = max(1, *(len(item.labels) for item in items))
     boxes = torch.zeros(len(items), longest, 4)  # (B, T, 4)
     labels = torch.zeros(len(items), longest, dtype=torch.int64)  # (B, T)

@@ -20,7 +20,7 @@ from rankless.files.cache_folder import hold
 from rankless.files.remote import Location, RemotePath, is_remote, location
 
 _UNREADABLE = "unreadable image"
-_LISTS = (".txt", ".csv", ".json")  # endings of files that a split may name
+_LISTS = (".txt", ".csv", ".json")  # extensions of files that a split may name
 
 
 def open_annotations(
@@ -55,7 +55,7 @@ def open_annotations(
 
 
 def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:
-    """Return ``train``, or the undivided split if ``val`` is none and the format would set images aside."""
+    """Return ``train``; if ``val`` is ``none`` and the format would set images aside, the undivided split."""
     if val != "none" or is_remote(root):
         return train
     page = format_named(recognize(root, format)[0])
@@ -65,9 +65,9 @@ def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> 
 def examine(
     root: str, split: str, format: str = "auto", *, classes: Classes = "auto", rescan: bool = False
 ) -> Annotations:
-    """Open one split even if it has errors, which are in :attr:`Annotations.findings`.
+    """Open one split even if it has errors; they are in :attr:`Annotations.findings`.
 
-    It is read once and cached until its files change: see :mod:`rankless.data.index.annotation_cache`.
+    The split is read once and cached until its files change: see :mod:`rankless.data.index.annotation_cache`.
     """
     root, split = _of_a_file(root, split)
     path = location(root)
@@ -95,7 +95,7 @@ def examine(
         except OSError as error:
             raise UserError(f"{error.filename}: {error.strerror}") from error
     known = cached(str(path), split, kind, read, rescan=rescan)
-    # Not cached: another call may have named the format, or the data by another path.
+    # Not cached, because another call may have named the format, or given another path to the data.
     images = f"{counted(len(known), 'image')} of '{split}'"
     read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {images}"
     annotations = replace(known, about=(read_as, *also(root, name), *known.about))
@@ -105,7 +105,7 @@ def examine(
 
 
 def _of_a_file(root: str, split: str) -> tuple[str, str]:
-    """Return the root and the split's name there; a split may be a file relative to ``root``."""
+    """Return the root and the split's name in it; a split may be a file relative to ``root``."""
     file = Path(root).expanduser() / split
     if is_remote(root) or file.suffix not in _LISTS or not file.is_file():
         return root, split
@@ -113,7 +113,7 @@ def _of_a_file(root: str, split: str) -> tuple[str, str]:
 
 
 def _tests_instead(split: str, existing: Sequence[str]) -> str:
-    """Return the test split that was read for the validation ``split``; empty if it was another one."""
+    """Return the test split that was read as the validation ``split``; empty if it was no test split."""
     for name in (known_as(split, existing), shards.known_as(split, list(existing))):
         if is_for_tests(re.split("[-_.]", name)[-1]):
             return name
@@ -121,7 +121,7 @@ def _tests_instead(split: str, existing: Sequence[str]) -> str:
 
 
 def without_boxes(root: str, split: str, annotations: Annotations) -> str:
-    """Return the problem of a split without any usable box; empty if it has one."""
+    """Return an error if no box of the split is usable; empty otherwise."""
     if not annotations.has_boxes or len(annotations.boxes):
         return ""
     images = counted(len(annotations), "image")
@@ -131,7 +131,7 @@ def without_boxes(root: str, split: str, annotations: Annotations) -> str:
 def _of_other_splits(
     name: str, root: Location, split: str, made: Annotations, chosen: Sequence[str]
 ) -> Iterator[str]:
-    """Yield the classes that only other splits have; for classification, each split names its own classes."""
+    """Yield the classes that only other splits have; in classification, each split names its own classes."""
     if not made.has_boxes and not set(chosen) <= set(made.class_names):
         page = format_named(name)
         for other in page.splits(root):

@@ -1,7 +1,7 @@
 """Find data sets by torchvision's names (``data.root: torchvision/CIFAR10``) where torchvision stores them.
 
-Nothing is downloaded unless requested (``--download``). Our own readers read the files, so that no pickle in
-them is loaded.
+Nothing is downloaded unless requested (``--download``). Rankless's own readers read the files, so no pickle
+in them is loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX = "torchvision/"
 
 
 class _Known(NamedTuple):
-    """A torchvision data set: its format, a pattern that shows that it is present, and its folder."""
+    """A torchvision data set: its format, a pattern of files that must be present, and its folder."""
 
     format: Format
     files: str
@@ -35,7 +35,7 @@ _KNOWN = {
 
 
 def named(data: Data) -> str:
-    """Return the name of torchvision's data set in the recipe, such as ``CIFAR10``; empty for other data."""
+    """Return the torchvision data set that the recipe names, such as ``CIFAR10``; empty for other data."""
     if not data.root.startswith(PREFIX) or Path(data.root).exists():
         return ""
     name = data.root.removeprefix(PREFIX)
@@ -48,7 +48,7 @@ def named(data: Data) -> str:
 
 
 def located(data: Data) -> Data:
-    """Return the data with the folder and the format of torchvision's data set; other data is unchanged."""
+    """Replace a torchvision data set's name with its folder and format; return other data unchanged."""
     name = named(data)
     if not name:
         return data
@@ -70,9 +70,9 @@ def _by_download(name: str) -> str:
 
 
 def download(data: Data) -> list[str]:
-    """Download the files of the recipe's torchvision data set unless they exist; return what was downloaded.
+    """Download missing files of the recipe's torchvision data set; return a description of the download.
 
-    torchvision knows their addresses and MD5 sums, and downloads and unpacks them.
+    torchvision provides their addresses and MD5 sums, and downloads and unpacks them.
     """
     name = named(data)
     if not name or not _by_download(name):
@@ -88,7 +88,7 @@ def download(data: Data) -> list[str]:
         try:
             (folder / into).mkdir(parents=True, exist_ok=True)
             download_and_extract_archive(url, str(folder / into), filename=file, md5=md5)
-        except (OSError, RuntimeError) as error:  # no network; other bytes than published
+        except (OSError, RuntimeError) as error:  # no network, or bytes that differ from the published ones
             raise UserError(
                 f"{url}: cannot be downloaded: {error}; expected a network and the published file; put the "
                 f"files into {shlex.quote(str(folder))} by hand, or try again"

@@ -1,4 +1,4 @@
-"""Reader of CIFAR-10 and CIFAR-100 in their Python version, as torchvision stores them.
+"""Reader of the Python versions of CIFAR-10 and CIFAR-100, as torchvision stores them.
 
 See Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. The files are pickles of Python
 2: a dict with lists of numbers and texts, and one NumPy array of pixels whose bytes are contiguous in the
@@ -59,7 +59,7 @@ _FRESH: dict[str, Callable[[], Any]] = {
 
 
 def contents(file: Path) -> dict[str, Any]:
-    """Return the dict in a file: numbers, texts, lists of them, :class:`Run` or :class:`Named` by key."""
+    """Return the dict in a file; values are numbers, texts, lists of them, :class:`Run` or :class:`Named`."""
     try:
         data = reading.read_bytes(file, MOST_BYTES)
         found = _followed(data)
@@ -78,7 +78,7 @@ def contents(file: Path) -> dict[str, Any]:
 
 
 def _followed(data: bytes) -> Any:
-    """Return the value that the pickle describes, built of plain values only."""
+    """Return the value that the pickle describes, built only from plain values."""
     stack: list[Any] = []
     memory: dict[Any, Any] = {}
 
@@ -155,7 +155,7 @@ _KINDS = (
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` contains, or is, the folder of CIFAR-10 or CIFAR-100; empty if not."""
+    """Return how ``root`` was recognized as, or as containing, CIFAR-10 or CIFAR-100; empty if it was not."""
     kind, folder = _found(root)
     return f"it has '{folder.name}/{kind.meta[0]}'" if kind and folder else ""
 

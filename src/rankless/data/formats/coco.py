@@ -56,11 +56,11 @@ _AFFIXES = re.compile(
 _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE)
 _SAME = 1e-6
 """An area within this fraction of the box's area is not kept."""
-_MISSING = -1  # in place of an image's number
+_MISSING = -1  # instead of an image's number
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` is COCO: it is a ``.json`` file, or a folder that has one with COCO's lists."""
+    """Return how ``root`` was recognized, by a ``.json`` file with COCO's lists; empty if it is not COCO."""
     if root.is_file():
         return "it is a .json file" if root.suffix.lower() == ".json" else ""
     files = _annotation_files(root)
@@ -76,7 +76,7 @@ def splits(root: Path) -> list[str]:
 def read(root: Path, split: str) -> Raw:
     """Read one split; see :class:`rankless.data.formats.registry.Format`."""
     files = _annotation_files(root)
-    full = (name for name, file in files.items() if _stem(file) == split)  # train2017, listed as train
+    full = (name for name, file in files.items() if _stem(file) == split)  # such as train2017 for train
     name = next(full, None) or chosen(root, split, files, LAYOUT)
     file = files[name]
     classes = read_classes(files)
@@ -186,7 +186,7 @@ class _Reader(ListedImages):
 
 
 def _known(numbers: Mapping[Any, int], key: Any) -> int | None:
-    """Return the number under an id, trying the id itself first, since it is nearly always an integer."""
+    """Return the number of an id; try the id as it is first, because it is nearly always an integer."""
     number = numbers.get(key) if type(key) is int else None
     return numbers.get(identity(key)) if number is None else number
 
@@ -261,12 +261,12 @@ def _stem(file: Path) -> str:
 
 
 def _looked_into(root: Path, files: Iterable[Path]) -> list[str]:
-    """Return the folders in which a new annotation file would change :func:`_annotation_files`."""
+    """Return the folders in which new annotation files would change :func:`_annotation_files`."""
     return [] if root.is_file() else list(map(str, (root, root / "annotations", *(f.parent for f in files))))
 
 
 def _image_folders(root: Path, split: str, file: Path) -> list[Path]:
-    """Return folders that the names in an annotation file may be relative to, the likeliest first."""
+    """Return the folders that names in an annotation file may be relative to, the most likely first."""
     names = list(dict.fromkeys((_stem(file), split, file.stem)))
     if file.name in _BESIDE:
         names = [split]
@@ -282,7 +282,8 @@ def _image_folders(root: Path, split: str, file: Path) -> list[Path]:
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write COCO's JSON files; ids count from 1 across all splits.
 
-    Coordinates keep all their digits. ``ignore`` marks difficult objects. An unknown area is the box's area.
+    Coordinates keep all their digits. ``ignore`` marks difficult objects. If an object's area is unknown, its
+    box's area is written.
     """
     (out / "annotations").mkdir(parents=True)
     image = box = 1

@@ -1,9 +1,9 @@
 """Decoder and encoder of COCO's JSON, entry by entry.
 
-Thus a file of 600 MB never becomes a tree of Python objects.
+A file of 600 MB is therefore never held as a tree of Python objects.
 
 msgspec splits the lists into entries without decoding them. The slower standard library decodes content that
-msgspec refuses, such as NaN, which JSON lacks but many programs write.
+msgspec refuses, such as NaN, which is not JSON but which many programs write.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ Lists = TypeVar("Lists", Parts, Categories)
 
 
 def load(file: Path, kind: type[Lists]) -> Lists:
-    """Load those lists of a file that are fields of the class ``kind``."""
+    """Load the lists of a file that are fields of the class ``kind``."""
     try:
         content = reading.read_bytes(file).removeprefix(codecs.BOM_UTF8)
     except OSError as error:
@@ -185,7 +185,7 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
 
 
 def identity(value: object) -> int | str:
-    """Return an id in the form in which entries are matched: 7, 7.0 and "7" are the same."""
+    """Return an id in canonical form, in which 7, 7.0 and "7" are the same."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float) and value.is_integer():
@@ -210,7 +210,7 @@ def _problem(entry: Category | None) -> str:
 
 
 def _mere_group(categories: Mapping[int | str, Category], order: list[int | str]) -> int | str | None:
-    """Return the category that is the supercategory of all others and has none itself (Roboflow), if any."""
+    """Return the top category, if any: it is the supercategory of all others, as in files of Roboflow."""
     if len(order) < 2:
         return None
     first, others = categories[order[0]], [categories[key] for key in order[1:]]

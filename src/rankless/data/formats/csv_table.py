@@ -61,7 +61,8 @@ class Columns:
     Attributes:
         box: the four numbers of a box; None if images have one class and no boxes.
         kind: the meaning of these numbers.
-        unit: ``pixels``, or ``normalized`` by the image's sides; empty if only the values can tell.
+        unit: ``pixels``, or ``normalized`` by the image's sides; empty if it must be inferred from the
+            values.
         stated: the image's height and width.
     """
 
@@ -128,7 +129,7 @@ def _by_name(first: Sequence[str], delimiter: str) -> Columns | None:
     if path is None or label is None:
         return None
     corners = _four(positions, _LEFT, _TOP, _RIGHT, _BOTTOM)
-    # A width beside one corner must be the box's.
+    # A width next to a single corner must be the box's.
     beside = (*_W, "width"), (*_H, "height")
     size = _four(positions, _X, _Y, *beside)
     center = _four(positions, _CX, _CY, *beside)
@@ -174,7 +175,7 @@ def _is_number(cell: str) -> bool:
 
 
 def is_text(name: str) -> bool:
-    """Return whether a cell was valid UTF-8; invalid bytes are surrogates in it."""
+    """Return whether a cell was valid UTF-8; invalid bytes appear as surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
@@ -195,7 +196,7 @@ Tables = dict[str, tuple[Path, Columns]]
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` is CSV: a file has columns for boxes, or for classes and a split's name."""
+    """Return how ``root`` was recognized as CSV: by a file's columns and name; empty if it was not."""
     files = _files(root)
     for file, columns in (files[name] for name in usual_order(files)):
         if columns.box is not None or file == root or _USUAL.match(_name(file)):
@@ -238,9 +239,9 @@ def read(root: Path, split: str) -> Raw:
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``SPLIT.csv``, ``classes.csv`` and the images in ``images/SPLIT``.
 
-    Each box has a row, and an image without boxes has one with an empty box. For classification, a row is
-    ``filename,class``. ``classes.csv`` lists all classes in their order, because some may have no box. If no
-    box of a split reaches beyond the second pixel, the columns state the unit: ``xmin_px``.
+    Each box has a row, and an image without boxes has a row with an empty box. For classification, a row is
+    ``filename,class``. ``classes.csv`` lists all classes in order, because some may have no box. If no box of
+    a split reaches beyond the second pixel, the columns state the unit, as in ``xmin_px``.
     """
     # Splits of class folders may have different classes.
     known = list(dict.fromkeys(name for data in splits.values() for name in data.class_names))
@@ -284,13 +285,13 @@ def _name(file: Path) -> str:
 
 
 def _image_folders(top: Path, split: str, file: Path) -> list[Path]:
-    """Folders that the names in a file may be relative to, the likeliest first."""
+    """Folders that the names in a file may be relative to, the most likely first."""
     inside = [top / split, top / "images" / split, top / split / "images", top / "images"]
     return [file.parent, *inside, file.parent / "images", top / "JPEGImages", top, top.parent]
 
 
 def _stated_classes(top: Path) -> tuple[Path, tuple[str, ...]] | None:
-    """Return the file with class names beside the data, and the names ordered by number.
+    """Return the file beside the data that lists class names, and the names ordered by number.
 
     It is RetinaNet's ``classes.csv`` with rows ``name,number``, or a ``classes.txt``.
     """
@@ -382,7 +383,7 @@ class _Reader(ListedImages):
 
     def _add_class(self, cells: list[str], image: int, line: int, repeated: bool) -> None:
         label, columns = self._label(cells, line), self.columns
-        if not repeated:  # also with an unknown class, which stops a training anyway
+        if not repeated:  # even with an unknown class, which prevents training anyway
             self.made.add_label(image, label or 0, line)
         elif label is not None and label == self.made.labels[image]:
             self.report("listed twice", f":{line}", printable(cells[columns.path]))

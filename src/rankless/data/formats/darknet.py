@@ -1,7 +1,7 @@
 """Reader and writer of Darknet's text labels (YOLO): one ``.txt`` file of ``class x y w h`` lines per image.
 
 Classes count from 0. A box is its center and size, normalized by the upright image's sides. A line with more
-numbers is a polygon, as segmentation trainers write it; its bounds are the box.
+numbers is a polygon, as written for segmentation; its bounds are the box.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 
 
 def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
-    """Yield every image and its label file in one of :func:`label_folders`; empty if it has none."""
+    """Yield every image and its label file in one of :func:`label_folders` (empty if it has none)."""
     listings: dict[str, list[FolderNames]] = {}
     for image in files.paths:
         folder, name = image.rsplit("/", 1)
@@ -70,7 +70,7 @@ def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
 
 
 def _listings(folder: str, files: Split) -> list[FolderNames]:
-    """Return the listings of one folder's label folders, and report labels without an image."""
+    """List the label folders of one folder of images, and report labels without an image."""
     listings = [FolderNames(each, {".txt"}) for each in label_folders(folder)]
     files.depends += [folder, *(each.folder for each in listings)]
     known = {composed(stem) for stem in FolderNames(folder, EXTENSIONS).files}
@@ -167,7 +167,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
         for index, name in enumerate(names):
             files.put(data, index, out / "images" / folder / name)
         content[folder] = f"images/{folder}"
-        if names != sorted(names):  # a folder is read by name, but the order determines the batches
+        if names != sorted(names):  # folders are read in name order, but the order determines the batches
             content[folder] = f"{folder}.txt"
             listed = "".join(f"./images/{folder}/{name}\n" for name in names)
             (out / f"{folder}.txt").write_text(listed, encoding="utf-8", errors="surrogateescape")
@@ -178,7 +178,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]) -> int:
-    """Write a label file for every image; return the number of boxes that do not read back bit for bit."""
+    """Write a label file for every image; return the number of boxes that do not read back exactly."""
     labels_folder, inexact = out / "labels" / folder, 0
     labels_folder.mkdir(parents=True)
     for index, name in enumerate(names):
@@ -199,9 +199,9 @@ def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]
 def _normalized(
     boxes: NDArray[np.float64], width: int, height: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return normalized centers and sizes, (N, 4), and a mask of those that give back the same float32, (N,).
+    """Return normalized centers and sizes, (N, 4), and a mask of those that restore the same float32, (N,).
 
-    At the left and the upper edge, the center is exactly half the size, which gives back 0.
+    At the left and upper edges, the center is exactly half the size, which restores 0.
     """
     sides = np.array([width, height], np.float64)
     low, high = boxes[:, :2], boxes[:, 2:]

@@ -30,7 +30,7 @@ class Description:
 
     Attributes:
         splits: each split's folders and lists of images, as written.
-        bases: folders that these may be relative to, the likeliest first.
+        bases: folders that these may be relative to, the most likely first.
         depends: further files that were read.
         problems: problems with the class names, reported by callers that need the names.
         lost: a sentence about the folder in ``path``, if it does not exist.
@@ -47,10 +47,10 @@ class Description:
     unnamed: bool = False
 
     def resolve(self, name: str) -> str:
-        """Return the file or folder that an entry means; empty if there is none.
+        """Return the file or folder that an entry refers to; empty if there is none.
 
-        An entry may name a folder of another machine. Then the longest end of its path that exists below a
-        base is used, also for Roboflow's ``../train/images``.
+        An entry may name a folder on another machine, or be like Roboflow's ``../train/images``. Then the
+        longest end of its path that exists below a base is used.
         """
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
         last = max((number for number, part in enumerate(parts, 1) if part == ".."), default=0)
@@ -119,13 +119,13 @@ def _from_yaml(file: Path) -> Description:
 
 
 def _with_path(file: Path, content: dict[Any, Any], splits: dict[str, list[str]]) -> Description:
-    """Return the description without class names; its folders may be relative to its ``path``."""
+    """Return the description without class names; folders may be relative to its ``path``."""
     beside = file.absolute().parent
     stated = content.get("path")
     name = stated.strip() if isinstance(stated, str) else ""
     if path := Description(file, (), {}, (beside,)).resolve(name):
         return Description(file, (), splits, (Path(path), file.parent))
-    # It does not exist, since the file was written for another trainer; folders beside the file are tried.
+    # If ``path`` does not exist, the file was written for another machine: folders beside the file are tried.
     wanted = os.path.normpath(beside / name)
     lost = f"'path: {printable(name)}' does not exist ({printable(wanted)})" if name else ""
     return Description(file, (), splits, (file.parent,), lost=lost)
@@ -167,7 +167,7 @@ def _numbered(file: Path, names: dict[Any, Any]) -> list[Any]:
 
 
 def _from_data(file: Path) -> Description:
-    """Read Darknet's options, lines ``key = value``."""
+    """Read Darknet's options, which are lines ``key = value``."""
     options: dict[str, str] = {}
     problems = []
     for number, line in enumerate(read_text(file, "text", reading.YAML).splitlines(), 1):
@@ -183,7 +183,7 @@ def _from_data(file: Path) -> Description:
     if problems:
         raise UserError(problems[:20])
     beside = file.absolute().parent
-    # Paths are relative to the folder in which Darknet was started, which is this one or above.
+    # Paths are relative to the folder that Darknet was started in: this one or one above.
     above = [beside, *list(beside.parents)[:3]]
     bases = (file.parent, *above, *(base / "data" for base in above))
     splits = {name: [options[name]] for name in _DATA_SPLITS if options.get(name)}

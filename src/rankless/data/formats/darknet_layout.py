@@ -1,4 +1,4 @@
-"""Search for the images of a Darknet/YOLO split by the data's description, its lists or its folders."""
+"""Search for the images of a Darknet/YOLO split, by the data's description, lists or folders."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def label_folders(folder: str) -> list[str]:
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` has a layout of Darknet; empty if not."""
+    """Return how a Darknet layout was recognized in ``root``; empty if there is none."""
     if root.is_file():
         return f"'{root.name}' describes it" if description_in(root) else ""
     for name in YAML_NAMES:
@@ -108,7 +108,7 @@ def splits(root: Path) -> list[str]:
 
 
 def _without_tests(described: Description) -> list[str]:
-    """Return the test splits that do not exist, although Roboflow describes one always."""
+    """Return the described test splits that do not exist: Roboflow always describes one."""
     given = described.splits.items()
     return [name for name, paths in given if is_for_tests(name) and not any(map(described.resolve, paths))]
 
@@ -221,7 +221,7 @@ def _from_folders(
         result.findings.add(
             "left out", os.fspath(root / "images"), f"{counted(loose, 'image')} outside its folders"
         )
-    # A folder that is added later becomes a split, or divides one.
+    # A folder added later becomes a split or divides one.
     result.depends += [os.fspath(folder) for folder in (root, root / "images") if folder.is_dir()]
     if splits[name].is_dir():
         result.add_folder(os.fspath(splits[name]))
@@ -236,7 +236,7 @@ def _folders(root: Path) -> Mapping[str, Path]:
 
 
 def _lists(root: Path) -> dict[str, Path]:
-    """Return the splits' lists of images, ``train.txt``, ``2007_val.txt`` and the like, if labels exist.
+    """Return the splits' lists of images, such as ``train.txt`` or ``2007_val.txt``, if labels exist.
 
     Folders per split take precedence over lists.
     """
@@ -260,12 +260,12 @@ def _has_labels(file: Path) -> bool:
 
 
 def _bases(root: Path) -> list[Path]:
-    """Return the folders, besides a list's own, to which its paths may be relative in Darknet."""
+    """Return the folders, besides a list's own, that its paths may be relative to in Darknet."""
     return [root / "images", root.parent, root.parent.parent]
 
 
 def folder_splits(root: Path) -> dict[str, Path]:
-    """Return folders ``images/NAME`` and ``NAME/images`` by split; else ``images`` itself as ``train``."""
+    """Return the folders ``images/NAME`` and ``NAME/images`` by split; else ``images`` as ``train``."""
     images = root / "images"
     beside = {each.name: each / "images" for each in subfolders(root) if (each / "images").is_dir()}
     inside = {each.name: each for each in subfolders(images)}

@@ -1,4 +1,4 @@
-"""Search for files by name in folders, each of which is listed once.
+"""Search for files by name in folders; each folder is listed only once.
 
 Results depend neither on the order in which a file system lists names nor on their Unicode form (NFC, NFD).
 """
@@ -65,10 +65,10 @@ def subfolders(root: Path) -> list[Path]:
 
 
 def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> Iterator[os.DirEntry[str]]:
-    """Yield every file below ``top``, and hidden folders, which are not entered.
+    """Yield every file below ``top``, and hidden folders without entering them.
 
-    Links to folders are followed. A folder with several names is entered once, by its real name if that is
-    below ``top``, so a loop of links ends.
+    Links to folders are followed. A folder that can be reached by several paths is entered once, by its real
+    path if that is below ``top``, so loops of links end.
     """
     real, links = [top], list[str]()
     entered: set[tuple[int, int]] = set()
@@ -93,7 +93,7 @@ def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> I
 
 
 def _raise_unless_absent(folder: str, error: OSError) -> None:
-    """Raise for a folder that exists but cannot be read, so that it does not count as missing."""
+    """Raise if a folder exists but cannot be read, so that it does not count as missing."""
     if error.errno not in _ABSENT:
         raise UserError(
             f"{folder}: cannot be listed ({error.strerror}); expected a readable folder; change its "
@@ -104,7 +104,7 @@ def _raise_unless_absent(folder: str, error: OSError) -> None:
 class FolderNames:
     """The names in a folder, which need not exist.
 
-    ``endings``, in lower case, selects files; None selects every name, folders included.
+    ``endings``, in lower case, selects files; None selects every name, including folders.
     """
 
     def __init__(self, folder: str, endings: Collection[str] | None = None) -> None:
@@ -138,7 +138,7 @@ class FolderNames:
         return f"{self.folder}/{name}" if name else ""
 
     def like(self, name: str) -> str:
-        """Return the first name that equals ``name`` up to case, Unicode form or a missing ending."""
+        """Return the first name that equals ``name`` except for case, Unicode form or a missing extension."""
         if name in self.exactly:
             return name
         if self._loosely is None:
@@ -156,9 +156,9 @@ class ImageSearch:
     """A search for the image files that annotations name.
 
     Attributes:
-        bases: the folders that a name may be relative to, the likeliest first.
-        listed: every folder that was looked into, whether it exists or not.
-        shortened: the number of names that were found only without their first folders.
+        bases: the folders that a name may be relative to, the most likely first.
+        listed: every folder that was searched, even if it does not exist.
+        shortened: the number of names that were found only after removing leading folders.
     """
 
     def __init__(self, bases: Iterable[Path]) -> None:
@@ -168,11 +168,11 @@ class ImageSearch:
         self._resolved: dict[str, list[FolderNames]] = {}
 
     def find(self, name: str) -> str:
-        r"""Return the file that ``name`` means; empty if there is none.
+        r"""Return the file that ``name`` refers to; empty if there is none.
 
-        Tried in order: the name as it is; with ``\`` as ``/``; in another case or Unicode form, or without
-        ending; without the prefix that Label Studio gives an uploaded file; and all of this without its first
-        folder, its first two, and so on, because lists may name folders of another machine.
+        These are tried in order: the name as it is; with ``\`` replaced by ``/``; with another case, Unicode
+        form or a missing extension; without the prefix that Label Studio adds to uploads; and all of this
+        without the first folder, the first two, and so on, because lists may name folders on another machine.
         """
         if not name.strip():
             return ""
@@ -181,7 +181,7 @@ class ImageSearch:
             for names in self._folders(folder):
                 if last in names.exactly:
                     return f"{names.folder}/{last}"
-        if name.startswith(("/data/", "data/")):  # an address in Label Studio
+        if name.startswith(("/data/", "data/")):  # an address from Label Studio
             name = unquote(name.rpartition("?d=")[2])
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
         for cut in range(len(parts)):
@@ -203,7 +203,7 @@ class ImageSearch:
         return [f"{counted(self.shortened, one, many)}, and found by the path's end"]
 
     def _folders(self, folder: str) -> list[FolderNames]:
-        """Return the listings of ``folder`` below every base."""
+        """List ``folder`` below every base."""
         if folder not in self._resolved:
             paths = dict.fromkeys(os.path.normpath(os.path.join(base, folder)) for base in self.bases)  # noqa: PTH118
             for path in paths:
@@ -214,9 +214,9 @@ class ImageSearch:
 
 
 def names_files(folders: Iterable[Path]) -> list[Path]:
-    """Return the first ``classes.txt``, ``*_classes.txt`` or ``*.names`` in the folders, in this order.
+    """Return the first ``classes.txt``, ``*_classes.txt`` or ``*.names`` in the folders.
 
-    If one folder has several different files of the same pattern, all of them are returned.
+    If a folder has several different files of the same pattern, return all of them.
     """
     folders = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     for name, folder in itertools.product(NAMES_PATTERNS, folders):
@@ -229,7 +229,7 @@ def names_files(folders: Iterable[Path]) -> list[Path]:
 
 
 def names_file(folders: Iterable[Path]) -> Path | None:
-    """Return the only file of :func:`names_files`, or None; raise if there are several."""
+    """Return the only file that :func:`names_files` finds, or None; raise if there are several."""
     files = names_files(folders)
     if len(files) > 1:
         both = " and ".join(f"'{file.name}' ({len(read_names(file))})" for file in files[:2])
@@ -243,7 +243,7 @@ def names_file(folders: Iterable[Path]) -> Path | None:
 def numbered_names(
     folders: Iterable[Path], given: Sequence[str] | None, missing: str
 ) -> tuple[tuple[str, ...], Path | None]:
-    """Return the names of classes that are only numbers in the data, and the file that lists them.
+    """Return names for classes that are only numbers in the data, and the file that lists them.
 
     The names ``given`` by ``data.classes`` are used if no file in ``folders`` lists any, or if several files
     differ. Without names, the error is ``missing``.

@@ -1,4 +1,4 @@
-"""Reader of data sets as Hugging Face's package ``datasets`` lays them out: ``metadata.jsonl``, or Parquet.
+"""Reader of data sets in the layouts of Hugging Face's ``datasets``: ``metadata.jsonl`` or Parquet.
 
 A row of ``metadata.jsonl``, ``metadata.csv`` or ``metadata.parquet`` names its image in ``file_name``,
 relative to the file. In other Parquet files, the rows contain the images. See :mod:`.rows`.
@@ -39,7 +39,7 @@ _ENOUGH = 1000  # folders that are searched for an image
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` is laid out for ``datasets``; empty if it is not."""
+    """Return how ``root`` was recognized as a data set for ``datasets``; empty if it is none."""
     if root.is_file():
         return "it is a Parquet file" if root.suffix == ".parquet" else ""
     try:
@@ -89,7 +89,7 @@ def _files(root: Path) -> dict[str, list[Path]]:
 
 
 def _shards(folder: Path) -> dict[str, list[Path]]:
-    """Return the Parquet files in a folder by split, which is empty for a mere number."""
+    """Return the Parquet files in a folder by split; the split is empty if file names are only numbers."""
     shards: dict[str, list[Path]] = {}
     for file in sorted(folder.glob("*.parquet")):
         shards.setdefault(_NUMBER.sub("", file.stem), []).append(file)

@@ -38,7 +38,7 @@ _ENOUGH = 1000  # maximum number of folders searched for an image
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` holds class folders; empty if not.
+    """Return how class folders were recognized in ``root``; empty if there are none.
 
     Folders named as in detection formats, such as ``images`` and ``labels``, are not class folders.
     """
@@ -66,19 +66,19 @@ def splits(root: Path) -> list[str]:
 
 
 def undivided(root: Path, split: str) -> str:
-    """Return the split that holds every image if Rankless makes ``split`` itself, else ``split``."""
+    """Return the split with all images if Rankless itself divides the data into ``split``; else ``split``."""
     return _ALL if split in _USUAL and root.is_dir() and _is_divided(root, split) else split
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split class by class, each in the order of its file names.
+    """Read one split class by class, in the order of file names.
 
-    Its class names are those of the folders that hold images, sorted; another split may have others.
+    The class names are the sorted names of the folders that hold images; other splits may differ.
 
     Args:
         root: a folder that holds ``split``, or the class folders.
-        split: a folder in ``root``, or a synonym of its name; ``train``, ``val`` or ``all`` if ``root`` holds
-            the class folders.
+        split: a folder in ``root`` or a synonym of its name; if ``root`` holds the class folders, ``train``,
+            ``val`` or ``all``.
     """
     if not root.is_dir():
         raise UserError(f"{root}: a file; expected {LAYOUT}")
@@ -136,7 +136,7 @@ def _can_be_a_folder(name: str) -> bool:
 
 
 def _is_divided(root: Path, split: str) -> bool:
-    """Return whether the root holds the class folders, so that the reader makes the splits."""
+    """Return whether the root itself holds the class folders, so that the reader makes the splits."""
     return not any(_holds_folders(root / name) for name in (*WORDS, split))
 
 
@@ -166,7 +166,7 @@ class _Contents:
         self.odd.setdefault(reason, []).append(path)
 
     def add(self, folder: str, files: dict[str, str]) -> None:
-        """Add the images below a class folder, each real folder once."""
+        """Add the images below a class folder; enter each real folder only once."""
 
         def fail(path: str, _: OSError) -> None:
             self.listed.append(path)
@@ -201,7 +201,7 @@ def _class_folders(top: Path) -> _Contents:
 
 
 def _unusable(entry: os.DirEntry[str]) -> str:
-    """Return why a file with an image's ending cannot be an image, without reading its content."""
+    """Return why a file with an image's extension cannot be an image, without reading it."""
     try:
         status = entry.stat()
     except OSError:
@@ -235,7 +235,7 @@ def _part_of(files: dict[str, str], split: str) -> dict[str, str]:
 
 
 def _left_out(contents: _Contents) -> list[str]:
-    """Return sentences with the number of ignored files."""
+    """Return sentences that count the ignored files."""
     sentences = []
     if empty := [name for name, files in contents.classes.items() if not files]:
         holds = counted(len(empty), "folder holds no images and is", "folders hold no images and are")

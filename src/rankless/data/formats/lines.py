@@ -46,7 +46,7 @@ _SNIFFED = 1000
 _MOST = 200
 """A folder with more .txt files has one per image."""
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
-# The path ends at the last image file ending that is followed by a space or the end of the line.
+# The path ends at the last image extension before a space or the end of the line.
 _LINE = re.compile(rf"(?P<path>.*(?:{_ENDINGS}))(?:\s+(?P<boxes>.*))?", re.IGNORECASE)
 _COMMA = re.compile(r"\s*,\s*")
 _BOX = re.compile(r"[-+.\deE]+(?:,[-+.\deE]+){4}")
@@ -54,7 +54,7 @@ _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|labels?|lines)$", re.IGNORE
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` holds annotation lines: it has a ``.txt`` file in which a box follows a path."""
+    """Return how ``root`` was recognized, by a ``.txt`` file in which a box follows a path; else empty."""
     files = [(root, list_kind(root))] if root.is_file() else list(_files(root).values())
     first = next((file for file, kind in files if kind == "boxes"), None)
     return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
@@ -67,7 +67,7 @@ def splits(root: Path) -> list[str]:
 
 
 def undivided(root: Path, split: str) -> str:
-    """Return the list from which the reader makes ``split``; ``split`` itself if it is not made so."""
+    """Return the list that the reader divides to make ``split``, or ``split`` itself if none is divided."""
     return (split in _DIVIDED and _lone(_splits(root))) or split
 
 
@@ -158,7 +158,7 @@ def _parsed(line: str) -> tuple[str, list[str]]:
     """Return a line's path and its boxes, each as ``x1,y1,x2,y2,class``."""
     if match := _LINE.fullmatch(line):
         return match["path"], _COMMA.sub(",", match["boxes"] or "").split()
-    parts = line.split()  # without an image ending, the path ends at the last part without a comma
+    parts = line.split()  # without an image extension, the path ends at the last part without a comma
     boxes = len(list(takewhile(lambda part: "," in part, parts[:0:-1])))
     return line.rsplit(None, boxes)[0], parts[len(parts) - boxes :]
 
@@ -201,13 +201,13 @@ def _files(folder: Path) -> dict[str, tuple[Path, str]]:
 
 
 def _lone(files: Mapping[str, Path]) -> str:
-    """Return the name of the only list, if it is for training but not called ``train``; else empty."""
+    """Return the name of the only list if it is a training list not called ``train``; else empty."""
     (name, *more) = files or [""]
     return name if name != "train" and not more and is_for_training(name) else ""
 
 
 def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
-    """Keep only the images of ``split`` from the only list, and add a note about it."""
+    """Keep only the images of ``split`` from a divided list, and add a note about it."""
     count = len(raw.paths)
     names = [os.path.relpath(path, top) for path in raw.paths]
     aside = set_aside(names, "annotation lines")

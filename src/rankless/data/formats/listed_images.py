@@ -56,9 +56,9 @@ class ListedImages:
 
         Args:
             names: class names.
-            depends: files and folders that were read, without those of the search.
+            depends: files and folders that were read, except those of the search.
             about: sentences about how the split was read.
-            nothing: the error if the file lists no image.
+            nothing: the error message if the file lists no image.
             rest: see :meth:`RawBuilder.raw`.
         """
         if not self.made.paths:

@@ -1,4 +1,4 @@
-"""Bounding boxes of outlines: points of a polygon, or a COCO mask."""
+"""Bounding boxes of outlines, which are polygons or COCO masks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def around(xs: Sequence[float], ys: Sequence[float]) -> Box:
 
 
 def turned(box: Box, degrees: float) -> Box:
-    """Return the xyxy bounds of an xyxy box that is turned around its center."""
+    """Return the xyxy bounds of an xyxy box that is rotated about its center."""
     x1, y1, x2, y2 = box
     cos, sin = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
     width, height = (x2 - x1) * cos + (y2 - y1) * sin, (x2 - x1) * sin + (y2 - y1) * cos
@@ -29,7 +29,7 @@ def turned(box: Box, degrees: float) -> Box:
 def of_segmentation(segmentation: Any) -> Box | None:
     """Return the xyxy bounds, in pixels, of a COCO segmentation; None if it is invalid or has no extent.
 
-    cocoapi is not used, since some of its versions crash on a mask of size 0 or on truncated text.
+    cocoapi is not used because some of its versions crash on a mask of size 0 or on truncated text.
 
     Args:
         segmentation: a list of polygons ``[x, y, x, y, …]``, or ``{"size": [h, w], "counts": …}`` with run
@@ -55,9 +55,9 @@ def of_segmentation(segmentation: Any) -> Box | None:
 def _runs(text: str) -> list[int]:
     """Decode run lengths from cocoapi's text.
 
-    Each character, less '0', holds 5 bits of a number, lowest first. Bit 32 means that more characters
-    follow; bit 16 of the last one is the sign. The fourth and later numbers are differences to the number
-    two places before.
+    Each character minus '0' holds 5 bits of a number, lowest first. Bit 32 means that more characters follow;
+    bit 16 of the last one is the sign. The fourth and later numbers are differences from the number two
+    places before.
     """
     runs: list[int] = []
     at = 0

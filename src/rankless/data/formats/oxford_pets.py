@@ -1,7 +1,7 @@
 """Reader of Oxford-IIIT Pet as torchvision stores it: images of 37 breeds, and two lists.
 
 See Parkhi et al., "Cats and Dogs", 2012. A line such as ``Abyssinian_100 1 1 1`` gives the image's name
-without its ending, the breed's number from 1, the species, and the breed's number within its species.
+without its extension, the breed's number from 1, the species, and the breed's number within its species.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MEANT = {"train": "trainval", "val": "test"}
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` contains, or is, the folder of Oxford-IIIT Pet; empty if not."""
+    """Return how ``root`` was recognized as, or as containing, Oxford-IIIT Pet; empty if it was not."""
     top = _top(root)
     return f"it has '{top.name}/annotations/trainval.txt'" if top else ""
 
@@ -36,7 +36,7 @@ def splits(root: Path) -> list[str]:
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split, in its list's order."""
+    """Read one split in the order of its list."""
     top = _top(root)
     if top is None:
         raise UserError(f"{root}: no pets; expected {LAYOUT}")

@@ -22,7 +22,7 @@ from rankless.printing import ProgressBar
 
 SHARD_BYTES = 512 * 1024**2
 """Maximum size of a shard, unless a single image is larger."""
-_JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # the endings that webdataset's decoders know
+_JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # the extensions that webdataset's decoders know
 
 
 def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_BYTES) -> list[str]:
@@ -92,7 +92,7 @@ def _write_split(
 
 
 def _finish(file: io.BufferedWriter) -> None:
-    """Write the end of an archive and flush it to the disk, before its folder is renamed."""
+    """Write the end of an archive and flush it to the disk, because its folder is renamed next."""
     file.write(bytes(2 * tarfile.BLOCKSIZE))
     file.flush()
     os.fsync(file.fileno())
@@ -120,7 +120,7 @@ def _keys(annotations: Annotations) -> Iterator[str]:
 
 
 def _sample(annotations: Annotations, index: int, numbers: Sequence[int]) -> list[tuple[str, bytes]]:
-    """Return the members of one image as (ending, content)."""
+    """Return the members of one image as (extension, content)."""
     ending = PurePosixPath(annotations.path(index)).suffix.lower().removeprefix(".")
     image = (_JPEG.get(ending, ending), content(annotations, index))
     if not annotations.has_boxes:

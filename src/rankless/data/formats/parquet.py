@@ -1,7 +1,7 @@
-"""Parquet files of the package ``datasets``: their rows, their class names, and the images inside them.
+"""Parquet files as the package ``datasets`` writes them: rows, class names and embedded images.
 
-An image is a struct of its encoded ``bytes`` and a ``path``. If its column is not compressed, the image is a
-byte range of the Parquet file. Other images are copied once, beside the cached annotations.
+An image is a struct of its encoded ``bytes`` and a ``path``. If the column is not compressed, the image is
+read as a byte range of the Parquet file. Other images are copied once, beside the cached annotations.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ class ParquetTable(Table):
                             f"{self.file}: its images are compressed; no copy can be made in {target.parent} "
                             f"({reading.reason(error)}); set RANKLESS_CACHE to a folder that has room"
                         ) from error
-                    # The last name is unique, so a division of the images ignores the cache's place.
+                    # The file name is unique, so splitting the images does not depend on the cache's path.
                     yield Stored(path_in(os.fspath(target), f"{self.file.stem}-{name}"), offset, content)
 
     def _copy(self) -> Path:
-        """Return the file for copies of the images, whose name changes with the Parquet file."""
+        """Return the path of the file for copies of the images; it changes when the Parquet file changes."""
         state = self.file.stat()
         key = f"{self.file.absolute()} {state.st_mtime_ns} {state.st_size}".encode(errors="surrogateescape")
         return storage() / f"{COPY}{hashlib.sha256(key).hexdigest()[:16]}"

@@ -65,7 +65,7 @@ class Format(Protocol):
     """Expected files, as the end of "expected …"."""
 
     def recognize(self, root: Location) -> str:
-        """Return why ``root`` is of this format, as in "it has 'data.yaml'"; empty if it is not."""
+        """Return how ``root`` was recognized, as in "it has 'data.yaml'"; empty if it has another format."""
         ...
 
     def splits(self, root: Location) -> list[str]:
@@ -84,9 +84,9 @@ class Format(Protocol):
         ...
 
     def undivided(self, root: Path, split: str) -> str:
-        """Return the split that has every image if the reader makes ``split`` by dividing it; else ``split``.
+        """Return the split with all images if the reader divides it to make ``split``; else ``split``.
 
-        Formats whose splits always exist on the disk lack this method.
+        Formats whose splits always exist on disk lack this method.
         """
         ...
 
@@ -118,7 +118,7 @@ def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageF
 
 
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:
-    """Return the format of the data at ``root``, and the reason."""
+    """Return the format of the data at ``root``, and how it was recognized."""
     path = Path(root).expanduser()
     if problems := missing_data(root):
         raise UserError(problems)
@@ -142,7 +142,7 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
 
 
 def _recognized_remote(root: str, format: str) -> str:
-    """Return the reason why an address holds shards."""
+    """Return how an address was recognized as holding shards."""
     refuse_secrets(root)
     if format not in ("auto", REMOTE):
         raise UserError(
@@ -165,7 +165,7 @@ def _recognized_remote(root: str, format: str) -> str:
 
 
 def also(root: str, taken: str) -> Iterator[str]:
-    """Yield sentences that name other formats in which the data can be read, and how to choose them."""
+    """Yield sentences about other formats that the data can be read in, and how to choose them."""
     path = Path(root).expanduser()
     for name in _WITH_BOXES if taken in _WITH_BOXES and path.is_dir() else ():
         page = format_named(name)
@@ -176,14 +176,14 @@ def also(root: str, taken: str) -> Iterator[str]:
 
 
 def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:
-    """Return the first of these formats that matches ``path``, and the reason; empty strings if none does."""
+    """Return the first of these formats that matches ``path``, and the reason; two empty strings if none."""
     return next(((name, why) for name in names if (why := format_named(name).recognize(path))), ("", ""))
 
 
 def _data_set_around(path: Path, name: str) -> Path | None:
-    """Return the data set that contains this folder of images, labels or one split, if there is one.
+    """Return the data set that contains this folder of images, of labels or of one split, if any.
 
-    ``name`` is the format recognized for the folder alone, if any: a folder of images looks like class
+    ``name`` is the format recognized for the folder by itself, if any: a folder of images looks like class
     folders, and a Darknet split looks like a data set without class names.
     """
     full = path.resolve()
@@ -201,7 +201,7 @@ def _data_set_around(path: Path, name: str) -> Path | None:
 
 
 def _what_is_there(path: Path) -> str:
-    """Describe a file or folder of no known format, as the end of a sentence."""
+    """Return the end of a sentence that describes a file or folder of unknown format."""
     if path.is_file():
         kind = "an image" if path.suffix.lower() in EXTENSIONS else f"a '{path.suffix}' file"
         return f"it is {kind}" if path.suffix else "it is a file without an ending"

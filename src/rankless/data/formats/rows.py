@@ -1,7 +1,7 @@
-"""Reader of rows, each an image with its objects or its class, as data hubs and FiftyOne store them.
+"""Reader of tables as used by data hubs and FiftyOne: each row is an image with its objects or its class.
 
 A row has ``objects``, a dict of lists or a list of dicts with ``bbox`` (x, y, width, height) and
-``category``, or a ``label``. Its image is a file, or bytes beside it.
+``category``, or a ``label``. Its image is a separate file, or bytes in the same file.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _CLASSES = ("category", "categories", "category_id", "label", "labels", "class",
 _LABELS = ("label", "labels", "class", "category", "fine_label")
 _READ = {*_BOXES, *_CROWD, *_CLASSES, *_LABELS, "area"}
 _LOOKED_AT = 1000  # rows
-_WHOLE = 1.001  # if no number is larger, the numbers are fractions of the image's sides
-_SLACK = 1.0  # pixels by which a box may reach over the edge of its image
+_WHOLE = 1.001  # boxes without a larger number are fractions of the image's sides
+_SLACK = 1.0  # pixels by which a box may extend beyond its image
 
 
 class Stored(NamedTuple):
-    """An encoded image and its place in a file.
+    """An encoded image and its position in a file.
 
     Attributes:
         path: as in :func:`rankless.data.index.byte_ranges.path_in`.
-        offset: position of its first byte in the file that ``path`` names.
-        content: its bytes.
+        offset: position of the image's first byte in the file that ``path`` names.
+        content: the image's bytes.
     """
 
     path: str
@@ -53,10 +53,10 @@ class Stored(NamedTuple):
 
 
 class Table:
-    """A file with rows, which name the files of their images.
+    """A file of rows, which name their images' files.
 
     Attributes:
-        images: the column of the images, if a file of this class contains them.
+        images: the column of the images, if the file contains them.
         normalized: whether boxes are fractions of the image's sides; None if the values decide.
     """
 
@@ -67,7 +67,7 @@ class Table:
         self.file = file
 
     def rows(self, findings: Findings) -> Iterator[Row]:
-        """Yield the rows without images; add what is no row to ``findings``."""
+        """Yield the rows without their images; add a finding for each invalid row."""
         raise NotImplementedError
 
     def class_names(self, outer: str, key: str) -> list[str] | None:
@@ -112,8 +112,8 @@ def read_tables(
     Args:
         root: the data's folder or file.
         tables: the files of the split.
-        others: the files of the other splits, whose classes count, too.
-        given: names of classes that are only numbers.
+        others: the files of the other splits, whose classes count as well.
+        given: names for classes that are stored as numbers.
     """
     columns = _columns(tables)
     names, names_file = _names(root, [*tables, *others], columns, given)
@@ -131,7 +131,7 @@ def read_tables(
 
 
 def _columns(tables: Sequence[Table]) -> _Columns:
-    """Return the columns of the rows, which the first rows decide."""
+    """Return the columns of the rows, determined from the first rows."""
     where, image, label = tables[0].file, "", ""
     for _, row in islice(chain.from_iterable(table.rows(Findings()) for table in tables), _LOOKED_AT):
         if not tables[0].images:
@@ -179,7 +179,7 @@ def _objects(row: Mapping[str, Any], columns: _Columns) -> list[Mapping[str, Any
 def _names(
     root: Path, tables: Sequence[Table], columns: _Columns, given: Sequence[str] | None
 ) -> tuple[tuple[str, ...], Path | None]:
-    """Return the class names, and the file that lists them, if there is one."""
+    """Return the class names, and the file that lists them, if any."""
     if not columns.label:
         where = tables[0].file
         raise UserError(f"{where}: the boxes have no class; expected 'category' beside '{columns.box}'")
@@ -309,7 +309,7 @@ class _Reader(ListedImages):
 
 
 def _with_corners(raw: Raw) -> Raw:
-    """Decide by the values whether boxes are fractions, and whether they are corners, and say so."""
+    """Infer from the values whether boxes are fractions or corners, and report that as a finding."""
     if raw.boxes is None or not len(raw.boxes) or not np.isfinite(raw.boxes).all():
         return raw
     boxes, written = raw.boxes, raw.boxes.copy()

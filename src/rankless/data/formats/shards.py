@@ -2,7 +2,7 @@
 
 A sample consists of consecutive members with the same base name, which ends at the first dot of the file
 name. As in the package webdataset, ``a/0001.jpg`` and ``a/0001.json`` are the sample ``a/0001`` with the
-endings ``jpg`` and ``json``.
+extensions ``jpg`` and ``json``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x
 _ONE = "train"
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _AT_ONCE = 16  # concurrent requests to a server
-_LOOK = 20  # number of first samples that tell whether an archive is a shard
+_LOOK = 20  # number of samples to read to decide whether an archive is a shard
 _NUMBERED = re.compile(r"(?:^|.*[-_.])\d{5,}$")
 
 
@@ -55,7 +55,7 @@ class Sample:
 
     Attributes:
         key: the base name.
-        members: the members in order, by lowercase ending.
+        members: the members in order, by lowercase extension.
     """
 
     key: str
@@ -63,14 +63,14 @@ class Sample:
 
     @property
     def image(self) -> Member | None:
-        """The first image by its ending; ``jpg`` takes precedence over ``mask.png``."""
+        """The first member with an image's extension; ``jpg`` takes precedence over ``mask.png``."""
         images = [each for each in self.members if image_file.is_image(f"x.{each}")]
         plain = [each for each in images if "." not in each]
         return self.members[(plain or images)[0]] if images else None
 
 
 def samples(shard: str, findings: Findings) -> Iterator[Sample]:
-    """Yield a shard's samples in order, as far as they can be read; errors are added to the findings."""
+    """Yield a shard's samples in order as far as they can be read; add errors to the findings."""
     try:
         with opened(shard) as ranges, io.BufferedReader(Window(ranges, 0, ranges.size)) as file:
             head = file.read(6)
@@ -82,13 +82,13 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 yield from _grouped(_members(archive, file, ranges, shard, findings), shard, findings)
-    except Exception as error:  # tarfile raises many types for damaged headers, even MemoryError
+    except Exception as error:  # tarfile raises errors of many types for damaged headers, even MemoryError
         is_there = not (isinstance(error, OSError) and is_remote(shard))
         findings.add("unreadable file", shard, f"{'no tar archive: ' * is_there}{printable(_reason(error))}")
 
 
 def first_member(shard: str) -> tuple[str, bytes]:
-    """Return name and content of a shard's first member if it lists class names; else empty."""
+    """Return the name and content of a shard's first member if it lists class names; else empty."""
     try:
         with (
             opened(shard) as ranges,
@@ -119,7 +119,7 @@ def _plain(name: str) -> str:
 def _members(
     archive: tarfile.TarFile, file: BinaryIO, ranges: Ranged, shard: str, findings: Findings
 ) -> Iterator[tuple[str, str, Member]]:
-    """Yield (key, ending, member) of every file that is part of a sample."""
+    """Yield (key, extension, member) for every file that is part of a sample."""
     size, last = ranges.size, ""
     while (info := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # it would keep a kilobyte per member
@@ -205,7 +205,7 @@ def shards_of(root: Location) -> dict[str, list[Location]]:
 
 
 def known_as(split: str, names: list[str]) -> str:
-    """Return the split that is meant: ``val`` may mean ``valid`` or ``imagenet-val``, if only one matches."""
+    """Return the split that a name refers to: ``val`` may be ``valid`` or ``imagenet-val`` if unambiguous."""
     word = splits.known_as(split, [_last(name) for name in names])
     meant = [name for name in names if _last(name) == word]
     return meant[0] if split not in names and len(meant) == 1 else split
@@ -217,9 +217,9 @@ def is_compressed(shard: Location) -> bool:
 
 
 def looks_like_shards(root: Location) -> Location | None:
-    """Return the first archive that is a shard, by its number or by its first samples; None if there is none.
+    """Return the first archive whose number or first samples show that it is a shard; None if there is none.
 
-    Other archives do not count, since data sets often lie beside the archives they were unpacked from.
+    Other archives do not count, because data sets often lie next to the archives they were unpacked from.
     """
     for shards in shards_of(root).values():
         first = shards[0]
@@ -232,7 +232,7 @@ def looks_like_shards(root: Location) -> Location | None:
 
 
 def class_names(root: Location, shards: list[Location]) -> tuple[list[str] | None, str]:
-    """Return the class names beside the shards or in the first shard, and the file beside them, if any."""
+    """Return the class names from a file beside the shards or from the first shard, and that file, if any."""
     for folder in dict.fromkeys((shards[0].parent, root)):
         for name in NAMES_FILES:
             if (folder / name).is_file():
@@ -278,7 +278,7 @@ def _stem(name: str) -> str:
 
 
 def _split_of(stem: str) -> str:
-    """Return the split of a shard: ``train`` for ``train-000012``, also for a mere number."""
+    """Return the split of a shard: ``train`` for ``train-000012`` or for a name that is only a number."""
     return re.sub(r"(?:^|[-_.])\d+(?:-of-\d+)?$", "", stem) or _ONE
 
 

@@ -29,9 +29,9 @@ def usual_order(names: Iterable[str]) -> list[str]:
 
 
 def without_year(names: Iterable[str]) -> dict[str, str]:
-    """Map names without their year to names: ``train2017`` or ``2007_train`` becomes ``train``.
+    """Map names without the year to full names: ``train2017`` or ``2007_train`` becomes ``train``.
 
-    A name keeps its year if another name would become the same.
+    A name keeps its year if two names would become the same.
     """
     names = list(names)
     short = [_YEAR.sub("", name) for name in names]
@@ -42,10 +42,10 @@ def without_year(names: Iterable[str]) -> dict[str, str]:
 
 
 def known_as(wanted: str, existing: Collection[str]) -> str:
-    """Return the name in ``existing`` that ``wanted`` means; ``wanted`` itself if none or several match.
+    """Return the name in ``existing`` that ``wanted`` refers to, or ``wanted`` if none or several match.
 
-    If there is no validation split but several splits, a test split counts as one. ``default``, the subset of
-    a CVAT task without one, counts as the training split if there is no other.
+    If there are several splits but no validation split, a test split counts as one. ``default``, the subset
+    of a CVAT task without one, counts as the training split if there is no other.
     """
     group = next((group for group in _ALIKE if wanted.casefold() in group), ())
     short = {name: _YEAR.sub("", name) for name in existing}
@@ -58,22 +58,22 @@ def known_as(wanted: str, existing: Collection[str]) -> str:
 
 
 def is_for_tests(name: str) -> bool:
-    """Return whether ``name`` is a usual name of a test split."""
+    """Return whether ``name`` is a common name of a test split."""
     return _YEAR.sub("", name).casefold() in _ALIKE[2]
 
 
 def is_for_training(name: str) -> bool:
-    """Return whether a split may be trained on: its name is not a validation or test split's."""
+    """Return whether a split may be trained on, which validation and test splits must not be."""
     return not any(_YEAR.sub("", name).casefold() in group for group in _ALIKE[1:])
 
 
 def is_for_validation(name: str) -> bool:
-    """Return whether ``name`` is a usual name of the validation split."""
+    """Return whether ``name`` is a common name of a validation split."""
     return name.casefold() in _ALIKE[1]
 
 
 def is_usual(name: str) -> bool:
-    """Return whether ``name`` is a usual split name such as ``train``, ``trainval`` or ``2007_val``."""
+    """Return whether ``name`` is a common split name such as ``train``, ``trainval`` or ``2007_val``."""
     return _YEAR.sub("", name).casefold() in ("trainval", *WORDS)
 
 
@@ -82,14 +82,14 @@ def set_aside(names: Collection[str], what: str) -> set[str]:
 
     Args:
         names: names of images; the result depends neither on their order nor on a seed.
-        what: the kind of data, a key of the hash.
+        what: the kind of data, which is part of the hash.
     """
     by_hash = sorted(names, key=lambda name: (key(0, what, os.fsencode(name).hex()), name))
     return set(by_hash[: max(round(VAL_FRACTION * len(names)), 1) if len(names) > 1 else 0])
 
 
 def how_to_divide(root: Path, wanted: str) -> str:
-    """Return the end of a sentence with the command that makes a missing split; empty for training splits."""
+    """Return the end of a sentence with the command to make a missing split; empty for training splits."""
     if is_for_training(wanted):
         return ""
     folder = root if root.is_dir() else root.absolute().parent
@@ -99,9 +99,9 @@ def how_to_divide(root: Path, wanted: str) -> str:
 
 
 def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) -> str:
-    """Return the name in ``existing`` that ``wanted`` means: itself or a synonym (``valid``, ``val``).
+    """Return the name in ``existing`` that ``wanted`` refers to: itself or a synonym (``valid``, ``val``).
 
-    If ``root`` is the only file, ``train`` and the file's own name mean that file.
+    If ``root`` is the only file, ``train`` and the file's own name refer to that file.
 
     Args:
         root: the data's folder or file.

@@ -45,7 +45,7 @@ _FLAGS = {
     "-1",
     "0",
     "1",
-}  # in lists of one class: whether each image shows the class
+}  # flags in the list of a class: whether each image shows the class
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class VocSplit(SplitFiles):
     """The files of one split, in the order of its lists.
 
     Attributes:
-        items: image file and its XML file; the latter is empty if there is none.
+        items: pairs of an image file and its XML file, which is empty if there is none.
         others: the XML files of all other splits.
     """
 
@@ -78,7 +78,7 @@ class VocSplit(SplitFiles):
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` is laid out as Pascal VOC; a folder with ``data.yaml`` or ``labels`` is not."""
+    """Return how ``root`` was recognized as Pascal VOC; a ``data.yaml`` or ``labels`` rules that out."""
     others = (*YAML_NAMES, "labels")
     if not root.is_dir() or any((root / name).exists() for name in others):
         return ""
@@ -90,7 +90,7 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the splits, without lists of single classes, and without ``trainval`` beside its halves."""
+    """Return the splits, except lists of single classes, and ``trainval`` if its halves exist."""
     return usual_order(_plain_splits(_parts(root)))
 
 
@@ -135,7 +135,7 @@ def _parts(root: Path) -> list[Part]:
 
 
 def _years(root: Path) -> list[Part]:
-    """Return ``root`` if it is laid out as VOC; else such folders in ``VOCdevkit`` or ``root``, by name."""
+    """Return ``root`` if it has VOC's layout; else such folders in ``VOCdevkit`` or ``root``, by name."""
     for folders in ([root], subfolders(root / "VOCdevkit"), subfolders(root)):
         if years := [year for folder in folders if (year := _year(folder)) is not None]:
             return years
@@ -148,7 +148,7 @@ def _year(folder: Path) -> Part | None:
     sets = folder / "ImageSets"
     if annotations is None or (images is None and not sets.is_dir()):
         return None
-    if not sets.is_dir() and not _has_xml(annotations):  # COCO's folders may be called the same
+    if not sets.is_dir() and not _has_xml(annotations):  # COCO's folders may have the same names
         return None
     lists: dict[str, Path | None] = {}
     for listing in (sets / "Main", sets):
@@ -158,7 +158,7 @@ def _year(folder: Path) -> Part | None:
 
 
 def _beside(root: Path) -> list[Part]:
-    """Return the folders in ``root`` with annotations beside images, each a split; else ``root`` itself."""
+    """Return the folders in ``root`` that have annotations beside images, by split; else ``root`` itself."""
     parts = [
         Part(folder.name, folder, folder, {folder.name: None})
         for folder in subfolders(root)
@@ -183,7 +183,7 @@ def _has_both(folder: Path) -> bool:
 
 
 def _plain_splits(parts: list[Part]) -> list[str]:
-    """Return the splits, without lists of single classes, and without ``trainval`` beside its halves."""
+    """Return the splits, except lists of single classes, and ``trainval`` if its halves exist."""
     names = dict.fromkeys(name for part in parts for name in part.lists)
     joint = {"trainval"} if {"train", "val"} <= names.keys() else set()
     return [
@@ -222,7 +222,7 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
 def _add(
     name: str, where: str, used: dict[str, None], files: tuple[FolderNames, FolderNames], result: VocSplit
 ) -> None:
-    """Add one image of a list, unless it was added before."""
+    """Add one image of a list unless it has been added already."""
     images, annotated = files
     if composed(name) in used:
         result.findings.add("listed twice", where, f"'{printable(name)}'")
@@ -238,7 +238,7 @@ def _add(
 
 
 def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Yield line numbers and image names of one list, without flags and image endings."""
+    """Yield line numbers and image names of one list, without flags and extensions."""
     for number, line in enumerate(read_text(file, "one image name a line").splitlines(), 1):
         name = line.strip()
         words = name.rsplit(None, 1)
@@ -258,8 +258,8 @@ TITLE = "Pascal VOC"
 def read(root: Path, split: str) -> Raw:
     """Read one split.
 
-    The class names are those of all splits, sorted, so that every split numbers them alike. An unreadable
-    file of another split is therefore reported as well; boxes are checked only in this split.
+    The class names are collected from all splits and sorted, so that every split numbers classes alike. An
+    unreadable file of another split is therefore also reported; boxes are checked only in this split.
     """
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
@@ -316,7 +316,7 @@ def _raw(made: RawBuilder, labels: Mapping[str, int], items: Sequence[tuple[str,
 
 
 def _read(file: str, findings: Findings) -> Annotation:
-    """Parse a file; if it is no annotation, add that to the findings and return no objects."""
+    """Parse a file; if it is not an annotation, add a finding and return no objects."""
     try:
         parsed = parse(reading.read_bytes(file, reading.LABELS))
     except OSError as error:
@@ -331,7 +331,7 @@ def _read(file: str, findings: Findings) -> Annotation:
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``; return sentences about lost information.
 
-    An image that several splits have with the same boxes is written once.
+    An image that is in several splits with the same boxes is written once.
     """
     names, changed = fit_names(names_of(splits), distinct=False)
     _check(names)
@@ -365,7 +365,7 @@ def _check(names: Sequence[str]) -> None:
 
 
 def _keys(annotations: Annotations) -> Iterator[tuple[object, ...]]:
-    """Yield keys that are equal for equal images: file, byte range, boxes, classes and flags."""
+    """Yield a key for each image, which is equal for equal files, byte ranges, boxes, classes and flags."""
     for index, path in enumerate(annotations.paths()):
         objects = tuple((*box, label, flags) for box, label, flags, _ in annotations.objects(index))
         yield path, annotations.byte_ranges[index : index + 1].tobytes(), objects

@@ -24,7 +24,7 @@ class VocObject(NamedTuple):
     Attributes:
         name: the name of its class.
         box: xmin, ymin, xmax, ymax as written; they may be NaN or infinite.
-        difficult: whether scores ignore it as too hard.
+        difficult: whether scores ignore the object because it is too hard.
         number: its position in the file, from 1.
     """
 
@@ -41,7 +41,7 @@ class Annotation(NamedTuple):
         objects: valid objects, in the order of the file.
         size: the image's size, see :func:`rankless.data.index.raw.stated_size`.
         problems: kind (one of :data:`rankless.data.index.findings.KINDS`) and sentence of each problem.
-        readable: False if the file is no annotation, so that its objects are unknown.
+        readable: False if the file is not an annotation, so that its objects are unknown.
         first_pixel: the number of the first pixel. It is 1 in Pascal VOC, and 0 in the files of CVAT and
             Label Studio, whose ``xmax`` and ``ymax`` are the right and the lower edge.
     """
@@ -56,8 +56,8 @@ class Annotation(NamedTuple):
 def parse(content: bytes) -> Annotation:
     """Parse one annotation.
 
-    A document type is refused before parsing: no annotation needs one, and its entities could fill the memory
-    or name other files.
+    A document type is refused before parsing, because no annotation needs one and its entities could fill the
+    memory or name other files.
     """
     if b"<!DOCTYPE" in content or b"\0" in content:  # zeros: UTF-16, which hides a document type
         problem = "a document type (<!DOCTYPE) or UTF-16 text; expected plain XML in UTF-8 without one"
@@ -76,7 +76,7 @@ def parse(content: bytes) -> Annotation:
 
 
 def _first_pixel(root: ElementTree.Element) -> int:
-    """Return the number of the first pixel, known from the program that wrote the file."""
+    """Return the number of the first pixel, which depends on the program that wrote the file."""
     of_cvat = all(_text(root, f"source/{name}") == "Unknown" for name in ("database", "annotation", "image"))
     return 0 if of_cvat or _text(root, "owner/name") == "Label Studio" else 1
 
@@ -112,7 +112,7 @@ def _add(parent: ElementTree.Element, tag: str, text: str) -> None:
 
 
 def unreadable(kind: str, problem: str) -> Annotation:
-    """Return an annotation that holds only the problem of an unreadable file."""
+    """Return an annotation that contains only the problem of an unreadable file."""
     return Annotation([], (0, 0), [(kind, problem)], readable=False)
 
 
@@ -202,7 +202,7 @@ def _text(element: ElementTree.Element | None, name: str) -> str:
 
 
 def _float(text: str) -> float | None:
-    """Return a number, or None; ``1_0``, which Python would read as 10, is no number."""
+    """Return a number, or None; ``1_0``, which Python would read as 10, is not a number."""
     try:
         return None if "_" in text else float(text)
     except ValueError:

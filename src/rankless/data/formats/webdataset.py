@@ -32,7 +32,7 @@ from rankless.files.remote import Location, RemotePath, name_of, size_of
 
 
 class LabelError(ValueError):
-    """Error about an invalid label; the message states the value and what was expected."""
+    """An invalid label; the message states the value and the expected form."""
 
 
 class Row(NamedTuple):
@@ -160,7 +160,7 @@ def _side(side: Any) -> int:
 
 
 def _number_or_name(text: str) -> str:
-    """Return a number in canonical form, so that ``007`` and ``7`` are one class; else the name."""
+    """Return a number in canonical form, so that ``007`` and ``7`` are one class, or a name unchanged."""
     return str(int(text)) if is_number(text) else text
 
 
@@ -174,11 +174,11 @@ TITLE = "tar shards (WebDataset)"
 LAYOUT = "'train-000000.tar' and so on, or a folder of tar files per split, with images and '.cls' or '.json'"
 MOST_CLASSES = 1_000_000
 """Limit of the numbers of unnamed classes; a larger number indicates a misread file."""
-_MUCH = 1024**3  # bytes; for less, starting processes takes longer than reading
+_MUCH = 1024**3  # bytes; for less data, starting processes takes longer than reading
 
 
 def recognize(root: Location) -> str:
-    """Return why ``root`` holds shards; empty if not."""
+    """Return how shards were recognized in ``root``; empty if there are none."""
     first = shards.looks_like_shards(root)
     return f"it has tar shards such as '{_below(first, root)}'" if first else ""
 
@@ -189,7 +189,7 @@ def splits(root: Location) -> list[str]:
 
 
 def read(root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split, in the order of the shards' names and their members; see :class:`.registry.Format`."""
+    """Read one split in the order of the shards' names and their members; see :class:`.registry.Format`."""
     by_split = shards.shards_of(root)
     split = shards.known_as(split, list(by_split))
     if split not in by_split:
@@ -212,7 +212,7 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
         raw.rename(_numbered(sorted(named)))
         if class_names and all(map(is_number, raw.names)) and not all(map(is_number, class_names)):
             raw.names = _given(root, class_names, len(raw.names))
-    if isinstance(root, RemotePath):  # its fingerprint shows changes
+    if isinstance(root, RemotePath):  # its fingerprint reveals changes
         return raw
     scanned = [shard for each in (chosen, *others) for shard in each]
     folders = dict.fromkeys(str(folder) for shard in scanned for folder in (root, shard.parent))
@@ -221,7 +221,7 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
 
 
 def _numbered(names: list[str]) -> list[str]:
-    """Return the names of classes without given names; if all are numbers, every number up to the largest."""
+    """Return names for classes that have none; if all are numbers, every number up to the largest."""
     if all(map(is_number, names)):
         return [str(number) for number in range(max(map(int, names), default=-1) + 1)]
     return names
@@ -262,7 +262,7 @@ def _refuse(root: Location, split: str, chosen: list[Location]) -> None:
 
 
 def _kind(chosen: list[Location]) -> str:
-    """Return the kind of labels in the split, which its first labeled sample decides."""
+    """Return the split's kind of labels, determined from its first labeled sample."""
     findings = Findings()
     for shard in chosen:
         for sample in samples(name_of(shard), findings):
@@ -292,8 +292,8 @@ def index(items: list[tuple[str, ...]]) -> Raw:
     """Index the samples of shards: byte range, size and label of every image.
 
     Args:
-        items: (shard, kind of its labels, class names or None as JSON). Without names, the result's names are
-            the classes found, with numbers as text.
+        items: (shard, kind of labels, class names or None as JSON). Without names, the names in the result
+            are the classes found, with numbers as text.
     """
     names = json.loads(items[0][2])
     part = _Part(kind=items[0][1], names=names, labels={name: at for at, name in enumerate(names or ())})
@@ -308,7 +308,7 @@ class _Part:
 
     kind: str
     names: Sequence[str] | None
-    labels: dict[str, int]  # numbers by class; grows if no names are given
+    labels: dict[str, int]  # numbers by class, which grow if no names are given
     made: RawBuilder = field(default_factory=RawBuilder)
     byte_ranges: list[tuple[int, int]] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Shared parts of all writers: images, names, numbers, and notes on what a format cannot hold."""
+"""Shared parts of all writers: images, names, numbers, and notes about lost information."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def file_names(
 ) -> Iterator[str]:
     """Yield a file name for every image, such as ``IMG_1.jpg``.
 
-    Names are unique without their endings, by which annotations refer to images. Images of the same name in
-    different folders get their folder's name as a prefix. Characters that a list of files cannot hold, and a
-    leading dot, which would hide the file, become ``_``.
+    Names are unique even without extensions, because annotations refer to images that way. Images with the
+    same name in different folders get their folder's name as a prefix. Characters that a list of files cannot
+    hold become ``_``, and so does a leading dot, which would hide the file.
 
     Args:
         annotations: the annotations of one split.
-        taken: names in use, without endings; new names are added.
+        taken: names in use, without extensions; new names are added.
         only: indices of the images to name; None names all.
     """
     taken = set() if taken is None else taken
@@ -108,7 +108,7 @@ def lost_of(split: str, count: int, one: str, many: str, what: str) -> list[str]
 
 
 def lost_flags(annotations: Annotations, split: str) -> list[str]:
-    """Return sentences about the flags and areas that are lost in a format without them."""
+    """Return sentences about the flags and areas that a format without them loses."""
     flags: Any = annotations.flags
     sentences = []
     for flag, what in ((DIFFICULT, "difficult"), (CROWD, "a crowd")):
@@ -118,13 +118,13 @@ def lost_flags(annotations: Annotations, split: str) -> list[str]:
 
 
 def lost_areas(split: str, count: int) -> list[str]:
-    """Return a sentence about the number of lost areas; none for 0."""
+    """Return a sentence that counts the lost areas; none if no area is lost."""
     what = f"the areas of {counted(count, 'object')} are lost: a box's area counts instead"
     return [f"{split}: {what}"] if count else []
 
 
 def rounded(split: str, count: int) -> list[str]:
-    """Return a sentence about the boxes that do not read back bit for bit; none for 0."""
+    """Return a sentence that counts the boxes that do not read back exactly; none if all do."""
     where = "within a millionth of a pixel of the edge: rounded"
     return lost_of(split, count, "box begins", "boxes begin", where)
 

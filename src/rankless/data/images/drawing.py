@@ -16,7 +16,7 @@ from rankless.data.images.palette import Color, color
 Floats = NDArray[np.float64]
 Rectangle = tuple[float, float, float, float]
 
-_REACH = 6  # largest distance from its box, in label heights
+_REACH = 6  # a label's largest distance from its box, in label heights
 _MOST_PLACES = 10_000
 
 
@@ -41,9 +41,9 @@ class Mark(NamedTuple):
 def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     """Return a copy of ``image`` (RGB) with every mark drawn on it, the first on top.
 
-    Line width and font size follow the image's size. Labels do not overlap where there is room: each is
-    placed at its box or as near as possible, then with a line to the box. A text that no available font can
-    draw (:mod:`rankless.data.images.fonts`) is replaced by the class id: ``#3: 90%``.
+    Line width and font size follow the image's size. If there is room, labels do not overlap: each is placed
+    at its box, or as near as possible with a line to the box. Text that no available font can draw
+    (:mod:`rankless.data.images.fonts`) is replaced by the class id, as in ``#3: 90%``.
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
@@ -78,7 +78,7 @@ def _ink(background: Color) -> Color:
 def _outline(
     draw: ImageDraw.ImageDraw, frame: Rectangle, fill: Color, line: int, *, dashed: bool = False
 ) -> None:
-    """Draw a colored line between two dark lines, which set it off from light ground; optionally dashed."""
+    """Draw a colored line, optionally dashed, between two dark lines that make it visible on light areas."""
     rim = _rim(line)
     x1, y1, x2, y2 = _pixels(frame)
     wide = line + 2 * rim
@@ -115,7 +115,7 @@ def _around(box: Rectangle, line: int, size: tuple[int, int]) -> Rectangle:
 
 
 def _pixels(box: Rectangle) -> tuple[int, int, int, int]:
-    """Return first and last column and row covered by a box of pixel edges; at least one of each."""
+    """Return the first and last column and row that a box covers; at least one of each."""
     x1, y1 = round(box[0]), round(box[1])
     return x1, y1, max(x1, round(box[2]) - 1), max(y1, round(box[3]) - 1)
 
@@ -146,7 +146,7 @@ def _written(mark: Mark, size: int, widest: int, draw: ImageDraw.ImageDraw) -> _
 def place(
     labels: Sequence[tuple[int, int]], frames: Sequence[Rectangle], size: tuple[int, int]
 ) -> list[Rectangle]:
-    """Find a rectangle for each label, on whole pixels of the image; earlier ones choose first.
+    """Find a rectangle in whole pixels for each label; earlier labels choose first.
 
     Args:
         labels: (width, height) of each label.
@@ -169,7 +169,7 @@ def place(
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Count the pixels of earlier labels, and of the own box if much is hidden, under each candidate."""
+    """Count the pixels that each candidate hides: of earlier labels and, if many, of its own box."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)
@@ -177,7 +177,7 @@ def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
 
 
 def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectangle]:
-    """Yield places above, inside at the top, below, inside at the bottom; each left, then right."""
+    """Yield places above, inside at the top, below and inside at the bottom; each at the left, then right."""
     x1, y1, x2, y2 = box
     tops = (y1 - height, y1, y2, y2 - height)
     if y1 < height:  # no room above
@@ -188,7 +188,7 @@ def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectang
 
 
 def _further(box: Rectangle, width: float, height: float) -> Floats:
-    """Return places all around the box, the nearest first, (N, 4)."""
+    """Return places all around the box, nearest first, (N, 4)."""
     x1, y1, x2, y2 = box
     reach_x, reach_y = _REACH * height, _REACH * height
     lefts = np.arange(x1 - width - reach_x, x2 + reach_x + 1, max(1.0, height / 2))
@@ -212,7 +212,7 @@ def _inside(frames: Floats, size: tuple[int, int]) -> Floats:
 
 
 def _overlaps(one: Floats, other: Floats) -> Floats:
-    """Return the pixels that each of ``one`` (N, 4) shares with each of ``other`` (M, 4), (N, M)."""
+    """Return the number of pixels shared by each of ``one`` (N, 4) and each of ``other`` (M, 4), (N, M)."""
     least, most = (
         np.maximum(one[:, None, :2], other[None, :, :2]),
         np.minimum(one[:, None, 2:], other[None, :, 2:]),

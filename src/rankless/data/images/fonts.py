@@ -1,4 +1,4 @@
-"""Fonts for texts: Pillow's own for Latin letters, a system font for all others.
+"""Fonts for labels: Pillow's own font for Latin letters, and system fonts for all others.
 
 The package ships no font. A text with other letters, such as Chinese, uses the first font that has them all:
 the file in ``RANKLESS_FONT``, known Chinese, Japanese and Korean fonts in the system's folders, Matplotlib's
@@ -24,8 +24,8 @@ _KNOWN = (
     "dejavusans.",
 )  # fmt: skip
 _ENDINGS = frozenset({".ttf", ".otf", ".ttc", ".otc", ".pcf", ".pfb"})
-_MOST_FONTS = 300  # opened at most in search of a letter
-_NO_LETTER = "\U0010fffe"  # a noncharacter: a font draws its sign for missing letters
+_MOST_FONTS = 300  # maximum number of fonts to open in search of a letter
+_NO_LETTER = "\U0010fffe"  # a noncharacter, which a font draws as its sign for missing letters
 _TRIED_AT = 16  # pixels
 
 
@@ -44,7 +44,7 @@ def unwritable(texts: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _path_for(letters: frozenset[str]) -> str | None:
-    """Return the font file that has all the letters, "" for Pillow's own; None if there is none."""
+    """Return a font file that has all the letters ("" for Pillow's own font); None if there is none."""
     if _has("", letters):
         return ""
     return next((path for path in _files(os.environ.get(VARIABLE, "")) if _has(path, letters)), None)
@@ -56,7 +56,7 @@ def _has(path: str, letters: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _draws(path: str, letter: str) -> bool:
-    """Check whether a font has a letter: it then draws it differently from a missing one."""
+    """Check whether a font has a letter, by drawing it: a missing letter looks different."""
     try:
         font = _opened(path, _TRIED_AT)
         return bytes(font.getmask(letter)) != _missing(path)

@@ -44,7 +44,7 @@ _SPARE = 0.02  # share of the disk to leave free
 
 @dataclass
 class CachedImages:
-    """The images of one split, decoded once. Pickles as its folder's path.
+    """The images of one split, decoded once. The object pickles as its folder's path.
 
     Attributes:
         images: decodes them.
@@ -68,8 +68,8 @@ class CachedImages:
     def read(self, index: int) -> Decoded:
         """Return image ``index``, from the cache if its source is unchanged.
 
-        Writing to the tensor does not change the cache. An image that cannot be cached for lack of space is
-        decoded without a message, as the result is the same. Each reduction factor has its own copy.
+        Writing to the tensor does not change the cache. If there is no space to cache an image, it is decoded
+        without a message, because the result is the same. Each reduction factor has its own copy.
         """
         annotations, shown = self.images.annotations, self.images.shown
         try:
@@ -106,7 +106,7 @@ def open_images(
         kind: ``data.cache`` of the recipe.
 
     Returns:
-        The images, and sentences on the cache's final size, or on why there is no cache.
+        The images, and sentences about the cache's final size or the reason why there is no cache.
     """
     files = FileImages(annotations, shown)
     if kind == "none" or not len(annotations):
@@ -120,7 +120,7 @@ def open_images(
     folder = home / f"{_digest(annotations)}-{_KINDS}"
     try:
         make_private(home)
-        for left in home.iterdir():  # left by killed runs
+        for left in home.iterdir():  # folders left by killed runs
             if left != folder:
                 remove_unheld(left)
         _check_room(home, folder, need)
@@ -176,7 +176,7 @@ def _check_room(disk: Path, folder: Path, need: int) -> None:
 
 
 def _digest(annotations: Annotations) -> str:
-    """Return a hash of a split's paths and byte ranges, in order; it fixes the meaning of an index."""
+    """Return a hash of a split's paths and byte ranges in order, which determines what an index refers to."""
     digest = hashlib.blake2b(annotations.path_bytes.tobytes(), digest_size=12)
     first = annotations.path(0)
     if not is_remote(first):

@@ -54,7 +54,7 @@ Pixels = NDArray[np.uint8]
 _ORIENTATION = 0x0112  # EXIF 2.32, table 4
 _UPSIDE_DOWN = {3, 4, 6, 7}  # orientations that reverse the stored rows …
 _SIDEWAYS = {2, 3, 7, 8}  # … that reverse the columns …
-_TURNED = {5, 6, 7, 8}  # … and that, after this, make rows of columns
+_TURNED = {5, 6, 7, 8}  # … and that then swap rows and columns
 
 
 class UnreadableImage(UserError):  # noqa: N818 - it is what the user sees
@@ -74,7 +74,7 @@ class Shown:
 
     Attributes:
         size: the network's input (H, W) in pixels.
-        fit: how an image fits into it: inside, stretched, or covering it.
+        fit: how an image fits into the input: inside, stretched, or covering it.
         detail: decode at 1/2, 1/4 or 1/8 size while each side is at least ``detail`` × the displayed size; 0
             disables.
     """
@@ -93,7 +93,7 @@ class Shown:
 
 
 class Header(NamedTuple):
-    """Size and format according to an image's header.
+    """An image's size and format according to its header.
 
     Attributes:
         size: (H, W) of the result of :func:`read`.
@@ -125,7 +125,7 @@ class Decoded(NamedTuple):
 
 
 def too_large(length: int) -> str:
-    """Return why a file of this many bytes is not read."""
+    """Return the reason for not reading a file of this many bytes."""
     return f"it has {length:,} bytes, more than the {MOST_BYTES:,} that an image may have"
 
 
@@ -146,8 +146,8 @@ def read(path: Source, *, name: str = "") -> Tensor:
 def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
     """Read an image as :func:`read` does, reduced as ``shown`` allows.
 
-    Each pixel of a reduced image is about the mean of the pixels it stands for. If ``shown`` is None, every
-    pixel is read.
+    Each pixel of a reduced image is about the mean of the pixels it stands for. If ``shown`` is None, the
+    image is not reduced.
     """
     try:
         with _quiet(), _opened(path) as file, Image.open(file) as image:
@@ -156,7 +156,7 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
             source = (width, height) if turn in _TURNED else (height, width)
             factor = 1 if shown is None else shown.reduction(*source)
             pixels = _pixels(image, file, turn, factor)
-    except Exception as error:  # on a damaged file a decoder raises anything, from struct.error to KeyError
+    except Exception as error:  # damaged files cause errors of any type, from struct.error to KeyError
         raise UnreadableImage(name or str(path), _reason(error)) from error
     import torch  # imported here: processes that only read sizes start ten times as fast without it
 
@@ -164,7 +164,7 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
 
 
 def header(path: Source, *, name: str = "") -> Header:
-    """Return an image's size and format from the file's header alone (a TIFF is decoded)."""
+    """Return an image's size and format from the file's header; only a TIFF is decoded."""
     height, width, turned, format = _stored(path, name)
     return Header((width, height) if turned else (height, width), format)
 
@@ -233,7 +233,7 @@ def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixel
 
 
 def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
-    """Decode a JPEG directly, reduced by its own transform; return None if it has any problem."""
+    """Decode a JPEG directly, reduced by its own transform; return None if there is any problem."""
     if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
         return None
     file.seek(0)
@@ -251,7 +251,7 @@ def _orientation(image: Image.Image) -> int:
     if image.format == "TIFF":
         return 1  # Pillow turns a TIFF itself while it decodes
     if image.format == "PNG" and "exif" not in image.info:
-        return 1  # reading more would decode the image to look behind its pixels
+        return 1  # reading more would decode the image to search behind its pixels
     return cast(int, image.getexif().get(_ORIENTATION, 1))
 
 

@@ -1,4 +1,4 @@
-"""Class colors, each as far as possible from all before it, so that the first few are the most distinct."""
+"""Class colors: each is as far as possible from all earlier ones, so the first few are the most distinct."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIGHTNESS = np.arange(0.50, 0.93, 0.06)
 _CHROMA = (0.07, 0.11, 0.15, 0.19, 0.24)
 _HUES = range(0, 360, 10)
 _FIRST = (0.62, 0.19, 30)  # a red
-_OF_HUE = 1.6  # differences in hue are easier to see than in lightness
+_OF_HUE = 1.6  # differences in hue are easier to see than differences in lightness
 
 
 def color(label: int) -> Color:

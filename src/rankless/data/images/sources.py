@@ -26,7 +26,7 @@ TRIES = 20
 
 
 class Readable(Protocol[Value_co]):
-    """One link of the chain."""
+    """A link of the chain."""
 
     def read(self, index: int) -> Value_co:
         """Return image ``index``; raises UnreadableImage."""
@@ -56,7 +56,7 @@ class ImageSource(ABC, Generic[Value]):
 
     Attributes:
         class_names: a label is an index into this list.
-        notes: sentences on how the data was read and on its problems.
+        notes: sentences about how the data was read, and about its problems.
     """
 
     class_names: tuple[str, ...]
@@ -79,11 +79,11 @@ class ImageSource(ABC, Generic[Value]):
         return None
 
     def files(self) -> list[str]:
-        """Return the local files with the images, shards only once; none if they are generated or remote."""
+        """Return the local files with the images, each once; none if images are generated or remote."""
         return []
 
     def opened(self, shown: Shown, cache: Cache) -> tuple[Any, tuple[str, ...]]:
-        """Return this source for images of the size ``shown``, through a cache, and notes."""
+        """Return this source with images reduced for ``shown`` and read through a cache, and notes."""
         off = f"data.cache is {cache}, but this dataset is generated, not read from files, so caching is off"
         return self, () if cache == "none" else (off,)
 
@@ -122,7 +122,7 @@ class ImageExamples(Generic[Source]):
 
 @dataclass
 class ReadableImages(Generic[Value]):
-    """Training images in which a random image, keyed by (seed, index), replaces an unreadable one.
+    """Training images; a random image, keyed by (seed, index), replaces an unreadable one.
 
     The replacement is the same in every epoch, on every rank and in every loader process.
 
@@ -151,7 +151,7 @@ class ReadableImages(Generic[Value]):
                 try:
                     value = self.images.read(position)
                 except UnreadableImage as problem:
-                    value = problem.with_traceback(None)  # otherwise the memo would keep its frames alive
+                    value = problem.with_traceback(None)  # otherwise the memo would keep frames alive
                 if self.memo is not None:
                     self.memo[position] = value
             if not isinstance(value, UnreadableImage):

@@ -1,7 +1,7 @@
 """A disk cache of annotations, valid until one of their source files changes.
 
 If several processes open a data set at once, one reads it and the others wait; then all map the same files.
-Each reading has its own folder, so a newer one takes nothing from processes that still use the old one.
+Each reading has its own folder, so a newer one does not affect processes that still use the old one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = Fal
     Args:
         root: absolute path of the data set. Together with ``split`` and ``format`` it is the cache key.
         split, format: names.
-        read: returns the split, and every file and folder whose change makes it outdated.
+        read: returns the split, and every file or folder that invalidates it when it changes.
         rescan: read again even if nothing seems to have changed.
     """
     key = hashlib.sha256(json.dumps([root, split, format]).encode()).hexdigest()[:32]
@@ -113,7 +113,7 @@ def _is_whole(annotations: Annotations) -> bool:
 
 
 def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:
-    """Call ``read`` until no source file changes meanwhile; return its result and the files' states."""
+    """Call ``read`` until no source file changes during the call; return its result and the files' states."""
     changed = ""
     for _ in range(_TRIES):
         time.sleep(TICK / 1e9)  # so that later changes get a later time stamp
@@ -174,7 +174,7 @@ def _remove_copies(store: Path, annotations: Annotations) -> None:
 
 
 def _private(made: Annotations, why: str) -> Annotations:
-    """Return ``made`` in a private folder, or in memory if that fails; ``about`` gives the reason."""
+    """Return ``made`` from a private folder or, if that fails, from memory; ``about`` gives the reason."""
     made = replace(
         made,
         about=(*made.about, f"the annotations are not cached: {why}; set RANKLESS_CACHE"),

@@ -42,7 +42,7 @@ _ARRAYS = {
 
 @dataclass(frozen=True)
 class Annotations:
-    """The annotations of one split. If it is stored in a folder, it pickles as that folder's path.
+    """The annotations of one split. If they are stored in a folder, they pickle as its path.
 
     Attributes:
         class_names: a label is an index into this list.
@@ -58,7 +58,7 @@ class Annotations:
         flags: :data:`DIFFICULT`, :data:`CROWD`, (T,).
         areas: area of each object in pixels, (T,); NaN if the format gives only its box.
         findings: problems in the data.
-        about: further sentences on how the data was read.
+        about: further sentences about how the data was read.
         folder: folder that holds the arrays; None if they are in memory.
     """
 
@@ -92,7 +92,7 @@ class Annotations:
         return (*self.about, *self.findings.notes())
 
     def path(self, index: int) -> str:
-        """Return the path of image ``index``; in a shard ``train-000000.tar//0001.jpg``."""
+        """Return the path of image ``index``, which is ``train-000000.tar//0001.jpg`` in a shard."""
         first = int(self.path_ends[index - 1]) if index else 0
         return os.fsdecode(self.path_bytes[first : int(self.path_ends[index])].tobytes())
 
@@ -182,7 +182,7 @@ def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int6
 
 
 def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
-    """Return the images ``chosen``, indices (K,), in that order, with their boxes; in memory, no findings."""
+    """Return the images ``chosen``, indices (K,), in that order, in memory, with boxes but no findings."""
     indices = np.asarray(chosen, np.int64).reshape(-1)
     counts = annotations.offsets[indices + 1] - annotations.offsets[indices]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
@@ -204,7 +204,7 @@ def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) 
 
 
 def with_boxes(annotations: Annotations, selected: NDArray[np.bool_]) -> Annotations:
-    """Return the same images with only the boxes in the mask ``selected``, (T,); in memory."""
+    """Return the same images, in memory, with only the boxes in the mask ``selected``, (T,)."""
     rows = np.concatenate(([0], np.cumsum(selected)))
     return replace(
         annotations,

@@ -2,8 +2,8 @@
 
 An image in a shard has a path such as ``/data/train-000000.tar//0001.jpg``. File paths never contain ``//``,
 so it separates the shard from the name inside. A remote shard has an address with a tag of its content:
-``https://host/data/train-000000.tar#3f…//0001.jpg``. CIFAR files hold bare pixels, which are returned as PPM
-so that a decoder can read them.
+``https://host/data/train-000000.tar#3f…//0001.jpg``. CIFAR files contain raw pixels, which are returned as
+PPM so that a decoder can read them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def path_in(shard: str, member: str) -> str:
 
 
 def file_of(path: str) -> str:
-    """Return the file or address that holds an image: its shard, or the path itself."""
-    first = path.index("://") + len("://") if is_remote(path) else 1  # POSIX lets a path begin with two
+    """Return the file or address that contains an image: its shard, or the path itself."""
+    first = path.index("://") + len("://") if is_remote(path) else 1  # POSIX allows two at the beginning
     cut = path.find(_INSIDE, first)
     return path if cut < 0 else path[:cut]
 
@@ -64,7 +64,7 @@ def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
 
 
 def content(annotations: Annotations, index: int) -> bytes:
-    """Return the stored bytes of image ``index``; bare pixels as PPM."""
+    """Return the stored bytes of image ``index``; raw pixels are returned as PPM."""
     path = annotations.path(index)
     try:
         if not len(annotations.byte_ranges):

@@ -1,4 +1,4 @@
-"""Detection of changed files: their times and sizes are saved with the result computed from them.
+"""Detection of changed files: times and sizes of files are saved with the result computed from them.
 
 A stat call costs about 2 µs. For a million files that would dominate, so several processes share the work.
 They run this module as a script, without importing the package, and start within hundredths of a second.

@@ -1,8 +1,8 @@
 """Findings: problems in a data set, counted by kind, with the locations of the first few of each kind.
 
-Every kind has one outcome, listed here and in docs/data.md. A problem in a single box costs only that box. A
-problem which means that a file is misunderstood (its classes, columns or units) stops the training, because
-the model would learn something else.
+Every kind has one outcome, listed here and in docs/data.md. A problem in a single box affects only that box.
+If a problem means that a file's classes, columns or units are misunderstood, training stops, because the
+model would learn something else.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Kind(NamedTuple):
     """A kind of problem in data.
 
     Attributes:
-        outcome: its effect on training: it ``stops`` the start; the box or image is ``dropped``; the box is
-            ``clipped``; the image is ``replaced`` by another during training; it is only ``reported``.
-        one: start of a sentence on one case, as in "1 box has …".
-        many: start of a sentence on several.
+        outcome: its effect on training: it ``stops`` the training; the box or image is ``dropped``; the box
+            is ``clipped``; the image is ``replaced`` by another one; it is only ``reported``.
+        one: start of a sentence about one case, as in "1 box has …".
+        many: start of a sentence about several cases.
         rest: end of either sentence.
     """
 
@@ -110,7 +110,7 @@ class Finding(NamedTuple):
 
     Attributes:
         where: file, or file and line.
-        problem: the value found and the value expected.
+        problem: the value that was found and the one that was expected.
     """
 
     where: str
@@ -159,9 +159,9 @@ class Findings:
         return ((kind, self.counts[kind], self.first.get(kind, [])) for kind in KINDS if kind in self.counts)
 
     def stopping(self, also: Sequence[str] = ()) -> list[str]:
-        """Return sentences on the problems that stop a training: the first of each kind, and counts.
+        """Return sentences about the problems that stop training: the first of each kind, and counts.
 
-        ``also`` names kinds that stop this training in addition to those that always do.
+        ``also`` names kinds that stop this training in addition to those that always stop one.
         """
         stopping = [each for each in self if KINDS[each[0]].outcome == "stops" or each[0] in also]
         sentences: list[str] = []
@@ -173,7 +173,7 @@ class Findings:
         return sentences
 
     def notes(self, but: Collection[str] = ()) -> list[str]:
-        """Return sentences on the problems that do not stop a training, except for the kinds in ``but``."""
+        """Return sentences about the problems that do not stop training, except the kinds in ``but``."""
         made = []
         for kind, count, first in self:
             outcome = KINDS[kind].outcome

@@ -1,4 +1,4 @@
-"""The output of a format's reader, not yet checked by :mod:`rankless.data.index.validation`."""
+"""The output of a format's reader, before :mod:`rankless.data.index.validation` checks it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_SIZE = -1, -1
 
 
 def stated_size(height: float | None, width: float | None) -> tuple[int, int]:
-    """Return the size that an annotation states, for :class:`Raw`; a side it omits is None.
+    """Return the size that an annotation states, for :class:`Raw`; None stands for a missing side.
 
     Returns:
         height and width; 0, 0 if both are omitted, :data:`NO_SIZE` if they are invalid.
@@ -37,7 +37,7 @@ class Raw:
         sizes: height and width of each upright image according to its header, int32, (N, 2); 0, 0 if it
             cannot be read (the reader adds a finding).
         stated: height and width according to the annotations, see :func:`stated_size`; int32, (N, 2).
-        annotated_in: the file with the annotations of each image: its label file or a shared file; (N,).
+        annotated_in: the file with each image's annotations, its own or a shared one, (N,).
         image: index of the image of each box, int64, (T,).
         boxes: float64 xyxy, (T, 4), in pixels (the first pixel spans 0 to 1) or normalized by the image's
             sides. None if each image has a class instead; ``labels`` is then (N,).
@@ -49,10 +49,10 @@ class Raw:
         normalized: whether boxes are fractions of the image's sides.
         one_based: whether the format counts pixels from 1.
         byte_ranges: offset and length of each image in a tar shard, (N, 2), or None.
-        depends: files and folders whose change makes this outdated: listed folders, lists and label files,
-            but not the images.
+        depends: files and folders that invalidate this when they change: listed folders, lists and label
+            files, but not images.
         findings: problems that the reader found.
-        about: sentences on how the data was read.
+        about: sentences about how the data was read.
     """
 
     paths: list[str]
@@ -141,7 +141,7 @@ class RawBuilder:
         """Return the :class:`Raw`; image sizes are still unknown.
 
         Args:
-            boxed: whether the images have boxes, or one class each.
+            boxed: whether the images have boxes; otherwise each has one class.
             rest: further fields of :class:`Raw`.
         """
         stated = np.array(self.stated, np.int32).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Processing of every file of a data set in chunks, in several processes, and resumable after a kill."""
+"""Scan of all files of a data set: in chunks, in several processes, and resumable after a kill."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _store: ContextVar[Path | None] = ContextVar("store", default=None)
 
 @contextlib.contextmanager
 def storing_in(folder: Path) -> Iterator[None]:
-    """Cache the chunks of enclosed scans in ``folder`` and reuse those that are still valid."""
+    """Cache the chunks of scans within the block in ``folder``, and reuse chunks that are still valid."""
     before = _store.set(folder)
     try:
         yield
@@ -43,7 +43,7 @@ def storing_in(folder: Path) -> Iterator[None]:
 
 
 def storage() -> Path:
-    """Return a folder for copies of images that exists as long as the annotations which are being read."""
+    """Return a folder for copies of images, which exists as long as the annotations being read."""
     store = _store.get()
     return store.parent if store is not None else private_folder()
 
@@ -56,13 +56,13 @@ def scan(
     chunk: int = CHUNK,
     processes: int | None = None,
 ) -> Raw:
-    """Return the joined results of ``work`` on all items, in order, whatever the number of processes.
+    """Return the joined results of ``work`` on all items, in the items' order.
 
     Args:
-        work: a module-level function that maps a list of items to their part of the split.
+        work: a module-level function that converts a list of items to a part of the split.
         items: tuples of related files, such as (image, label file), plus anything else the work needs. A
             cached result is valid until one of its files changes.
-        what: plural noun for the progress bar, such as ``images``.
+        what: a plural noun for the progress bar, such as ``images``.
         chunk: approximate number of items per chunk; lower it if an item takes long.
         processes: number of processes; None means one per core.
     """
@@ -163,7 +163,7 @@ def _error(report: Report) -> Exception:
 
 
 def with_headers(raw: Raw) -> Raw:
-    """Read the images' sizes from their headers; unreadable ones stay 0, 0 and are added to the findings."""
+    """Read the images' sizes from their headers; report unreadable images and leave their sizes 0, 0."""
     for number, file in enumerate(raw.paths):
         raw.sizes[number] = size(file, file, raw.findings)
     return raw

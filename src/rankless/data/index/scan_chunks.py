@@ -1,7 +1,7 @@
 """Results of scanning one chunk of files, saved as arrays and JSON, never as a pickle.
 
-A result's file name is a hash of everything that the reading depends on. A killed scan therefore continues
-where it stopped, and a changed file invalidates only its chunk.
+A result's file name is a hash of everything that the result depends on. A killed scan therefore continues
+where it stopped, and a changed file invalidates only its own chunk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Report(msgspec.Struct, omit_defaults=True):
         chunk: number of the chunk; -1 if the worker ended.
         file: path of the cached result.
         problems: errors in the data.
-        full: why nothing more can be stored.
+        full: the reason why nothing more can be stored.
         trace: traceback of any other error.
     """
 
@@ -56,7 +56,7 @@ class Report(msgspec.Struct, omit_defaults=True):
 
 
 class NotStored(Exception):  # noqa: N818 - the data is fine
-    """A chunk cannot be saved for lack of space."""
+    """A chunk cannot be saved because there is no space."""
 
 
 @cache
@@ -96,7 +96,7 @@ def read_chunk(work: Work, items: list[Item], store: Path) -> str:
         try:
             load(path)
         except (OSError, ValueError, KeyError, TypeError, EOFError):
-            path.unlink(missing_ok=True)  # truncated
+            path.unlink(missing_ok=True)  # a truncated file
         else:
             os.utime(path)
             return path.name
@@ -104,7 +104,7 @@ def read_chunk(work: Work, items: list[Item], store: Path) -> str:
     made = work(items)
     names = [name for item in items for name in item]
     if [state(name) for name in names] != before or touched_since(names, started):
-        path = path.with_name(f"once-{path.name}")  # only for this scan
+        path = path.with_name(f"once-{path.name}")  # kept only for this scan
     try:
         save(made, path)
     except OSError as error:
@@ -113,7 +113,7 @@ def read_chunk(work: Work, items: list[Item], store: Path) -> str:
 
 
 def remove_others(store: Path, moment: float) -> None:
-    """Remove results that no scan has made or used since ``moment``, and temporary ones."""
+    """Remove temporary files, and results that no scan has created or used since ``moment``."""
     for path in store.iterdir():
         if path.name.startswith((".", "once-")) or path.stat().st_mtime < moment:
             path.unlink(missing_ok=True)

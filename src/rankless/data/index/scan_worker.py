@@ -1,7 +1,7 @@
 """Program that scans chunks of files: ``python -m rankless.data.index.scan_worker JOB PARENT``.
 
-It is a separate program, so the caller's threads and main script do not matter: it imports everything once
-and forks while it has a single thread. It reports each finished chunk on standard output.
+Because it is a separate program, the caller's threads and main script do not matter. It imports everything
+once and forks while it has a single thread. It reports each finished chunk on standard output.
 """
 
 from __future__ import annotations

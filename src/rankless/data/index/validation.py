@@ -21,7 +21,7 @@ PIXELS = 2.0
 """A corner beyond so many sides of its image is not normalized, but a number of pixels."""
 HAIR = 1e-5
 """A box that reaches over the edge by a smaller fraction of the side was only rounded."""
-Mask = Any  # NumPy's types of comparisons are too many to name: bool, (T,)
+Mask = Any  # bool, (T,); NumPy has too many types of comparison results to name
 
 
 def validate(raw: Raw, format: str) -> Annotations:
@@ -50,7 +50,7 @@ def validate(raw: Raw, format: str) -> Annotations:
         checked.drop("no size", (boxes[:, 2:] <= boxes[:, :2]).any(1))
         if raw.normalized:
             boxes = boxes * sides
-        known = (sides > 0).all(1)  # the size of an unreadable image is unknown, and it is not shown
+        known = (sides > 0).all(1)  # an unreadable image has an unknown size and is not shown
         inside = boxes.clip(0, sides)
         # The result is float32, so check sizes and duplicates in float32. + 0 turns -0 into 0.
         clipped = (inside + 0).astype(np.float32)
@@ -70,7 +70,7 @@ def validate(raw: Raw, format: str) -> Annotations:
 
 
 def _compare_sizes(raw: Raw, findings: Findings) -> None:
-    """Report images whose annotation states a different or an impossible size."""
+    """Report images for which the annotation states a different or impossible size."""
     none = np.flatnonzero((raw.sizes > 0).all(1) & (raw.stated < 0).any(1)).tolist()
     real = ((row, *raw.sizes[row].tolist()) for row in none)
     first = (Finding(raw.annotated_in[row], f"{raw.paths[row]} is {w} × {h}") for row, h, w in real)
@@ -149,7 +149,7 @@ class _Checked:
             )
 
     def _as_written(self, row: int) -> Any:
-        """Return a box in the terms of its format, so that it can be found in the file."""
+        """Return a box as its format writes it, so that it can be found in the file."""
         if self.raw.boxes is None:
             return ()
         box = self.raw.boxes[row]
@@ -159,7 +159,7 @@ class _Checked:
 
 
 def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> None:
-    """Report the boxes that extend ``beyond`` the image; some only because pixels are counted from 0.
+    """Report the boxes that extend ``beyond`` the image; for some, counting pixels from 0 is the cause.
 
     ``boxes`` are as written and ``inside`` clipped, (T, 4).
     """
@@ -172,7 +172,7 @@ def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> 
 
 
 def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Mask) -> Mask:
-    """Return a mask of the boxes that are the first with their image, class and coordinates."""
+    """Return a mask of the boxes that are the first of their image, class and coordinates."""
     rows = np.flatnonzero(among)
     keys = np.column_stack((raw.image[rows], raw.labels[rows], boxes[rows]))
     first = np.zeros(len(boxes), bool)

@@ -16,12 +16,11 @@ _MOST = 100_000  # calls in the queue
 
 
 class BackgroundSink(Sink):
-    """A sink that passes all calls to another one, in order; the next call raises an error of that sink.
+    """A sink that passes all calls to another sink in order; errors of that sink are raised at the next call.
 
     Args:
-        sink: the other sink, made in the training's thread, so that it imports its library there. Other
-            processes are forked from that thread, and an import in progress in another thread would never
-            finish in them.
+        sink: the other sink, created in the training's thread so that it imports its library there. Processes
+            are forked from that thread; an import in progress in another thread would never finish in them.
         closing: seconds that :meth:`close` waits.
     """
 

@@ -15,7 +15,7 @@ from rankless.structures import Scores
 
 
 class JournalCopy(Sink):
-    """A copy of the journal, which gets its lines from rank 0 at every save and none from its own rank.
+    """A copy of the journal, which receives its lines only from rank 0, at every save.
 
     Args:
         journal: the open journal, cut to the step from which the run continues; None if it cannot be written.
@@ -30,7 +30,7 @@ class JournalCopy(Sink):
 
     def append(self, lines: bytes) -> None:
         """Write lines; lines that a full disk refuses are written again with the next ones."""
-        if self.journal is None:  # reported at the start
+        if self.journal is None:  # already reported at the start
             return
         try:
             self.journal.append(lines)

@@ -1,4 +1,4 @@
-"""A run in a notebook: curves below the cell that trains, redrawn in place."""
+"""A run in a notebook: curves below the cell that trains, redrawn as training proceeds."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rankless.structures import Scores
 
 _SHARE = 0.05
 """Largest fraction of the time that may be spent on drawing between evaluations."""
-_WAIT = 1.0  # seconds between two drawings, at least
-_WIDTH = 960  # pixels of the image on the page
+_WAIT = 1.0  # minimum seconds between two drawings
+_WIDTH = 960  # width of the image on the page in pixels
 
 
 class NotebookSink(Sink):
     """A sink that shows loss, scores and remaining time as an image, drawn from the run's journal."""
 
     def start(self, run: RunStart) -> None:
-        """Find the journal; the image appears with the first step."""
+        """Find the journal; the image appears after the first step."""
         self._run, self._first, self._steps = Collected(run.run), run.first, run.steps
         self._epochs, self._seconds = int(run.recipe["epochs"]), 0.0
         self._progress, self._next, self._shown = "", 0.0, None
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Draw the curves, if the last drawing was long enough ago."""
+        """Draw the curves if enough time has passed since the last drawing."""
         done = int(entry["step"])
         self._seconds += entry["timing"]["seconds"]
         left = (self._steps - done) * self._seconds / max(done - self._first, 1)
@@ -44,7 +44,7 @@ class NotebookSink(Sink):
         self._draw()
 
     def close(self) -> None:
-        """Draw the whole curves."""
+        """Draw the final curves."""
         self._draw()
 
     def _draw(self) -> None:

@@ -1,4 +1,4 @@
-"""Replay of a run from the lines of its journal, as shown in the terminal in which it trains."""
+"""Replay of a run from its journal, as the training itself would show it in the terminal."""
 
 from __future__ import annotations
 

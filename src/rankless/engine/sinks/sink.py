@@ -1,4 +1,4 @@
-"""Observers of a run: one protocol for the journal, the terminal and a user's own sinks."""
+"""Observers of a run: the journal, the terminal and users' own sinks share one protocol."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RunStart:
         first: number of steps already done; 0 for a new run, more for a resumed one.
         steps: number of steps in the run.
         world_size: number of ranks.
-        reason: why the run ended before; None for a new run.
+        reason: why the run ended last time; None for a new run.
         unscored: whether the evaluation after ``first`` steps is made now, possibly again.
     """
 
@@ -68,7 +68,7 @@ class Sink(Protocol):
 
 
 def check_sink(name: str) -> None:
-    """Raise if a name is neither in :data:`BUILT_IN` nor like that of a class; import nothing."""
+    """Raise if a name is neither in :data:`BUILT_IN` nor formed like a class's name; import nothing."""
     if name not in BUILT_IN and ":" not in name:
         raise UserError(
             f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' of "
@@ -105,7 +105,8 @@ class Sinks:
         built_in: sinks of the run; their errors end it.
         users: makers of the user's sinks by name. The first error of such a sink is reported and the sink is
             dropped, so it cannot change the training.
-        progress: shows the progress of a part of the run other than its steps: title, amount done, total.
+        progress: shows the progress of something other than steps, given a title, the amount done and the
+            total.
 
     Attributes:
         lock: held while the run's own sinks are written.

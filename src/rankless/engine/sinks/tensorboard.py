@@ -44,20 +44,20 @@ class TensorBoardSink(Sink):
         self._writer.close()
 
     def _add_graph(self, recipe: Mapping[str, Any]) -> None:
-        """Draw the network that the recipe builds, traced with one black image; or write why that failed."""
+        """Add the graph of the recipe's network, traced with one black image, or the reason for a failure."""
         import torch
 
         from rankless.recipe.load import from_json
         from rankless.tasks import open_task
 
         with GENERATORS, torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # about traced code that depends on the image's size
+            warnings.simplefilter("ignore")  # warnings about traced code that depends on the image's size
             try:
                 task: Any = open_task(from_json(json.dumps(recipe)))
                 image = torch.zeros(1, 3, *task.size)
                 traced = torch.jit.trace(task.model().eval(), image, check_trace=False, strict=False)
                 self._writer.add_graph(traced, image)
-            except Exception as error:  # a network of the user's, or one that PyTorch cannot trace
+            except Exception as error:  # the user's own network, or one that PyTorch cannot trace
                 said = str(error).strip().partition("\n")[0]
                 self._add_text("graph", f"not drawn: the network cannot be traced ({said})", 0)
 

@@ -1,6 +1,6 @@
 """The terminal's view of a training: a table with a row per epoch and evaluation, and a live bar below it.
 
-A file or a pipe gets an occasional line instead of the bar, and a notebook curves. Nothing here imports
+In a file or a pipe, an occasional line replaces the bar; in a notebook, curves do. Nothing here imports
 PyTorch, so a process that only follows a run does not need it.
 """
 
@@ -33,7 +33,7 @@ _VALIDATION = "val loss"
 
 
 class Rows:
-    """The rows of the table: steps are collected until an epoch or an evaluation ends and fills a row.
+    """The rows of the table, each of which sums up the steps until an epoch or an evaluation ends.
 
     Args:
         epochs: number of epochs in the run.
@@ -303,7 +303,7 @@ class Terminal(Sink):
 
     def _print_all(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._print(line)  # lines of a table, which are narrower than the terminal
+            self._print(line)  # table lines are narrower than the terminal
 
     def _print(self, sentence: str) -> None:
         """Print a line above the bar, on a terminal wrapped between words, without breaking long paths."""

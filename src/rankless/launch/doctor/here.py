@@ -61,7 +61,7 @@ _STEPS: dict[str, Callable[[IO[bytes]], None]] = {"fsync": _flush, "flock": _loc
 
 
 def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = None) -> Check:
-    """Check that files in ``run``, or the nearest folder above, can be flushed, locked and renamed."""
+    """Check that files in ``run`` or its nearest existing parent can be flushed, locked and renamed."""
     folder, failed = existing(run), []
     fix = f"let this user write to {folder}, or give a --run on a local disk, NFS 4 or Lustre with flock"
     try:
@@ -80,7 +80,7 @@ def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = No
 
 
 def existing(path: Path) -> Path:
-    """Return the path itself, or the nearest folder above that exists."""
+    """Return the path itself, or its nearest existing parent."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
@@ -225,7 +225,7 @@ def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -
 
 def _is_adopted(parent: Process | None) -> bool:
     """Check whether a process has lost the parent that started it."""
-    if parent is None:  # outside of this container
+    if parent is None:  # outside this container
         return False
     is_reaper = parent.id == 1 or parent.name in _REAPERS
     return is_reaper and not _LAUNCHER.search(parent.command)
@@ -275,7 +275,7 @@ def data(recipe: Recipe) -> Check:
 
 
 def of_data(root: str, digest: str | None, problems: list[str]) -> Check:
-    """Return the finding about the data at ``root``: its digest, or the problems of reading it."""
+    """Return the finding about the data at ``root``: its digest, or the problems found when reading it."""
     if problems:
         return error("data", "; ".join(problems), f"rankless data check {root}")
     return ok("data", f"{root}, digest {digest[:12]}" if digest else root)

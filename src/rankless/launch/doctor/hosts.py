@@ -1,4 +1,4 @@
-"""Checks of several hosts over a training's own connections: of each host, and between them."""
+"""Checks of several hosts and the network between them, over the connections that a training uses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def alike(members: Sequence[Member]) -> list[Check]:
 def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
     """Check how far the clocks differ.
 
-    ``skews`` has for each host the seconds by which its clock is ahead of this machine's, and their
+    ``skews`` gives, for each host, the seconds by which its clock is ahead of this machine's, and the
     uncertainty.
     """
     ahead, behind = max(skews, key=lambda name: skews[name][0]), min(skews, key=lambda name: skews[name][0])
@@ -145,7 +145,7 @@ class Examination:
         timings: timings of collectives with one rank per host, as fields of
             :class:`rankless.world.speed.Timing`.
         exchange: seconds to exchange the gradients of one step with one rank per host; 0 without a recipe.
-        step: seconds that one step of the recipe takes on the first host alone; 0 if not measured.
+        step: seconds per step of the recipe on the first host by itself; 0 if not measured.
         measured: number of hosts that took part in the timings.
         shares: number of ranks that each host would run, in the order of the hosts.
     """
@@ -159,7 +159,7 @@ class Examination:
 
 
 def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -> Examination:
-    """Check the hosts as far as possible; problems of a host become findings and never raise.
+    """Check the hosts as far as possible; problems of a host become findings, never exceptions.
 
     With a recipe, also check its data and estimate the network's share of its step.
     """
@@ -312,7 +312,7 @@ class _Doctor:
                 self._step(lead)
 
     def _share(self, members: Sequence[Member]) -> bool:
-        """Check that every host has work for a rank."""
+        """Check that there is work for at least one rank on every host."""
         try:
             shares = self._training().shares(members)
         except UserError as problem:
@@ -323,7 +323,7 @@ class _Doctor:
         return True
 
     def _step(self, lead: Member) -> None:
-        """Measure a step on the first host alone."""
+        """Measure a step on the first host only."""
         command = messages.Step(recipe=self._training().json(lead), devices=self.found.shares[0])
         reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.Number())
         self.found.step = reply.value

@@ -30,10 +30,10 @@ def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
 
 
 def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
-    """Estimate the seconds of a step and the network's share; an upper bound, as both overlap in part.
+    """Estimate the seconds of a step and the network's share; upper bounds, because the two partly overlap.
 
     Args:
-        alone: seconds of a step on the first host.
+        alone: seconds of a step on the first host by itself.
         exchange: seconds to exchange the gradients between one rank of each host.
         shares: number of ranks on each host, the first host's first. Every rank sends.
     """

@@ -19,7 +19,7 @@ _LONG = 24  # columns for names of hosts
 def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
     """Merge equal findings of several hosts and sort them by level, errors last.
 
-    ``hosts`` has the names of all hosts; it is empty for this machine alone.
+    ``hosts`` contains the names of all hosts; it is empty if only this machine was checked.
     """
     where: dict[Check, list[str]] = {}
     for check in checks:

@@ -1,7 +1,7 @@
 """Detection of the launcher that started this process as a rank; each kind of launcher has a class.
 
 :meth:`~.environment.Environment.export` sets PyTorch's environment variables for every launcher. The rest of
-the package reads only these.
+the package reads only these variables.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
 
 
 def speaks(variables: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process prints messages common to all ranks: rank 0, or without a launcher."""
+    """Return whether this process prints messages common to all ranks: it is rank 0 or has no launcher."""
     try:
         environment = detect(variables)
     except UserError:

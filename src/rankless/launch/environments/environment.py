@@ -86,7 +86,7 @@ class Environment(ABC):
         )
 
     def _port_seed(self) -> str:
-        """Return a text that is the same for all ranks of a job and usually differs between jobs."""
+        """Return text that is the same for all ranks of a job and usually differs between jobs."""
         return ""
 
     def number(self, *names: str) -> int:

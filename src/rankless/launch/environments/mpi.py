@@ -1,8 +1,8 @@
 """MPI launchers: Open MPI's ``mpirun``, and launchers with PMI.
 
-The latter are MPICH's and Intel MPI's ``mpiexec`` (Hydra), MVAPICH, Cray's PALS, and PMIx's ``prun``. None of
-them provides the address of rank 0, so several machines need the user's ``MASTER_ADDR``. A single MPI process
-does not count as a rank: there, Rankless starts a rank for each device.
+Launchers with PMI are MPICH's and Intel MPI's ``mpiexec`` (Hydra), MVAPICH, Cray's PALS, and PMIx's ``prun``.
+None of them provides the address of rank 0, so several machines need the user's ``MASTER_ADDR``. A single MPI
+process does not count as a rank: there, Rankless starts a rank for each device.
 """
 
 from __future__ import annotations

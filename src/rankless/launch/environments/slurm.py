@@ -11,9 +11,9 @@ from rankless.errors import UserError, printable
 from rankless.launch.environments.environment import Environment, is_set
 
 _TASKS = "SLURM_STEP_NUM_TASKS"
-_SHELLS = 0xFFFFFFF0  # from this number on, steps are shells of sbatch and salloc
+_SHELLS = 0xFFFFFFF0  # step numbers from here on belong to the shells of sbatch and salloc
 _SECONDS = 10
-_HOSTS = re.compile(r"((?:[^\[,]|\[[^\]]*\])+)(?:,|$)")  # up to the first comma outside of brackets
+_HOSTS = re.compile(r"((?:[^\[,]|\[[^\]]*\])+)(?:,|$)")  # up to the first comma outside brackets
 _RANGES = re.compile(r"\[([0-9]+)(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\]")
 _REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 

@@ -1,4 +1,4 @@
-"""The connection to a host: to a supervisor there over SSH, or to one on this machine without SSH."""
+"""The connection to a host's supervisor, over SSH, or without SSH if the host is this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MISSED = 8.0
 """The same if ranks of other hosts have lost a peer."""
 OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 """SSH options of every connection, which never prompts."""
-# SSH's own keepalive: it gives a silent host up later than the coordinator does.
+# SSH's own keepalive, which gives up a silent host later than the coordinator does.
 _ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=8")
 _KEPT_LINES = 20
 _CHANGED = r"(?i)(?:\w+ )?host key for (\S+) has changed[^.;\n]*"
@@ -69,10 +69,10 @@ _SAID = (
 
 @dataclass(frozen=True)
 class Package:
-    """The code of this rankless, sent to hosts that are to run it (``--sync``).
+    """The code of this copy of rankless, to be sent to hosts and run there (``--sync``).
 
     Attributes:
-        folder: where it is unpacked, below the home directory; the name depends on the content.
+        folder: the folder below the home directory to unpack it in; the name depends on the content.
         data: a zip archive in base64.
     """
 
@@ -90,7 +90,7 @@ class Way:
         helper: the interpreter of the supervisor, which needs no packages.
         env: environment variables of the process.
         cwd: working directory of the process; the home directory if that does not exist.
-        package: code to run instead of the hosts' own; None if they run their own.
+        package: code for the hosts to run; None if they run their own copies.
         options: the command-line options that express these settings.
     """
 
@@ -184,11 +184,11 @@ class Channel:
         self.send("input", text=msgspec.json.encode(command).decode())
 
     def close(self, grace: float = 0.0) -> None:
-        """Have the supervisor end with everything that it started, without waiting for it."""
+        """Tell the supervisor to end, with everything that it started; do not wait for it."""
         self.send("end", grace=grace)
 
     def drop(self) -> None:
-        """Give the host up; the supervisor there ends by itself, at the latest when its lease runs out."""
+        """Give up the host; its supervisor ends by itself when its lease runs out, or earlier."""
         self.is_open = False
         self._written.put(None)
         with suppress(ProcessLookupError):
@@ -200,7 +200,7 @@ class Channel:
                 self.heard = time.monotonic()
                 try:
                     event = msgspec.json.decode(text, type=Event)
-                except ValueError:  # what a login script prints
+                except ValueError:  # output of a login script
                     self._said.append(text.decode(errors="replace").rstrip())
                     continue
                 if not event.beat:
@@ -212,7 +212,7 @@ class Channel:
         self.is_open = False
 
     def _put(self, event: Event) -> None:
-        """Put an event into the queue; wait while the queue is full and events are wanted."""
+        """Put an event into the queue; while it is full, wait, unless events are no longer wanted."""
         while self.is_open:
             self.heard = time.monotonic()  # the host is not the slow one
             with suppress(queue.Full):
@@ -226,7 +226,7 @@ class Channel:
                     self._said.append(said)
 
     def _write(self) -> None:
-        """Write the queued requests, and a beat whenever there is none."""
+        """Write the queued requests, and a beat whenever the queue is empty."""
         pipe = _piped(self._process.stdin)
         beat = line(Beat())
         with suppress(OSError, ValueError):
@@ -251,13 +251,13 @@ def _piped(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def quoted(said: str) -> str:
-    """Return the output of SSH, or only the sentence about a changed host key."""
+    """Return SSH's output; if a host key has changed, only the sentence about it."""
     changed = re.search(_CHANGED, said)
     return changed[0] if changed else said
 
 
 def remedy(said: str, address: str, python: str) -> tuple[str, str]:
-    """Return a one-word subject and a fix for a host that cannot be used for the reason ``said``."""
+    """Return a one-word subject and a fix for an unusable host; ``said`` is the reason."""
     found = ((name, fix) for pattern, name, fix in _SAID if re.search(pattern, said))
     name, fix = next(found, ("answer", "see what this says: ssh {address} {python} -m rankless --version"))
     changed = re.search(_CHANGED, said)

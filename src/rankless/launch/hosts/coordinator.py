@@ -1,7 +1,7 @@
 """Training on several hosts: start it, run rounds of ranks, and continue with the remaining hosts.
 
-A round is one start of all ranks. It ends with the training, when a rank or a host is lost, or so that a
-returning host can join. Every round continues from the newest checkpoint.
+A round is one start of all ranks. It ends when the training ends, when a rank or a host is lost, or when a
+returning host is to join. Every round continues from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHORT = 60.0  # seconds for quick commands
 _LAST = 10.0  # seconds for hosts to clean up
 _RETRY = 5.0  # seconds between two attempts to reach a host that was lost
 _LONGEST = 300.0  # seconds between two attempts to take back a host that could be reached but not used
-_REPORTED = 4  # refusals for the same reason before it is reported: the run there may still be ending
+_REPORTED = 4  # refusals for one reason before it is reported: the host's run may still be ending
 
 
 class StopNow(BaseException):
@@ -58,11 +58,11 @@ class Coordinator:
         self.has_started = False
         self.outcome = messages.DryRunOutcome()
         self.traces = list[str]()
-        self.members: list[Member] = []  # of the last round, rank 0's first
-        self.deaths: list[Death] = []  # to be recorded by the next round's first host
+        self.members: list[Member] = []  # hosts of the last round, the one with rank 0 first
+        self.deaths: list[Death] = []  # deaths for the next round's first host to record
         self.number = 0
         self.answered = True  # whether a host has reported how the last round ended
-        self.unheard = False  # whether no host has reported how far the last round got
+        self.unheard = False  # whether the progress of the last round is unknown
         self.waiting_since: float | None = None
 
     def train(self) -> int:
@@ -89,7 +89,7 @@ class Coordinator:
                 print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
 
     def _leave(self, command: messages.Command[messages.Answer]) -> None:
-        """Have hosts remove a new run that trained nothing, or a dry run."""
+        """Tell the hosts to remove a dry run, or a new run that trained nothing."""
         self.pool.urgent = lambda: None
         holders = [member for member in self.pool.members if member.index in self.hosts.joined]
         self._send_to_round(holders, messages.Abandon(of=self.number))
@@ -100,7 +100,7 @@ class Coordinator:
             raise StopNow
 
     def _start(self) -> bool:
-        """Begin on every host; return False if the run to resume is finished."""
+        """Begin on every host; return False if the run to resume is already finished."""
         wanted, members = self.wanted, self.pool.members
         if not wanted.dry_run_steps:
             say(f"connecting to {names(members)}", file=sys.stdout)
@@ -138,13 +138,13 @@ class Coordinator:
         return 1
 
     def rounds(self) -> Iterator[RoundEnd]:
-        """Run rounds and yield how each ended, as long as there are enough hosts."""
+        """Run rounds while there are enough hosts, and yield how each one ended."""
         while members := self._present():
             members = self._meet(members)
             if len(members) < self.wanted.least:
                 continue
             self.waiting_since = None
-            if self.unheard:  # hosts that were lost report now what they saved
+            if self.unheard:  # hosts that were lost now report what they had saved
                 held = self.pool.ask(members, messages.Holds(run=str(self.training.run)), _SHORT)
                 self._count(max([reply.step or 0 for reply in held.values()], default=0))
                 self.unheard = False
@@ -165,7 +165,7 @@ class Coordinator:
         return f"{where_from(saved)} on {left or 'the hosts that come back'}"
 
     def _present(self) -> list[Member]:
-        """Return the hosts that hold the run; wait if there are too few, and return none after too long."""
+        """Return the hosts that hold the run. If there are too few, wait; return none after a time limit."""
         while self.requests.first is None:
             self._see_losses()
             members = [member for member in self.pool.members if member.index in self.hosts.joined]
@@ -230,7 +230,7 @@ class Coordinator:
         return self._watch(members)
 
     def _watch(self, members: list[Member]) -> RoundEnd:
-        """Wait until the round has ended on every host, passing on requests and failures."""
+        """Wait until the round has ended on every host; meanwhile, pass on requests and failures."""
         asked = abandoned = regrouping = False
         until = float("inf")
         while waiting := [member for member in members if not member.replies and not member.lost]:
@@ -238,7 +238,7 @@ class Coordinator:
             self._see_losses()
             if self.requests.first is not None and not asked:
                 asked, until = True, time.monotonic() + GRACE
-                if not regrouping:  # otherwise they save already, and a second request would kill them
+                if not regrouping:  # otherwise they are already saving, and a second request would kill them
                     self._send_to_round(members, self._request(self.requests.first))
             failed = any(m.lost or (m.replies and _is_failed(m.replies[0])) for m in members)
             self.pool.missing = failed
@@ -286,7 +286,7 @@ class Coordinator:
             self.pool.send(member, command)
 
     def _count(self, step: int) -> None:
-        """Record how far the last round got."""
+        """Record the progress of the last round."""
         if self.progress.count(step):
             self.hosts.has_trained()
 
@@ -342,13 +342,13 @@ class Returning:
     def lost(self) -> list[Member]:
         """Return the hosts lost since the last call."""
         found = [member for member in self.pool.members if member.lost and member.index in self.joined]
-        for member in found:  # its process has gone, and so has the lock
+        for member in found:  # its process is gone, and so is the lock
             self.joined.discard(member.index)
             self._wait(member)
         return found
 
     def leave_out(self, member: Member, why: str) -> None:
-        """Give up a host that can be reached but not used; it is tried again less and less often."""
+        """Give up a host that can be reached but not used; retry it less and less often."""
         self._refused[member.index] += 1
         self._reasons[member.index, why] += 1
         if member.index not in self.joined and self._reasons[member.index, why] == _REPORTED:
@@ -363,7 +363,7 @@ class Returning:
             del self._refused[index]
 
     def look(self, training: Training, token: str) -> bool:
-        """Reconnect lost hosts from time to time and have them join; return whether one has joined."""
+        """Try from time to time to reconnect lost hosts and let them join; return whether one has joined."""
         now, found = time.monotonic(), False
         for member in self.pool.members:
             if member.index in self.joined:

@@ -32,9 +32,9 @@ class Coordinator(NamedTuple):
 
     Attributes:
         host: the host that coordinates.
-        ssh, python: the SSH command, and the interpreter there, which needs no packages.
+        ssh, python: the SSH command, and the interpreter on that host, which needs no packages.
         cwd: the working directory there.
-        hosts: all hosts, as they were given.
+        hosts: all hosts as the user gave them.
     """
 
     host: Host
@@ -60,18 +60,18 @@ def recorded(run: Path) -> Coordinator:
 
 
 def sent(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:
-    """Return the command that runs a module's source, which needs no packages, on a host."""
+    """Return the command that runs a module's source on a host; the module must need no packages."""
     source = base64.b64encode(Path(str(program.__file__)).read_bytes()).decode()
     words = [python, "-u", "-c", f"import base64;exec(base64.b64decode('{source}'))"]
     return words if host.is_here else [*ssh, *OPTIONS, host.address, shlex.join(words)]
 
 
 def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str) -> int:
-    """Start training with a coordinator on the first host, and leave it running there once it trains.
+    """Start a coordinator on the first host, and leave it running there once the training has begun.
 
-    ``run`` is the same on every host, and here it gets a record of the detached run. The first host reaches
-    the others over SSH (the command ``ssh``) with its own keys. Return 0 if training has started, otherwise
-    the coordinator's exit code.
+    ``run`` is the same path on every host; on this machine, it receives a record of the detached run. The
+    first host reaches the others over SSH (the command ``ssh``) with its own keys. Return 0 if training has
+    started, otherwise the coordinator's exit code.
     """
     if way.package is not None:
         raise UserError(
@@ -93,7 +93,7 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
         *(["{recipe}"] if recipe else wanted.overrides),
         *words,
     ]
-    # Leave out this terminal's variables: the output goes into a file there.
+    # Leave out this terminal's variables: on the host, the output goes into a file.
     env = {name: value for name, value in way.env.items() if name.startswith("RANKLESS_")}
     request = {"do": "start", "argv": argv, "env": {**env, HERE: hosts[0].name}, "recipe": recipe}
     request |= {"cwd": way.cwd, "run": str(run)}
@@ -138,8 +138,8 @@ def _record(run: Path, record: Coordinator) -> None:
 def attach(run: Path, *, stop: bool) -> int:
     """Show the output of a detached training until it ends, and return its exit code.
 
-    With ``stop``, first ask it to save and end. Raise a UserError if no training was detached there, or if
-    its host does not answer.
+    With ``stop``, first ask the training to save and end. Raise a UserError if the directory has no detached
+    training or the host does not answer.
     """
     record = recorded(run)
     request = {"cwd": record.cwd, "run": str(run)}
@@ -155,7 +155,7 @@ def attach(run: Path, *, stop: bool) -> int:
 
 
 def _if_lost(run: Path, record: Coordinator) -> str:
-    """Describe a training whose coordinator's host does not answer, and how to continue it."""
+    """Describe how to continue a training if its coordinator's host does not answer."""
     text, hosts = "if it is up, the training continues", parse_hosts(record.hosts or str(record.host))
     others = [str(host) for host in hosts if host.name != record.host.name]
     if not others:

@@ -1,4 +1,4 @@
-"""A program sent to the first host as source, which starts or follows a coordinator that outlives the client.
+"""A program sent to the first host as source; it starts or follows a coordinator that outlives the client.
 
 It needs only Python 3.8 or newer. The request is a line of JSON on the standard input.
 """
@@ -45,8 +45,8 @@ def main() -> int:
 def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -> int:
     """Start the command in a new session, with its output in the run's folder, and wait until it trains.
 
-    Print the process id, and on the standard error the warnings, or the complete output if it has ended.
-    Return its exit code then, otherwise 0.
+    Print the process id, and the warnings on the standard error. If the command has ended, print its complete
+    output instead and return its exit code; otherwise return 0.
     """
     record = read(run)
     if record is not None and is_alive(record):
@@ -80,7 +80,7 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait until a start that ``before`` does not list has done a step; return the exit code if it ended."""
+    """Wait until a start not listed in ``before`` has done a step; return the exit code if it has ended."""
     while True:
         code, begun = (read(run) or {}).get("code"), False
         for line in journal(run):
@@ -134,7 +134,7 @@ def follow(run: Path, record: dict[str, int]) -> int:
 
 
 def is_alive(record: dict[str, int]) -> bool:
-    """Check whether the recorded process is running, and not a later one with the same number."""
+    """Check whether the recorded process is running; a later process with the same id does not count."""
     return "code" not in record and began(record["pid"]) == record["began"]
 
 
@@ -148,7 +148,7 @@ def began(pid: int) -> int:
 
 
 def read(run: Path) -> dict[str, int] | None:
-    """Return the record, None if there is none."""
+    """Return the record; None if there is none."""
     try:
         record = json.loads((run / RECORD).read_text("utf-8"))
     except (OSError, ValueError):

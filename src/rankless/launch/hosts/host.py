@@ -2,7 +2,7 @@
 
 It reads commands (see ``hosts/messages``) from standard input, answers each on the descriptor EVENTS_FD, and
 runs this host's ranks round by round. Its standard output is that of rank 0. It keeps running when the ranks
-restart, so new ranks are forked with its modules already imported.
+restart, so that new ranks are forked with modules already imported.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from rankless.tasks import data_digest, open_task, resolve_recipe
 from rankless.world import speed
 from rankless.world.rendezvous import on_interface, open_store
 
-_SILENCE = 90  # seconds of silence from the supervisor, which ends earlier if the client is silent
-_STEPS, _WARM_UP = 5, 2  # steps of a recipe that is timed; the first ones do not count
+_SILENCE = 90  # seconds of silence from the supervisor, which itself ends earlier if the client is silent
+_STEPS, _WARM_UP = 5, 2  # timed steps of a recipe; the first ones do not count
 
 
 class HostProcess:
@@ -63,18 +63,18 @@ class HostProcess:
     def __init__(self, events: IO[bytes]) -> None:
         self.events = events
         self.commands: queue.SimpleQueue[Command[Any] | None] = queue.SimpleQueue()
-        # By the number of a round, as commands may arrive before or after their round.
+        # Keyed by the round's number, because commands may arrive before or after their round.
         self.requests: dict[int, Requests] = {}
         self.abandoned: set[int] = set()
         self.lock = threading.Lock()
         self.opened = ExitStack()  # the run's lock
         self.listener: Any = None
         self.store: Any = None
-        self.silent = 0  # seconds since the last word from the supervisor
-        self.in_round, self.unwatched = False, 0  # about the seconds since the ranks were checked
+        self.silent = 0  # seconds since the last message from the supervisor
+        self.in_round, self.unwatched = False, 0  # approximate seconds since the ranks were checked
 
     def serve(self) -> None:
-        """Answer commands until the supervisor has gone."""
+        """Answer commands until the supervisor is gone."""
         for work in (self._read, self._leave_a_hung_supervisor):
             threading.Thread(target=work, daemon=True).start()
         self._send(messages.Sign(ready=os.getpid()))
@@ -94,7 +94,7 @@ class HostProcess:
             return Answer(problems=list(known.problems) if known else [f"{type(error).__name__}: {error}"])
 
     def _read(self) -> None:
-        """Read commands; beats, and commands about a running round, are handled here."""
+        """Read commands; handle beats and commands about a running round at once."""
         for text in sys.stdin:
             self.silent = 0
             try:
@@ -140,7 +140,7 @@ class HostProcess:
 
     @singledispatchmethod
     def answer(self, command: Command[Any]) -> Answer | None:
-        """Execute a command and return its answer, None for an empty one."""
+        """Execute a command and return its answer; None stands for an empty answer."""
         raise TypeError(f"{command} is no command of this process")
 
     @answer.register
@@ -278,7 +278,7 @@ class HostProcess:
 def facts(recipe: str) -> dict[str, Any]:
     """Return the properties of this host that a training depends on, ready for JSON.
 
-    ``recipe`` is JSON with the path of the data here; if it is empty, data is not read. ``problems`` in the
+    ``recipe`` is JSON with this host's path of the data; if it is empty, no data is read. ``problems`` in the
     result lists what prevents a training from starting here.
     """
     device = opening.device()
@@ -311,7 +311,7 @@ def holds(run: Path) -> messages.Held:
 
 
 def _machine() -> str:
-    """Return an id of this machine, the same for all its names except containers with their own networks."""
+    """Return an id of this machine, independent of its name; containers with own networks have own ids."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
@@ -329,7 +329,7 @@ def main() -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # between rounds; in one it is a request
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # between rounds; during a round, it is a request
     if opening.device().type == "cpu":
         fork_server.allow()
         fork_server.start()

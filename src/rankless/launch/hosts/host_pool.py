@@ -23,12 +23,12 @@ from rankless.launch.supervisor import how_it_ended
 from rankless.messages import Lines
 
 _CONNECT = 60.0  # seconds for a connection and the supervisor's first event
-_START = 300.0  # seconds for the imports of the process there, even from a cold network disk
+_START = 300.0  # seconds for the imports of a host's process, even from a cold network disk
 _POLL = 0.1
-_ASLEEP = 5.0  # seconds between two checks: if longer, this process was stopped, and hosts were not silent
+_ASLEEP = 5.0  # seconds between two checks: a longer gap means that this process was stopped
 _LINES = 12  # last lines of a process's output
-_LONGEST = 1 << 16  # bytes of a line; a longer one is shown in parts
-_EVENTS = 1000  # in the queue before the output of hosts has to wait
+_LONGEST = 1 << 16  # bytes per line; a longer line is shown in parts
+_EVENTS = 1000  # events in the queue before the output of hosts has to wait
 _MODULE = ("-P", "-m", "rankless.launch.hosts.host")
 
 
@@ -40,12 +40,12 @@ class Member:
         index: its number among the given hosts.
         channel: connection to its supervisor; None without one.
         has_connected: whether its supervisor answers.
-        is_ready: whether its process takes commands.
-        lost: reason why it cannot be used; empty if it can.
-        facts, holds: its properties, and what it has of the run.
+        is_ready: whether its process accepts commands.
+        lost: reason why the host cannot be used; empty if it can.
+        facts, holds: its properties, and the state of the run on it.
         replies: replies to the last command.
-        order, awaited, doing: number, type of the reply, and name of the last command.
-        answered: when its process was last known to work.
+        order, awaited, doing: number, reply type and name of the last command.
+        answered: time when its process was last known to work.
         ports, own: its ports by address, and the address that the other hosts use.
     """
 
@@ -89,7 +89,7 @@ class HostPool:
     Attributes:
         members: one per host, in the given order.
         speaker: the host of rank 0, whose standard output is shown unchanged.
-        missing: whether ranks have lost peers, so that a silent host counts as lost sooner.
+        missing: whether ranks have lost peers, in which case a silent host counts as lost sooner.
     """
 
     def __init__(self, hosts: Sequence[Host], way: Way, urgent: Callable[[], None] = lambda: None) -> None:
@@ -101,7 +101,7 @@ class HostPool:
         self._events: Events = queue.Queue(_EVENTS)
 
     def connect(self, members: Iterable[Member]) -> None:
-        """Start to connect; each member becomes ready, or lost, within some seconds."""
+        """Start to connect; each member becomes ready or lost within seconds."""
         for member in members:
             member.lost, member.is_ready, member.has_connected = "", False, False
             member.replies.clear()
@@ -168,7 +168,7 @@ class HostPool:
         self._see_who_is_silent()
 
     def close(self, grace: float = 0.0) -> None:
-        """End everything on all hosts, giving processes ``grace`` seconds, and close the connections."""
+        """End all processes on all hosts, which get ``grace`` seconds to exit, and close the connections."""
         self.urgent = lambda: None
         for member in self.members:
             if member.channel is not None:
@@ -180,7 +180,7 @@ class HostPool:
             self.lose(member, "the end")
 
     def lose(self, member: Member, why: str) -> None:
-        """Give a host up; its supervisor ends what runs there when its lease runs out."""
+        """Give up a host; its supervisor ends the processes there when its lease runs out."""
         member.lost, member.is_ready = why, False
         if member.channel is not None:
             member.channel.drop()
@@ -230,7 +230,7 @@ class HostPool:
             member.replies.append(msgspec.json.decode(text, type=member.awaited))
 
     def _show(self, member: Member, stream: str, data: bytes) -> None:
-        """Print a host's output: rank 0's unchanged, all other output by line, with the host's name."""
+        """Print a host's output: rank 0's unchanged, all other output line by line with the host's name."""
         if stream == "out" and member is self.speaker:
             with suppress(OSError):
                 sys.stdout.flush()

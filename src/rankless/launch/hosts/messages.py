@@ -17,7 +17,7 @@ class Event(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         hello: the supervisor has started.
-        beat: the supervisor lives.
+        beat: the supervisor is alive.
         out, err: output of the process.
         event: lines of JSON that the process wrote for the coordinator.
         failed: reason why a request failed.
@@ -39,8 +39,8 @@ class Sign(msgspec.Struct):
     """The common fields of all messages from a host's process.
 
     Attributes:
-        reply_to: number of the command that is answered; 0 if none is.
-        ready: process id, once the process takes commands.
+        reply_to: number of the command that this answers; 0 if none.
+        ready: process id, once the process accepts commands.
         beat: in answer to a beat, seconds since the ranks were checked.
     """
 
@@ -70,7 +70,7 @@ class FactsFound(Answer):
     facts: dict[str, Any] = {}
 
 
-class Prepared(Answer):  # finished: last step of a run to resume that is finished already
+class Prepared(Answer):  # finished: last step of a run that needs no resuming because it is finished
     recipe: str = ""
     sinks: list[str] = []
     finished: int | None = None
@@ -157,7 +157,7 @@ class Holds(Command[Held]):
 
 
 class Recipe(Command[Text]):
-    """Query for the recipe of a run on the host, with changes."""
+    """Query for the recipe of a run on the host, with the given changes applied."""
 
     run: str
     overrides: list[str]
@@ -195,7 +195,7 @@ class Begin(Command[Begun]):
 
 
 class Listen(Command[Listening]):
-    """Command to listen at every address for other hosts; with ``echo``, received bytes are sent back."""
+    """Command to listen for other hosts at every address; with ``echo``, received bytes are sent back."""
 
     echo: bool = False
 
@@ -219,7 +219,7 @@ class Round(Command[RoundEnded]):
     Attributes:
         ranks: number of ranks on this host.
         own: the host's address that the other hosts use.
-        deaths: deaths in the round before, for the journal.
+        deaths: deaths in the previous round, for the journal.
     """
 
     number: int
@@ -262,10 +262,10 @@ class Clock(Command[Number]):
 
 
 class Speed(Command[Measured]):
-    """Command to measure the network as one rank of all hosts.
+    """Command to measure the network, with this host as one rank among all hosts.
 
     Attributes:
-        parameters, micro_batches: numbers of a recipe; 0 without one.
+        parameters, micro_batches: their numbers in a recipe; 0 without a recipe.
         own: the host's address that the other hosts use.
         address, port, rank, size: as for :func:`rankless.world.speed.connected`.
     """
@@ -280,7 +280,7 @@ class Speed(Command[Measured]):
 
 
 class Step(Command[Number]):
-    """Command to time some steps of a recipe on this host alone."""
+    """Command to time some steps of a recipe on this host only."""
 
     recipe: str
     devices: int

@@ -12,9 +12,9 @@ from pathlib import Path
 from rankless.errors import UserError
 from rankless.files.reading import MIB, read_text
 
-# Excludes names that ssh would take for an option, or a remote shell for more than one word.
+# Excludes names that ssh would read as an option, or a remote shell as several words.
 _NAME = re.compile(r"(?:[\w.-]+@)?(?:[\w][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])")
-_FILES = (".txt", ".hosts", ".list", ".csv")  # host names do not end like this
+_FILES = (".txt", ".hosts", ".list", ".csv")  # host names do not end in this
 _HERE = ("localhost", "127.0.0.1")
 HERE = "RANKLESS_HERE"
 """Environment variable with this machine's name among the hosts, set if it coordinates them."""
@@ -25,7 +25,7 @@ class Host:
     """One host of a training.
 
     Attributes:
-        name: name, address or ``user@name`` for SSH, or an alias of the user's SSH configuration.
+        name: a name, an address or ``user@name`` for SSH, or an alias from the user's SSH configuration.
         devices: number of devices to use; None uses all.
         data: path of the data on the host; empty uses the recipe's.
     """

@@ -22,7 +22,7 @@ from rankless.recipe.schema import Recipe
 
 _MOMENT = 60.0  # seconds for quick commands
 
-# Different versions of these change no result: Python only calls the libraries that compute.
+# Differences in these do not change results: Python only calls the libraries that compute.
 _MAY_DIFFER = ("python", "NVIDIA driver")
 
 
@@ -36,7 +36,7 @@ class Difference:
 
 
 def problems(members: Sequence[Member]) -> list[str]:
-    """Return a sentence about each thing that prevents these hosts from training together."""
+    """Return a sentence for each problem that prevents these hosts from training together."""
     found = [f"{member.name}: {text}" for member in members for text in member.facts["problems"]]
     by_machine: dict[str, list[str]] = {}
     for member in members:
@@ -50,7 +50,7 @@ def problems(members: Sequence[Member]) -> list[str]:
 
 
 def warnings(members: Sequence[Member]) -> list[str]:
-    """Return a sentence about each difference between hosts that may change bits."""
+    """Return a sentence for each difference between hosts that may change bits."""
     return [
         f"{d.what} is {d.values}: they round differently, so the weights depend on which host computes "
         f"what; {d.fix}"
@@ -162,13 +162,13 @@ def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
 
 
 def _recipe_there(pool: HostPool, member: Member, run: Path, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of a host's run, with changes."""
+    """Return the recipe of a host's run, with the given changes applied."""
     command = messages.Recipe(run=str(run), overrides=list(overrides))
     return from_json(must(pool, [member], command)[member.index].text)
 
 
 def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
-    """Return the training as known before the hosts are compared, and the host with its newest checkpoint."""
+    """Return the training before the hosts are compared, and the host that has the newest checkpoint."""
     run = wanted.run or _choose_run(pool, wanted.name)
     newest = _newest_holder(pool, run, resume=wanted.resume)
     training = Training(
@@ -184,7 +184,7 @@ def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
 
 
 def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Training, int | None]:
-    """Have a host resolve the recipe and check it against its run.
+    """Let a host resolve the recipe and check it against its run.
 
     Return the training with the resolved recipe, and the last step of a run that is already finished.
     """
@@ -201,7 +201,7 @@ def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Trainin
 
 
 def begin(pool: HostPool, training: Training, member: Member, token: str, *, resume: bool) -> None:
-    """Have a host lock its run directory, which is created if missing; ``resume`` allows a run there.
+    """Let a host lock its run directory, creating it if needed; with ``resume``, it may contain a run.
 
     Hosts that share a directory recognize each other by the ``token`` of this start.
     """
@@ -209,7 +209,7 @@ def begin(pool: HostPool, training: Training, member: Member, token: str, *, res
 
 
 def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
-    """Find the address at which the others reach each host; raise a UserError if some pair cannot connect."""
+    """Find the address at which others reach each host; raise a UserError if any pair cannot connect."""
     missed = find_addresses(pool, members)
     refuse_lost(members)
     if missed:
@@ -222,9 +222,9 @@ def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
 
 
 def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[Member]]:
-    """Find the address at which the others reach each host; hosts may be lost meanwhile.
+    """Find the address at which others reach each host; hosts may be lost in the process.
 
-    Return the hosts that do not reach another one, by that one's index.
+    Return the hosts that cannot reach another one, keyed by the index of the host they cannot reach.
     """
     if len(members) == 1:
         members[0].own = "127.0.0.1"
@@ -253,7 +253,7 @@ def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[
 
 
 def loneliest(pool: HostPool, missed: Mapping[int, Sequence[Member]]) -> Member:
-    """Return the host in most of the pairs that do not connect, which is to be left out."""
+    """Return the host to leave out: the one in most of the pairs that do not connect."""
     broken = Counter(index for index, others in missed.items() for _ in others)
     broken.update(other.index for others in missed.values() for other in others)
     return pool.members[max(broken, key=lambda index: (broken[index], index))]
@@ -276,7 +276,7 @@ def refuse_lost(members: Sequence[Member]) -> None:
 
 
 def behind(pool: HostPool, members: Sequence[Member], run: str) -> dict[str, str]:
-    """Return hosts without the newest checkpoint, each with a phrase such as ``40 of 240``."""
+    """Return the hosts that lack the newest checkpoint, each with a phrase such as ``40 of 240``."""
     here = [member for member in members if not member.lost]
     replies = pool.ask(here, messages.Holds(run=run))
     steps = {m.name: replies[m.index].step or 0 for m in here if m.index in replies}

@@ -1,6 +1,6 @@
-"""Addresses at which hosts reach each other, found by trying them and not by resolving names.
+"""Addresses at which hosts reach each other, found by connecting instead of resolving names.
 
-A host's name may mean 127.0.1.1 there, another network here, or a bridge of containers.
+A host's name may resolve to 127.0.1.1 on that host, and to another network or a container bridge here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rankless.errors import UserError
 from rankless.hardware.network import addresses_of, interface_of, listening_at, mtu_of, own_addresses
 
 WAIT = 3.0  # seconds for a connection, and for the echoed bytes
-_LARGE = 1 << 18  # bytes: more than one packet of any network
-_AT_ONCE = 256  # connections that are answered at a time
+_LARGE = 1 << 18  # bytes: more than one packet on any network
+_AT_ONCE = 256  # connections answered at the same time
 _LONGEST = 4 * WAIT  # seconds for a name server
 
 
@@ -67,8 +67,8 @@ class Listener:
 def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
     """Connect to a :class:`Listener`.
 
-    Return ``failed``, the reason, or ``source``, this machine's address. If ``large``, more than one packet
-    is sent, and the result also has the ``interface``, its ``mtu``, and whether the bytes came back
+    Return the reason as ``failed``, or this machine's address as ``source``. If ``large``, send more than one
+    packet; the result then also has the ``interface``, its ``mtu``, and whether the bytes came back
     (``large``).
     """
     try:
@@ -96,9 +96,9 @@ def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str,
 
     Returns:
         For each host, ``tried``, the results of :func:`attempt` by address, and ``resolved``, the addresses
-        of the name here.
+        that its name has on this machine.
     """
-    # An address that this machine also has is local to both, such as that of a bridge of containers.
+    # An address that this machine also has is local to both, as with a container bridge.
     own = own_addresses()
     found: dict[str, dict[str, Any]] = {name: {"tried": {}, "resolved": []} for name in targets}
 
@@ -135,14 +135,14 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def sources(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Map each working address of another host to this machine's address (see :func:`attempt`)."""
+    """Map each working address of another host to the local address used for it (see :func:`attempt`)."""
     return {
         address: found["source"] for address, found in tried.items() if found.get("large", "source" in found)
     }
 
 
 def best_address(ports: Mapping[str, int], answers: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the address of a host at which all others reach it, None if there is none.
+    """Return the address at which all other hosts reach a host; None if there is none.
 
     ``answers`` has the result of :func:`sources` on each of the others. An address in their network is
     preferred, because its traffic is not routed.

@@ -1,4 +1,4 @@
-"""A program sent to every host as source, which runs one process for its client.
+"""A program sent to every host as source; it runs one process for its client.
 
 It needs only Python 3.8 or newer. Requests arrive as lines of JSON on its standard input and events leave on
 its standard output, both through SSH. The input is a lease: if it ends or is silent for some seconds (a cut
@@ -25,9 +25,9 @@ import zipfile
 from pathlib import Path
 from typing import Any, Callable  # noqa: UP035  # of Python 3.8
 
-LEASE = 40.0  # seconds of silence from the client, which gives this host up earlier
-GRACE = 8.0  # seconds between asking and killing after the client has gone
-FULL = 1 << 24  # bytes that wait for a slow client before the output of the process has to wait
+LEASE = 40.0  # seconds of silence from the client, which gives up this host earlier
+GRACE = 8.0  # seconds between asking a process to end and killing it, once the client is gone
+FULL = 1 << 24  # bytes queued for a slow client before the output of the process has to wait
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, <linux/prctl.h>
 
 
@@ -41,8 +41,8 @@ class Supervisor:
         self.child: subprocess.Popen[bytes] | None = None
         self.names: dict[int, str] = {}  # descriptor -> kind of its output
         self.heard = time.monotonic()
-        self.kill_at: float | None = None  # when everything is killed
-        self.gone = False  # the client has gone
+        self.kill_at: float | None = None  # time to kill everything
+        self.gone = False  # the client is gone
         self.do: dict[str, Callable[..., None]] = {
             "beat": self.beat,
             "start": self.start,
@@ -52,7 +52,7 @@ class Supervisor:
         }
 
     def run(self) -> None:
-        """Serve until the client has gone and nothing is left."""
+        """Serve until the client is gone and no process is left."""
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
@@ -68,7 +68,7 @@ class Supervisor:
             self.step()
 
     def serve(self) -> None:
-        """Serve until the process is to end and has ended."""
+        """Serve until the process has been asked to end and has ended."""
         while True:
             self.step()
             now = time.monotonic()
@@ -173,7 +173,7 @@ class Supervisor:
             self.asked += text.encode() + b"\n"
 
     def unpack(self, folder: str, data: str) -> None:
-        """Unpack an archive into a folder below the home directory, unless that exists."""
+        """Unpack an archive into a folder below the home directory, unless the folder exists."""
         target = Path.home() / folder
         if target.is_dir():
             return

@@ -47,7 +47,7 @@ class Training:
         return to_json(recipe)
 
     def beginning(self, member: Member, token: str, *, resume: bool) -> Begin:
-        """Return the command with which a host begins or joins the training."""
+        """Return the command for a host to begin or join the training."""
         run, stays = str(self.run), not self.dry_run_steps
         return Begin(recipe=self.json(member), run=run, token=token, resume=resume, stays=stays)
 
@@ -65,19 +65,19 @@ class Training:
         )
 
     def shares(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return each host's number of ranks, by index; all hosts have at most one rank per micro-batch.
+        """Return each host's number of ranks, by index; in total, at most one rank per micro-batch.
 
-        Raise a UserError if a host would have none.
+        Raise a UserError if a host would have no rank.
         """
         most = self.recipe.batch.micro_batches
         refuse_idle("--hosts has {} hosts", [len(members)], self.recipe)
         counts = self.devices_of(members)
-        while sum(counts.values()) > most:  # those with the most give up one
+        while sum(counts.values()) > most:  # the host with the most ranks gives up one
             counts[max(counts, key=lambda index: counts[index])] -= 1
         return counts
 
     def devices_of(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return each host's number of devices to use, by index, even if there is no work for all of them.
+        """Return each host's number of devices to use, by index; some may have no work.
 
         Raise a UserError if a host has too few.
         """
@@ -100,7 +100,7 @@ class Wanted:
     """The user's options for a training on several hosts.
 
     Attributes:
-        recipe: the recipe; None takes that of the run to resume, with ``overrides``.
+        recipe: the recipe; None uses the recipe of the run to resume, with ``overrides``.
         run: the run directory on every host; None creates a new one.
         name: name of a new run.
         devices, resume, sinks: as for :class:`Training`.

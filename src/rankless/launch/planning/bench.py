@@ -95,7 +95,7 @@ class Ranks(_Processes):
         return self
 
     def turn(self, budget: float) -> None:
-        """Train for ``budget`` seconds, at least one step."""
+        """Train for ``budget`` seconds, but at least one step."""
         count = min(max(round(budget / self._usual), 1), _MOST)
         steps = self._turn(self._prepared + count)[self._prepared :]
         self.seconds.append([step["seconds"] for step in steps])
@@ -154,7 +154,7 @@ class Bare(_Processes):
             images = self._smaller(images)
 
     def turn(self, mode: Mode, budget: float) -> None:
-        """Train for ``budget`` seconds, at least one step."""
+        """Train for ``budget`` seconds, but at least one step."""
         count = min(max(round(budget / self._usual[mode]), 1), _MOST) if mode in self._usual else 1
         self.processes[0].ask([*mode, count])
         (answer,) = self._answers()
@@ -191,7 +191,7 @@ _DISTURBED = 1.3
 
 @dataclass(frozen=True)
 class Speed:
-    """The training speed of Rankless or of the plain loop in one mode.
+    """The training speed of Rankless, or of the plain loop in one mode.
 
     Attributes:
         what: ``rankless`` or ``plain``.
@@ -327,7 +327,7 @@ def steady(recipe: Recipe) -> Recipe:
 
 
 def _threads(recipe: Recipe, ranks: int) -> int:
-    """Return the number of CPU threads of the plain loop: on a CPU, as many as all ranks have."""
+    """Return the plain loop's number of CPU threads; on a CPU, as many as all ranks together have."""
     return recipe.threads if device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
 
 

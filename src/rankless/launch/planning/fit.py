@@ -22,7 +22,7 @@ from rankless.recipe.schema import Batch, Recipe
 from rankless.tasks import open_task, resolve_recipe
 
 _USABLE = 0.9  # fraction of the free memory; other programs need memory as well
-_MICRO_BATCHES = 2  # per tried step: the second one finds the gradients of the first in memory
+_MICRO_BATCHES = 2  # steps per size: the second one finds the first one's gradients in memory
 _GIB = 1 << 30
 _TOO_SMALL = "too small: batch norm sees one value per channel"
 
@@ -57,7 +57,7 @@ class Fitted:
         recipe: the recipe with its precision resolved.
         devices: number of devices that share a step; processes on a CPU also share the memory.
         free: memory for each device in bytes.
-        sees: whether a batch norm learns from each micro-batch.
+        sees: whether the model has batch norms that compute statistics of each micro-batch.
         tried: the tried sizes, smallest first.
     """
 
@@ -79,7 +79,7 @@ class Fitted:
 
     @property
     def needed(self) -> int:
-        """Number of devices that a step needs if each takes the largest share (``batch_norm: sync``)."""
+        """Number of devices that a step needs if each computes the largest share (``batch_norm: sync``)."""
         batch = self.recipe.batch
         return -(-batch.micro_batches // (self.largest.micro // batch.micro))
 
@@ -188,7 +188,7 @@ class _Search:
 
     Attributes:
         tried: the results by size.
-        sees: whether the model has a batch norm that learns.
+        sees: whether the model has a batch norm in training mode.
     """
 
     def __init__(self, recipe: Recipe, free: int, on_cpu: bool, say: Callable[[str], None]) -> None:

@@ -21,7 +21,7 @@ from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 from rankless.world.reduce import BUCKET_MIB
 
-_ROUNDS, _SECONDS = 2, 2.0  # for measuring steps of one process and of several in turn
+_ROUNDS, _SECONDS = 2, 2.0  # seconds for measuring steps of one process and of several in turn
 _LEAST = 3  # steps
 _LIMIT = 120.0  # seconds for two processes to exchange some hundred megabytes
 _INSTEAD = "give --step-ms, --bandwidth and --latency"
@@ -74,7 +74,7 @@ class Steps:
             self._together = self._ask(busy) if busy > 1 else self._alone
 
     def measured(self) -> tuple[Workload, float]:
-        """Return the workload of one process, and the slowdown when several run side by side."""
+        """Return the workload of one process, and the slowdown if several run side by side."""
         work = self._workload(self._alone)
         return work, contended(work, self._workload(self._together))
 
@@ -85,7 +85,7 @@ class Steps:
 
     def _workload(self, answer: Mapping[str, Any]) -> Workload:
         facts, recipe = self._facts, self._recipe
-        # With batch norms over the whole batch the gradients are exchanged as one.
+        # If batch norms cover the whole batch, the gradients are exchanged in one piece.
         buckets = answer["buckets"] or [(sum(facts["parameters"]), 1.0)]
         return Workload(
             recipe.batch.micro_batches,

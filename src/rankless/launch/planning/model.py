@@ -34,7 +34,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Workload:
-    """One step of a recipe on a device without load by other devices of its machine; times are in seconds.
+    """One step of a recipe on a device while its machine's other devices are idle; times are in seconds.
 
     Attributes:
         micro_batches: number of micro-batches per step.
@@ -75,7 +75,7 @@ class Workload:
         return replace(self, micro_batches=count)
 
     def computing(self, micro_batches: int) -> float:
-        """Return the seconds that a rank needs for this many micro-batches without other load."""
+        """Return the seconds that a rank needs for this many micro-batches on an idle machine."""
         compute = micro_batches * self.forward + (micro_batches - 1) * self.backward + self.last
         load = micro_batches * self.load
         # Loader processes run in parallel with the step and delay it only if they are slower.
@@ -116,7 +116,7 @@ class Link:
     Attributes:
         bandwidth: bytes per second of each device, and of each machine's link to the network.
         latency: seconds until the first byte of a message arrives (α).
-        overlaps: whether transfers overlap with computing; not over the loopback interface, where the cores
+        overlaps: whether transfers overlap with computing; false for the loopback interface, where the cores
             move the bytes.
         overhead: seconds that a device needs to send a message of any size.
     """
@@ -139,7 +139,7 @@ class Gang:
         world: number of ranks.
         here: number of ranks per machine.
         most, least: largest and smallest number of nodes that a rank owns.
-        nodes: number of nodes of all ranks.
+        nodes: total number of nodes.
     """
 
     world: int
@@ -199,7 +199,7 @@ def tree_exposed(work: Workload, gang: Gang, link: Link, backward: float) -> flo
     """Return the seconds that the fixed tree's exchange adds to a step."""
     if gang.world == 1:
         return 0.0
-    if work.norms:  # no overlap; a norm exchanges twice in the forward, once in the backward pass
+    if work.norms:  # no overlap; a norm exchanges twice in the forward pass and once in the backward pass
         meetings = sum(3 * _whole(gang, link, work.add, size) for size in work.norms)
         return meetings + sum(_whole(gang, link, work.add, size) for size in (work.totals, work.gradients))
     totals = adding(gang, work.add, work.totals) + gather(gang, link, work.totals)
@@ -215,8 +215,8 @@ def buckets_exposed(
     """Return the seconds from the end of the backward pass until the last bucket is summed.
 
     The order is that of :meth:`rankless.world.reduce.GradientSum.exchange` over NCCL: when a bucket is ready,
-    the rank waits for the previous one, adds it up and gathers it, then continues the backward pass. Over
-    gloo it does not wait, so a step takes slightly less time.
+    the rank waits for the previous bucket, sums and gathers it, and then continues the backward pass. Over
+    gloo, it does not wait, so a step takes slightly less time.
     """
     free = all_to_all(gang, link, totals) if totals else 0.0  # when the network is
     clock = ready = 0.0
@@ -260,7 +260,7 @@ class Row:
 
     Attributes:
         devices, machines: number of devices and machines.
-        batch: global batch in images; larger than the recipe's if that has too few micro-batches.
+        batch: global batch in images; larger than the recipe's if the recipe has too few micro-batches.
         step: time of a step with the fixed tree.
         network: part of the step that waits for the network.
         ring: time of a step with ring all-reduces in place of the tree.

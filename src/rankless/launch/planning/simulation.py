@@ -29,7 +29,7 @@ class _Collective:
     started: bool = False
     sent: int = 0
     received: int = 0
-    latest: float = 0.0  # when the last message sent so far arrives
+    latest: float = 0.0  # time when the last message sent so far arrives
     is_sent: bool = False
     is_starved: bool = False  # the next part to pass on has not arrived
     is_done: bool = False
@@ -68,7 +68,7 @@ class Simulation:
         self.others = ranks.world - 1
         self.events: list[tuple[float, int, int, int, int]] = []  # time, number, kind, rank, collective
         self.numbers = 0
-        self.leaving = [0.0] * ranks.machines  # when a machine's port to the network is free
+        self.leaving = [0.0] * ranks.machines  # time when a machine's port to the network is free
         self.arriving = [0.0] * ranks.machines
         self.port = [0.0] * ranks.world
         self.current = [0] * ranks.world  # each rank's current or next collective
@@ -87,7 +87,7 @@ class Simulation:
         self.programs = [self._rank(rank, factor) for rank, factor in enumerate(slow)]
 
     def run(self) -> float:
-        """Return the seconds until the last rank has all sums."""
+        """Return the seconds until all ranks have all sums."""
         if not self.others:
             return self.backward
         for rank in range(self.ranks.world):

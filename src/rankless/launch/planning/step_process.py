@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rankless.engine.state import TrainingState
     from rankless.recipe.schema import Recipe
 
-_MICRO_BATCHES = 4  # most per measured step; more would only repeat the middle ones
+_MICRO_BATCHES = 4  # maximum micro-batches per measured step; more would only repeat the middle ones
 _ENDLESS = 1_000_000  # epochs
 _ADDED = 8 << 20  # bytes
 
@@ -171,7 +171,7 @@ class _Steps:
         self.done += 1
 
     def _drawn(self) -> Iterator[Any]:
-        """Yield the micro-batches, and time loading and the backward passes between them."""
+        """Yield the micro-batches; measure the time of loading and of the backward passes in between."""
         for number in range(self.micro_batches):
             if number:
                 self.clock.end("backward")

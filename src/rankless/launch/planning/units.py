@@ -1,4 +1,4 @@
-"""The options of a plan, and conversions of bandwidths and times from and to text."""
+"""The options of a plan, and conversions between text and bandwidths or times."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def check(problems: Problems, request: Request, settings: Settings) -> None:
 
 
 def manifests(request: Request, settings: Settings, *, plain: bool) -> list[dict[str, Any]]:
-    """Return the manifests in the order in which to apply them; ``plain`` does without Kubeflow Trainer."""
+    """Return the manifests in the order to apply them; with ``plain``, Kubeflow Trainer is not needed."""
     found = []
     if settings.recipe_text is not None:
         found.append(

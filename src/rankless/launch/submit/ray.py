@@ -29,7 +29,7 @@ class Settings:
 
     Attributes:
         address: the cluster's address, as for ``ray.init``.
-        folder: working directory of the ranks, on machines that have it.
+        folder: working directory of the ranks on machines where it exists.
         job: the job's name, which stays the same after restarts.
         restarts: largest number of restarts.
         cpus: number of CPUs per rank.
@@ -50,7 +50,7 @@ class Work:
 
     Attributes:
         words: arguments after ``python -m``.
-        folder: working directory, if the machine has it.
+        folder: working directory, if it exists on the machine.
         recipe_text: content of the recipe file, which the worker writes for its rank; None for a shipped
             recipe.
         variables: additional environment variables.

@@ -21,8 +21,8 @@ class TrialOutput:
     """A context that redirects standard output and error of this process and its children to a file.
 
     The terminal shows a header and a row per trial; a trial's result replaces the row of the running trial.
-    The fork server keeps the streams it was started with, so all trials share one file. Each trial's part
-    moves to its run.
+    The fork server keeps the streams it was started with, so all trials share one file. After a trial, its
+    part of the file moves to its run.
     """
 
     def __init__(self, record: Record) -> None:

@@ -33,7 +33,7 @@ class Trial:
         state: ``finished``, ``failed``, or ``running``, which is never recorded.
         score: the best score of the run; None if it has none.
         seconds: duration of the training steps.
-        problem: the reason of a failure.
+        problem: the reason for a failure.
     """
 
     number: int
@@ -136,7 +136,7 @@ class Record:
 
 
 def as_text(value: object) -> str:
-    """Format a value for a table; None, a recipe's own value outside the range, becomes a dash."""
+    """Format a value for a table; None, for a recipe's value outside the range, becomes a dash."""
     return "–" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -18,7 +18,7 @@ _STRENGTHS = {
     "value": 4.0,
     "scale": 4.0,
     "translate": 0.9,
-}  # with their maxima
+}  # keys with their maxima
 _TENFOLD = 10.0  # smallest ratio high / low for a logarithmic scale
 
 
@@ -99,7 +99,7 @@ def usual(recipe: Recipe) -> dict[str, Range]:
 
 
 def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Return a trial's recipe changes as ``key=value``; augmentation scales the strengths of ``recipe``."""
+    """Return a trial's recipe changes as ``key=value``; augmentation values scale those of ``recipe``."""
     changes = []
     for key, value in params.items():
         if key != AUGMENTATION:
@@ -112,7 +112,7 @@ def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
-    """Return the recipe's values for the keys of the space, without values outside of it."""
+    """Return the recipe's values for the keys of the space, without values outside it."""
     found: dict[str, Any] = {}
     for key, one in space.items():
         value: Any = 1.0 if key == AUGMENTATION else _value(recipe, key.split("."))

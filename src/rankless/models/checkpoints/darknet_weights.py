@@ -25,7 +25,7 @@ from rankless.models.darknet.reshape import with_classes
 
 _VERSION = (0, 2, 5)
 MOST_CLASSES = 10_000
-_LEAST = 1e-4  # smallest fraction of a network's numbers; published backbones have a tenth or more
+_LEAST = 1e-4  # least fraction of a network's numbers in a file; published backbones have a tenth or more
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
 
 
 def classes_of(path: Path, network: Network) -> int | None:
-    """Infer the number of classes of the file's heads; None if no number fits, as for a backbone."""
+    """Infer the number of classes from the size of the file; None if no number fits, as for a backbone."""
     count = len(_numbers(path)[0])
     one, two = (
         sum(p.numbers for _, parts in _layers(with_classes(network, c)) for p in parts) for c in (1, 2)
@@ -162,7 +162,7 @@ def _is_wide(head: bytes, path: Path) -> bool:
 
 
 def _layers(network: Network) -> Iterator[tuple[str, list[_Part]]]:
-    """Yield the convolutions with their tensors in the order of the file."""
+    """Yield the convolutions and their tensors in the order of the file."""
     shapes = network.shapes()
     for number, layer in enumerate(network.layers):
         if not isinstance(layer, Conv):

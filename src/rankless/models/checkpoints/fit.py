@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rankless.errors import UserError, counted, printable
 
-# Prefixes that DataParallel, DistributedDataParallel and torch.compile add to every name, and the attributes
-# under which trainers such as Lightning's store the model.
+# Prefixes of every name: added by DataParallel, DistributedDataParallel and torch.compile, or the attributes
+# in which trainers such as Lightning's store the model.
 WRAPPERS = ("module.", "_orig_mod.")
 ATTRIBUTES = ("model.", "net.", "network.", "ema_model.", "online_model.", "student.")
 COUNTER = "num_batches_tracked"
@@ -26,7 +26,7 @@ class Misfits:
     Attributes:
         missing: names in the model that the file does not have.
         unexpected: names in the file that the model does not have.
-        misshapen: names in both whose shapes differ, or that are floating point only in the model.
+        misshapen: names in both with different shapes, or with floating-point values only in the model.
         lines: the same differences as text, by kind, with names and shapes.
     """
 
@@ -96,10 +96,10 @@ def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
 
 
 def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Remove the prefixes that wrappers add to every name, as far as that makes the names match.
+    """Remove prefixes that wrappers have added to every name, if the names then match.
 
-    Only prefixes of all names are removed. A model may have a part called ``module``, so the removal that
-    matches the model's names best is chosen.
+    Only prefixes common to all names are removed. Because a model may have a part called ``module``, the
+    removal with the best match is chosen.
 
     Returns:
         The tensors by their new names, and a note about what was removed.
@@ -176,16 +176,16 @@ def fit(
 def by_order(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], source: str, partial: bool = False
 ) -> dict[str, Tensor]:
-    """Match tensors by their order, for the same network with other names.
+    """Match tensors by their order, for the same network with different names.
 
-    Equal shapes do not prove that the networks are the same: one that concatenates its maps in another order
-    has the same shapes. Batch counters are left out if only one side has them.
+    Equal shapes do not prove that the networks are the same: concatenating maps in another order does not
+    change shapes. Batch counters are left out if only one side has them.
 
     Args:
         ours, theirs: the tensors of the model and of the file.
         source: the tensors' source, for messages.
-        partial: match tensors up to the first one of another shape, as for a backbone; the others keep their
-            names.
+        partial: match tensors up to the first one with a different shape, as for a backbone; the rest keep
+            their names.
     """
     names, others = list(ours), list(theirs)
     if len(names) != len(others):
@@ -203,7 +203,7 @@ def by_order(
 
 
 def leading(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, str]:
-    """Match names by order up to the first pair of different shapes, without batch counters."""
+    """Match names by order, without batch counters, up to the first pair with different shapes."""
     both = zip(_without_counters(ours), _without_counters(theirs), strict=False)
     return dict(takewhile(lambda pair: _compatible(ours[pair[0]], theirs[pair[1]]), both))
 
@@ -225,7 +225,7 @@ def _without_counters(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Count the names that agree, and among these the shapes."""
+    """Count the names that agree and, among these, the shapes that agree."""
     both = [name for name in theirs if name in ours]
     return len(both), sum(_compatible(ours[name], theirs[name]) for name in both)
 
@@ -233,7 +233,7 @@ def _score(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[in
 def _compatible(ours: Tensor, theirs: Tensor) -> bool:
     if ours.shape != theirs.shape:
         return False
-    # Averaging turns counters into fractions; integers in place of floats are packed or quantized weights.
+    # Averaging turns counters into fractions; integers instead of floats are packed or quantized weights.
     return theirs.is_floating_point() or not (ours.is_floating_point() or theirs.is_complex())
 
 

@@ -1,4 +1,4 @@
-"""Reader of other projects' weights: several kinds of files, as tensors by name, without running code.
+"""Reader of other projects' weights from several kinds of files, without running code.
 
 :mod:`~rankless.models.checkpoints.unwrapping` finds the weights in the content, and
 :mod:`~rankless.models.checkpoints.fit` matches their names to a model.
@@ -34,7 +34,7 @@ def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     """Read the weights in a checkpoint of another project.
 
     The kind of file is detected by its content: ``torch.save`` (the current format, or the one before version
-    1.6), or safetensors. No code in the file is run, and the sizes that it claims are compared with its own
+    1.6), or safetensors. No code in the file is run. The sizes that it claims are compared with its actual
     size before memory is allocated.
 
     Args:
@@ -70,8 +70,8 @@ def _content(path: Path, file: IO[bytes]) -> Any:
 def _from_zip(file: IO[bytes]) -> Any:
     """Read the current format: a zip archive of one pickle and a record for each storage.
 
-    The archive is rewritten in memory from the inspected records that Python's zipfile read, so PyTorch's zip
-    reader never sees an archive that two readers could interpret differently.
+    The archive is rewritten in memory from the inspected records, as read by Python's zipfile, so PyTorch
+    never sees an archive that two readers could interpret differently.
     """
     try:
         records, names = _records(file), set[str]()
@@ -102,7 +102,7 @@ def _from_zip(file: IO[bytes]) -> Any:
 
 
 def _records(file: IO[bytes]) -> dict[str, bytes]:
-    """Read an archive's records, by their names inside its folder."""
+    """Read an archive's records; return them by their names inside the archive's folder."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
@@ -171,7 +171,7 @@ def _what_else(start: bytes, file: IO[bytes]) -> str:
             "the PyTorch that wrote it, and save its state_dict() with a newer one"
         )
     if start.startswith(b"\x80"):
-        Inspection().walk(file)  # reports the classes that it needs, if that is the reason
+        Inspection().walk(file)  # reports the classes that the file needs, if that is the reason
         return f"is a plain pickle, not written by torch.save; {_ALONE}"
     text = start.lstrip().lower()
     if text.startswith(b"version https://git-lfs"):

@@ -1,9 +1,9 @@
 """Inspection of a checkpoint's pickle without unpickling it.
 
 ``torch.load(weights_only=True)`` runs no foreign code, but it trusts the file: it allocates the claimed
-sizes, and calls a few functions whose results can grow without bound. So a pickle is interpreted here first,
-with placeholders for everything but plain values: no name is imported, torch is not called, and memory and
-time are proportional to the size of the file.
+sizes, and calls a few functions whose results can grow without bound. Therefore this module interprets a
+pickle first, with placeholders for everything except plain values. It imports no name and does not call
+torch, and its memory and time are proportional to the size of the file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Inspection:
 
     Attributes:
         storages: every storage by its key.
-        wanted: classes and functions that the pickle needs and that are never called, in order.
+        wanted: classes and functions that the pickle needs, in order; they are never called.
     """
 
     storages: dict[str, Storage] = field(default_factory=dict)
@@ -86,8 +86,8 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.result: Any = None
-        self.read = 0  # bytes of the file so far
-        self.copied = 0  # members that calls have copied
+        self.read = 0  # bytes of the file read so far
+        self.copied = 0  # number of members that calls have copied
 
     def step(self, name: str, argument: Any) -> None:
         if name in _CONSTANTS:
@@ -173,14 +173,14 @@ class _Machine:
             raise TypeError("a call of something that is not a function")
         if function.name not in FUNCTIONS:
             raise TypeError(f"a call of {function.name}")
-        # Copies are limited to the bytes read: else a small file could request endless copies of a long list.
+        # Copies are limited by the bytes read, or a small file could request endless copies of a long list.
         self.copied += sum(len(one) for one in arguments if isinstance(one, str | list | tuple | dict))
         if self.copied > self.read:
             raise RefusedFileError("is damaged or malicious: it asks for more than it holds")
         self.stack.append(FUNCTIONS[function.name](*arguments))
 
     def make(self, _: Any) -> None:
-        """Handle NEWOBJ: make a script's options, and a placeholder for any other object."""
+        """Handle NEWOBJ: create a script's options, or a placeholder for any other object."""
         arguments, made = self.pop(), self.pop()
         if isinstance(made, Global) and made.name == NAMESPACE and arguments == ():
             self.stack.append(Options())
@@ -200,7 +200,8 @@ class _Machine:
             if any(not isinstance(key, str) or key.startswith("__") for key in state):
                 raise TypeError("special attributes for options")
             return
-        # A state_dict has an attribute with the versions of its modules. Any other could hide a method.
+        # A state_dict has an attribute with the versions of its modules. Any other attribute could hide a
+        # method.
         if not isinstance(target, dict) or not isinstance(state, dict) or set(state) - {"_metadata"}:
             raise TypeError(f"attributes for a {type(target).__name__}")
 

@@ -1,7 +1,7 @@
 """Placeholders for the values of a checkpoint's pickle, and the few functions that it may call.
 
-Each function works like its namesake on placeholders: sizes are compared with the size of the file, and
-anything that could grow out of proportion is refused.
+Each function does the same as its namesake, but on placeholders. Sizes are compared with the size of the
+file, and anything that could grow out of proportion is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNSUPPORTED = {
 
 
 class RefusedFileError(ValueError):
-    """A refusal to read a file; its text continues a sentence that begins with the file's name."""
+    """A file that is not read; the text continues a sentence that begins with the file's name."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def size_of(value: Any) -> int:
 
 
 def key_of(value: Any) -> Any:
-    """Return ``value`` if it is quick to hash and compare as a dict key or set member; raise otherwise."""
+    """Return ``value`` if it is fast to hash and compare as a dict key or set member; raise otherwise."""
     if isinstance(value, tuple) and len(value) > _LONGEST_KEY:
         raise TypeError("a long tuple as a key")
     for part in value if isinstance(value, tuple) else (value,):
@@ -156,7 +156,7 @@ def _parameter(data: Any, _grad: Any, hooks: Any) -> _Tensor:
 
 
 def _dict(given: Any = ()) -> dict[Any, Any]:
-    """Make an ``OrderedDict`` (of pairs if Python 2 wrote it) or a ``Counter``."""
+    """Create an ``OrderedDict`` (from pairs if Python 2 wrote it) or a ``Counter``."""
     if not isinstance(given, dict | list | tuple):
         raise TypeError("an invalid dict")
     pairs = given.items() if isinstance(given, dict) else given
@@ -178,7 +178,7 @@ def _listed(members: Any) -> Any:
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
-    # Only the encoding in which pickle writes bytes: other codecs could expand the text repeatedly.
+    # Only the encoding that pickle uses for bytes: other codecs could expand the text repeatedly.
     if not isinstance(text, str) or encoding != "latin1":
         raise TypeError("invalid bytes")
     return text.encode("latin1")

@@ -1,7 +1,7 @@
 """The tensor names of widely used PyTorch ports of YOLOv3 and YOLOv4, mapped to the networks here.
 
-A port is the same network with other names. It may also differ in the epsilon of its batch norms, and in the
-order and the use of the numbers that a head predicts for an anchor.
+A port is the same network with other names. It may also have a different epsilon in its batch norms, and a
+head may order or use the numbers per anchor differently.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Port:
 
     Attributes:
         source: the port's repository.
-        model: name of the network; empty if the port has any network of a cfg or a name.
-        modules: yields the port's names of a network's convolutions, in the order of our layers.
+        model: name of the network; empty if the port supports any named network or cfg.
+        modules: yields the port's names of a network's convolutions, in the order of Rankless's layers.
         about: differences besides the names, for the table of ports.
         options: options for the recipe that is written with the weights.
         eps: epsilon of the batch norms.
@@ -66,11 +66,11 @@ def port_named(name: str) -> Port:
 def likely_port(state: Mapping[str, Tensor], model: str, ours: Mapping[str, Tensor], network: Network) -> str:
     """Return the name of the port whose names fit most of a file's tensors.
 
-    The result is empty if our own names fit as many tensors, or if no port's names fit half of them.
+    The result is empty if Rankless's names fit as many tensors, or if no port's names fit half of them.
 
     Args:
         state: the file's tensors.
-        model: the network's name here.
+        model: the network's name in Rankless.
         ours: the network's tensors.
         network: the network's layers.
     """
@@ -85,7 +85,7 @@ def likely_port(state: Mapping[str, Tensor], model: str, ours: Mapping[str, Tens
         return len(wanted.keys() & align(wanted, _with_backbone(state, names))[0].keys())
 
     counts = {name: known(names) for name, names in candidates.items()}
-    likely = max(counts, key=counts.__getitem__)  # ours if it is as good
+    likely = max(counts, key=counts.__getitem__)  # Rankless's names win a tie
     return likely if 2 * counts[likely] > len(state) else ""
 
 
@@ -97,22 +97,22 @@ def from_port(
     source: str,
     partial: bool = False,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename a port's tensors, and convert whatever else differs.
+    """Rename a port's tensors, and convert everything else that differs.
 
     No port has involutions, but users add them; they are recognized by the shapes of their tensors.
 
     Args:
         state: the port's tensors.
-        ours: the tensors of our network, for any number of classes.
+        ours: the tensors of Rankless's network, for any number of classes.
         port: the port.
         network: the network's layers.
         source: the tensors' source, for messages.
-        partial: rename only the tensors whose names match, including those of a backbone alone.
+        partial: rename only the tensors whose names match; they may be just a backbone's.
 
     Returns:
-        The tensors under our names, and notes.
+        The tensors under Rankless's names, and notes.
     """
-    names = dict(_names(port, network))  # ours to theirs
+    names = dict(_names(port, network))  # Rankless's names to the port's
     if partial:
         state = _with_backbone(state, names.values())
     expected = {theirs: ours[mine] for mine, theirs in names.items()}
@@ -144,7 +144,7 @@ def from_port(
 
 
 def _with_backbone(state: Mapping[str, Tensor], theirs: Iterable[str]) -> Mapping[str, Tensor]:
-    """Add ``backbone.`` to the names of a backbone that was saved alone, if they then agree."""
+    """Add ``backbone.`` to the names of a backbone that was saved by itself, if they then match."""
     wanted = set(theirs)
     both = wanted | {name.removeprefix("backbone.") for name in wanted}
     bare, _ = align(dict.fromkeys(both, torch.empty(0)), state)
@@ -172,7 +172,7 @@ def _involutions(ours: Mapping[str, Tensor], network: Network, left: Mapping[str
 
 
 def _names(port: Port, network: Network) -> Iterator[tuple[str, str]]:
-    """Yield pairs of our names and the port's."""
+    """Yield pairs of Rankless's names and the port's."""
     convs = [number for number, layer in enumerate(network.layers) if isinstance(layer, Conv)]
     for number, (conv, norm) in zip(convs, port.modules(network), strict=True):
         mine = f"layers.{network.names[number]}"
@@ -184,7 +184,7 @@ def _names(port: Port, network: Network) -> Iterator[tuple[str, str]]:
 
 
 def _reordered(tensor: Tensor, order: tuple[int, ...], network: Network) -> Tensor:
-    """Return a head's kernels or biases (A · (5 + C), …) with the numbers of each anchor in our order."""
+    """Return a head's kernels or biases (A · (5 + C), …) with each anchor's numbers in Rankless's order."""
     anchors = len(network.heads()[0].mask)  # type: ignore[union-attr]  # ports have anchors
     if tensor.shape[0] % anchors:
         return tensor  # reported when the shapes are compared
@@ -195,7 +195,7 @@ def _reordered(tensor: Tensor, order: tuple[int, ...], network: Network) -> Tens
 
 
 def _numbered(conv: str, norm: str) -> Callable[[Network], Iterator[Module]]:
-    """Return a naming by the number of the layer, ``{n}``, and of the convolution, ``{k}`` from 1."""
+    """Return a function that yields names with the layer's number, ``{n}``, or the convolution's, ``{k}``."""
 
     def modules(network: Network) -> Iterator[Module]:
         convs = [n for n, layer in enumerate(network.layers) if isinstance(layer, Conv)]

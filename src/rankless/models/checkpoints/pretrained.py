@@ -1,8 +1,8 @@
 """Initialization from trained weights (``model.pretrained``).
 
 Every tensor must fit, except those of a head for other classes: the rows of classes that the file also has
-are taken by name, and the others keep their initial values. If the file has none of the classes, a head of
-another size keeps its initial values, and one of the same size is loaded by position.
+are copied by name, and the other rows keep their initial values. If the file has none of the classes, a head
+of the same size is loaded by position, and a head of another size keeps its initial values.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def start_from(
         model: the bare model. Its optional attribute ``head_names`` holds the names of the modules
             (or parameters) whose shapes depend on the number of classes: ``("fc", "levels.0.predict")``. For
             its optional method ``head_layout``, see :mod:`rankless.models.detectors.protocol`.
-        pretrained: ``model.pretrained``: a weights file, a run (its best weights), any safetensors file with
-            the model's keys, also on the Hugging Face Hub; ``published``, ``published/NAME`` or ``timm`` for
-            a file of :mod:`rankless.models.published`; empty does nothing.
-        class_names: the model's class names; matched with the file's, if it has any.
-        described: the recipe's ``model``, for which files are published; compared with that of a file if the
-            weights do not fit.
+        pretrained: ``model.pretrained``: a weights file, a run (its best weights), or any safetensors file
+            with the model's keys, local or on the Hugging Face Hub; ``published``, ``published/NAME`` or
+            ``timm`` for a file of :mod:`rankless.models.published`; empty loads nothing.
+        class_names: the model's class names, which are matched with the file's, if it has any.
+        described: the recipe's ``model``, which selects published files; if the weights do not fit, it is
+            compared with the ``model`` in the file.
 
     Returns:
         Messages: the source of the weights, and the tensors that were not loaded.
@@ -110,9 +110,9 @@ def start_from(
 
 
 def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
-    """Return the file's label of each of the model's labels that it has; empty to take the head as it is."""
+    """Map labels of the model to labels of the file, for shared class names; empty to load by position."""
     if tuple(ours) == tuple(known) or list(known) == [str(label) for label in range(len(known))]:
-        return {}  # numbers are no names
+        return {}  # numbers are not names
     of_file = {name: label for label, name in enumerate(known)}
     return {label: of_file[name] for label, name in enumerate(ours) if name in of_file}
 
@@ -120,18 +120,18 @@ def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
 def _by_class(
     model: nn.Module, theirs: Mapping[str, Tensor], known: int, wanted: int, pairs: Mapping[int, int]
 ) -> dict[str, Tensor] | None:
-    """Return the head's tensors with the file's rows of the matched classes and the model's of the others.
+    """Return the head's tensors, with rows of matched classes from the file and other rows from the model.
 
-    Rows that belong to no class, such as those of boxes and of the background, are the file's.
+    Rows that belong to no class, such as those of boxes and the background, come from the file.
 
     Args:
         model: the new model.
         theirs: the file's tensors.
         known, wanted: the number of classes of the file and of the model.
-        pairs: the model's label of each matched class, and the file's.
+        pairs: for each matched class, its label in the model and in the file.
 
     Returns:
-        The tensors by name; None if the head is laid out in another way.
+        The tensors by name; None if the head has another layout.
     """
     layout: Callable[[str], tuple[int, ...]] | None = getattr(model, "head_layout", None)
     heads, made = _heads(model), dict[str, Tensor]()
@@ -175,7 +175,7 @@ def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str
 
 
 def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, tensors: int) -> None:
-    """Raise an error that says why the weights do not fit, if known, instead of a table of tensors."""
+    """If the reason why the weights do not fit is known, raise an error that states it."""
     what = f"model.pretrained is '{pretrained}'"
     tree = recipe_in(weights_of(hub.path_of(pretrained), warn=lambda _: None))
     if tree is None:
@@ -190,7 +190,7 @@ def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, 
         field.name
         for field in fields(theirs)
         if field.name not in ("pretrained", "freeze", "checkpointing")
-        and hasattr(ours, field.name)  # other kinds of networks have other keys, and another name
+        and hasattr(ours, field.name)  # other kinds of networks have other keys and names
         and getattr(theirs, field.name) != getattr(ours, field.name)
     ]
     if keys:
@@ -212,7 +212,7 @@ def _short(value: object) -> str:
 def _published(
     model: nn.Module, wanted: published.PublishedFile
 ) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
-    """Return the same as :func:`_of_a_file`; layers that a backbone's file lacks keep their values."""
+    """Return the same as :func:`_of_a_file` for a published file; layers that it lacks keep their values."""
     path, sha256 = published.fetch(wanted)
     ours, source = model.state_dict(), f"{wanted.name}: {path} (SHA-256 {sha256})"
     if wanted.is_darknet:
@@ -238,8 +238,8 @@ def _heads(model: nn.Module) -> tuple[str, ...]:
 def _without_other_heads(
     model: nn.Module, theirs: dict[str, Tensor], known: int, wanted: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Replace tensors of a head for other classes by the model's; also return their names."""
-    if known and known == wanted:  # a head that does not fit is then a different head
+    """Replace the tensors of a head for other classes with the model's; also return their names."""
+    if known and known == wanted:  # in that case, a head that does not fit is a different head
         return theirs, []
     ours = model.state_dict()
     heads = _heads(model)

@@ -1,8 +1,8 @@
-"""safetensors files with checksums; damage is reported in a sentence.
+"""safetensors files with checksums that reveal damage.
 
 A file with metadata contains a checksum of everything else, so a copy can be checked anywhere. The checksum
-is a CRC-32, which finds damage at a fraction of the cost of SHA-256. The SHA-256 for ``SHA256SUMS`` is
-computed once, from the data read back.
+is a CRC-32, which detects damage at a fraction of the cost of SHA-256. The SHA-256 for ``SHA256SUMS`` is
+computed only once, from the data read back.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] |
     """Write a safetensors file, wait until it is on the disk, and read it back.
 
     The library writes metadata in the order of a randomly seeded hash table, so equal weights would give
-    different files, and it does not report a full disk as an OSError. So the header is written here: its keys
-    are sorted, and the tensors are aligned because the widest come first. The header is written last, because
-    it holds a checksum of the tensors. A tensor is copied only if its memory layout differs from the file's.
+    different files, and it does not report a full disk as an OSError. Therefore this function writes the
+    header: its keys are sorted, and the tensors are aligned because the widest come first. The header is
+    written last, because it holds a checksum of the tensors. A tensor is copied only if its memory layout
+    differs from the file's.
 
     Args:
         path: the file, which is overwritten in place.
@@ -64,7 +65,7 @@ def write(path: Path, state: Mapping[str, Tensor], metadata: Mapping[str, str] |
         header["__metadata__"] = dict(metadata)
     check = of_header = zlib.crc32(_encoded(header))
     with path.open("wb", buffering=0) as file:
-        _write_all(file, _head(header, check))  # a placeholder of the right length
+        _write_all(file, _head(header, check))  # a placeholder with the right length
         for name in widest_first:
             part = raw(state[name]).data
             check = zlib.crc32(part, check)
@@ -108,8 +109,8 @@ def _read_back(path: Path, head: bytes, before: int, check: int) -> str:
 def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read tensors and metadata of a safetensors file, written by any program.
 
-    The file is read completely, not mapped: a mapped file that shrinks kills the process. The content is
-    compared with the checksum in ``SHA256SUMS`` beside it, else with the one in its header.
+    The file is read completely instead of mapped, because a mapped file that shrinks kills the process. The
+    content is compared with the checksum in ``SHA256SUMS`` beside it, or else with the one in its header.
 
     Args:
         path: the file.
@@ -148,7 +149,7 @@ def metadata_of(path: Path) -> dict[str, str]:
     try:
         with reading.opened(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            most = min(length, _LONGEST_HEADER, os.fstat(file.fileno()).st_size)  # allocated at once
+            most = min(length, _LONGEST_HEADER, os.fstat(file.fileno()).st_size)  # all of it is allocated
             metadata = json.loads(file.read(most)).get("__metadata__") or {}
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None

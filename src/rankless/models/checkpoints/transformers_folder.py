@@ -1,4 +1,4 @@
-"""Weights of transformers' detectors, in folders as it writes them and as the Hugging Face Hub has them."""
+"""Weights of transformers' detectors, from folders as transformers or the Hugging Face Hub stores them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rankless.recipe.transformers_config import class_names, read_config
 
 
 def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the tensors in a folder, with the names of this version of transformers, and the class names.
+    """Return the tensors in a folder, named as in the installed version of transformers, and the class names.
 
-    transformers renames the tensors of older versions. Only safetensors are read, and no code of the folder
-    runs.
+    transformers renames tensors from older versions. Only safetensors are read, and no code in the folder is
+    run.
 
     Args:
-        folder: has ``config.json`` and ``model.safetensors``, whole or in several files.
-        where: the option that named it, for messages.
+        folder: contains ``config.json`` and ``model.safetensors``, which may be split into several files.
+        where: the option that named the folder, for messages.
     """
     names, keys = class_names(folder, where), read_config(str(folder), where)
     if not any(folder.glob("*.safetensors")):
@@ -35,7 +35,7 @@ def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     transformers.logging.disable_progress_bar()
     try:
         network, report = _loaded(kind, folder, config)
-    except Exception as error:  # transformers raises many types
+    except Exception as error:  # transformers raises errors of many types
         said = " ".join(str(error).split())[:300]
         raise UserError(f"{where}: {folder}: transformers cannot load it: {said}") from error
     problems = [

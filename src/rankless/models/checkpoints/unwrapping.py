@@ -16,7 +16,7 @@ from torch import Tensor
 from rankless.errors import counted, printable
 from rankless.models.checkpoints.pickle_values import RefusedFileError
 
-# In order of preference: usually the averaged weights were evaluated.
+# In order of preference: usually the averaged weights were the evaluated ones.
 _AVERAGED = (
     "ema",
     "model_ema",
@@ -54,9 +54,9 @@ class Checkpoint:
     """The weights in a file.
 
     Attributes:
-        state: tensors by the file's names, on the CPU; floating point in float32.
+        state: tensors by the file's names, on the CPU; floating-point tensors are float32.
         facts: sentences about the file.
-        seen: number of images they were trained on; 0 if the file does not say.
+        seen: number of images the weights were trained on; 0 if the file does not say.
     """
 
     state: dict[str, Tensor]
@@ -101,7 +101,7 @@ def _makers(content: Mapping[Any, Any]) -> list[str]:
 
 
 def _of_training(content: Mapping[Any, Any]) -> list[str]:
-    """Describe the parts of a training checkpoint that are not imported: optimizer state and epoch."""
+    """Describe the parts of a checkpoint that are not imported, such as optimizer state and epoch."""
     left = [
         f"{what} under '{name}'"
         for name in map(str, content)
@@ -122,7 +122,7 @@ def _of_training(content: Mapping[Any, Any]) -> list[str]:
 
 
 def _descend(content: Mapping[Any, Any], key: str) -> Any:
-    """Return the entry called ``key``, or None; dots in the key may also be part of a name."""
+    """Return the entry called ``key``, or None; dots in the key separate levels or are part of a name."""
     if key in content:
         return content[key]
     parts = key.split(".")
@@ -171,14 +171,14 @@ def _holds_weights(value: Any, known: dict[int, bool] | None = None, depth: int 
 
     Args:
         value: anything.
-        known: results by identity: dicts can occur several times, and contain themselves.
+        known: results by identity, because dicts can occur several times or contain themselves.
         depth: number of levels to search.
     """
     known = {} if known is None else known
     if not isinstance(value, Mapping) or not depth:
         return False
     if id(value) not in known:
-        known[id(value)] = False  # for a dict that contains itself
+        known[id(value)] = False  # in case the dict contains itself
         known[id(value)] = any(
             isinstance(one, Tensor) and isinstance(name, str) for name, one in value.items()
         ) or any(_holds_weights(value.get(name), known, depth - 1) for name in _AVERAGED + _PLAIN)

@@ -1,7 +1,7 @@
-"""Weights files: safetensors that carry their recipe and their class names.
+"""Weights files: safetensors that contain their recipe and class names.
 
-A weights file is all that prediction needs. Its keys are the names in the bare model. Nothing is ever
-unpickled.
+Prediction needs only a weights file. Its keys are the names in the bare model's state dict. Nothing is
+ever unpickled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Weights:
 
     Attributes:
         state: parameters and buffers by the bare model's names, on the CPU.
-        recipe: the recipe they were trained with.
+        recipe: the recipe the weights were trained with.
         class_names: a name per class id; empty if the task has no classes.
         extra: all other metadata, as text by key.
     """
@@ -51,7 +51,7 @@ def save(
     class_names: Sequence[str],
     extra: Mapping[str, str] | None = None,
 ) -> str:
-    """Write a weights file and wait until it is on the disk. Equal arguments give equal bytes.
+    """Write a weights file and wait until it is on the disk; equal arguments give equal bytes.
 
     Args:
         path: the file, which is overwritten in place; for an atomic write, write beside it and rename.
@@ -125,7 +125,7 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> Non
 def digest(state: Mapping[str, Tensor]) -> str:
     """Compute the SHA-256 over names, dtypes, shapes and little-endian values, sorted by name.
 
-    It does not depend on device, memory layout or file format; every bit of every tensor changes it.
+    The digest does not depend on device, memory layout or file format; every bit of every tensor affects it.
 
     Raises:
         UserError: ``state`` is not a state dict.

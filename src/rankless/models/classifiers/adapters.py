@@ -1,4 +1,4 @@
-"""Classifiers that torchvision and timm build, freshly initialized, and the names in timm's weights."""
+"""Classifiers built and freshly initialized by torchvision and timm, and the names in timm's weights."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def build_resnet(
     """Build torchvision's ResNet; its last layer is ``fc``.
 
     Args:
-        name: ``resnet18``, 34, 50, 101 or 152. With the suffix ``-cifar`` it starts with a 3×3 convolution
-            of stride 1, without pooling, as is usual for images of 32 pixels; the names in its state do not
+        name: ``resnet18``, 34, 50, 101 or 152. With the suffix ``-cifar``, it starts with a 3×3 convolution
+            of stride 1 without pooling, as is usual for images of 32 pixels; names in the state dict do not
             change.
         classes: number of classes.
-        activation: the activation that replaces every ReLU; not PReLU, because a block calls one module two
-            or three times, and these calls would share its slope.
+        activation: the activation that replaces every ReLU; PReLU is not allowed, because a block calls one
+            module two or three times and the calls would share its slope.
         dropout: fraction of the pooled features dropped before the last layer; adds no key to the state.
     """
     if activation == "prelu":
         raise ValueError("a ResNet's blocks would share their PReLUs")
-    from torchvision import models  # takes as long to import as torch does
+    from torchvision import models  # importing it takes as long as importing torch
 
     build = getattr(models, name.removesuffix(CIFAR))
     net: Any = build(weights=None, num_classes=classes)
@@ -80,7 +80,7 @@ def timm_facts(name: str) -> TimmFacts:
     """Return timm's description of ``name`` (without ``timm/``)."""
     import timm
 
-    # Only registered models: timm would download 'hf-hub:…'.
+    # Only registered models: timm would download a name such as 'hf-hub:…'.
     config = timm.get_pretrained_cfg(name) if timm_knows(name) else None
     if config is None:
         known = timm.list_models() + timm.list_pretrained()
@@ -113,7 +113,7 @@ def build_timm(
         name: the model's name in timm.
         classes: number of classes.
         dropout: timm's ``drop_rate``, before the last layer.
-        size: (height, width) of the input in pixels, if it is not the published one.
+        size: (height, width) of the input in pixels, if it differs from the published one.
     """
     import timm
 
@@ -150,7 +150,7 @@ def _three(values: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def timm_weights(name: str, published: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the published weights of timm's model ``name`` with the names that the model has today."""
+    """Return the published weights of timm's model ``name``, with the model's current tensor names."""
     import timm
 
     offered = {"state_dict": published, "custom_load": False}

@@ -1,4 +1,4 @@
-"""All classifiers by name, with their descriptions and construction from a recipe.
+"""All classifiers by name, with their descriptions, and how to build them from a recipe.
 
 A classifier is described by a :class:`Classifier`. The network has the state dict of its origin, and two
 additional attributes: ``variant``, the :class:`Classifier`, and ``head_names``, the prefixes of the
@@ -40,7 +40,7 @@ IMAGENET_STD: Color = (0.229, 0.224, 0.225)
 HALF: Color = (0.5, 0.5, 0.5)
 IMAGENET_SIDE, SMALL_SIDE = 224, 32
 
-_MANY_CLASSES = 20_000  # as many as ImageNet-21k; heads up to this size need little memory
+_MANY_CLASSES = 20_000  # number of classes of ImageNet-21k; heads up to this size need little memory
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Classifier:
     Attributes:
         name: value of ``model.name``.
         source: the paper.
-        side: published side of the square input in pixels.
+        side: published side length of the square input in pixels.
         classes: number of classes it was published for.
         mean, std: the network expects (image - mean) / std per channel, for images in 0..1.
         densenet: options of a DenseNet; None for other classifiers.
@@ -102,7 +102,7 @@ def _densenet(name: str, variant: densenet.Variant) -> Classifier:
 
 
 def _with_densenet(chosen: Classifier, variant: densenet.Variant) -> Classifier:
-    """Return a copy with another DenseNet; the stem determines the size of its images."""
+    """Return a copy with another DenseNet; the stem determines the size of the images."""
     if variant.stem == "small":
         return replace(chosen, densenet=variant, side=SMALL_SIDE, mean=HALF, std=HALF)
     return replace(chosen, densenet=variant, side=IMAGENET_SIDE, mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -167,7 +167,7 @@ def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
 
 
 def _refuse_giant(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> None:
-    """Check that the weights fit into memory; published models are known to be small."""
+    """Check that the weights fit into memory; published models are known to be small enough."""
     options = model.densenet if isinstance(model, model_kinds.DensenetModel) else model_kinds.Densenet()
     if classes <= _MANY_CLASSES and options.growth == options.depth == "auto":
         return
@@ -183,7 +183,7 @@ def _refuse_giant(chosen: Classifier, model: model_kinds.ModelKeys, classes: int
 def backbone_modules(model: nn.Module) -> list[nn.Module]:
     """Return the largest modules of a classifier that contain no part of its head.
 
-    Parameters of a module around the head (such as a vision transformer's class token) are in none of them.
+    They do not include parameters of modules around the head, such as a vision transformer's class token.
     """
     head_names: Any = model.head_names  # set by _build
     heads = tuple(head_names)
@@ -235,7 +235,7 @@ def _size(model: model_kinds.ModelKeys) -> tuple[int, int] | None:
 
 
 def _build(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> nn.Module:
-    net: Any  # mypy allows no attributes of nn.Module that are neither tensors nor modules
+    net: Any  # mypy allows only tensors and modules as attributes of nn.Module
     if isinstance(model, model_kinds.TimmModel):
         net = build_timm(chosen.name.removeprefix(TIMM), classes, dropout=model.dropout, size=_size(model))
         inside = {id(layer) for layer in timm_heads(net)}

@@ -1,7 +1,7 @@
 """Residual networks for CIFAR (He et al., 2016, "Deep Residual Learning for Image Recognition", 4.2).
 
-Three stages of 16, 32 and 64 channels. Where a stage begins, the shortcut skips every second pixel and adds
-channels of zeros (option A), so it has no parameters.
+There are three stages of 16, 32 and 64 channels. At the start of a stage, the shortcut skips every second
+pixel and adds channels of zeros (option A), so it has no parameters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Darknet-53 and CSPDarknet-53 as classifiers: the backbones of YOLOv3 and YOLOv4 with a linear layer.
 
-Layers have the same numbers, and so tensors the same names, as in the detectors.
+Layers have the same numbers, and therefore tensors the same names, as in the detectors.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rankless.models.layers import Activation, activate
 from rankless.recipe import model_kinds
 
 _CIFAR_BLOCKS = 3
-BOTTLENECK = 4  # channels of the 1×1 convolution, in growths
+BOTTLENECK = 4  # channels of the 1×1 convolution, as a multiple of the growth
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Variant:
     @property
     def least_side(self) -> int:
         """Smallest input side in pixels that leaves one pixel for the last block."""
-        factor: int = 2 ** (len(self.blocks) - 1)  # by which the transitions divide the resolution
+        factor: int = 2 ** (len(self.blocks) - 1)  # the factor by which the transitions divide the resolution
         return factor if self.stem == "small" else 4 * (factor - 1) + 1
 
     def with_options(self, options: model_kinds.Densenet) -> Variant:
@@ -88,12 +88,12 @@ _PLAIN_40_12 = Variant(
     blocks=(12, 12, 12), growth=12, stem="small", compression=1.0, bottleneck=False, first=16
 )
 PUBLISHED = {
-    # Table 1 of the paper; 161 is the authors' wider one, with k = 48.
+    # Table 1 of the paper; 161 is the authors' wider network, with k = 48.
     "densenet121": Variant(blocks=(6, 12, 24, 16), growth=32),
     "densenet161": Variant(blocks=(6, 12, 36, 24), growth=48),
     "densenet169": Variant(blocks=(6, 12, 32, 32), growth=32),
     "densenet201": Variant(blocks=(6, 12, 48, 32), growth=32),
-    # Table 2, on CIFAR: the plain ones …
+    # Table 2, on CIFAR: plain DenseNets …
     "densenet-40-12": _PLAIN_40_12,
     "densenet-100-12": replace(_PLAIN_40_12, blocks=(32, 32, 32)),
     "densenet-100-24": replace(_PLAIN_40_12, blocks=(32, 32, 32), growth=24),
@@ -117,7 +117,7 @@ class SeparableConv(nn.Module):
             channels_in, channels_in, 3, groups=channels_in, dilation=options.dilation
         )
         self.norm = nn.BatchNorm2d(channels_in) if options.norm_between else nn.Identity()
-        # There is no activation between the two that would halve the variance.
+        # The variance is preserved: there is no activation between the two, which would halve it.
         self.pointwise = _convolution(channels_in, channels, 1, after="linear")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class SeparableConv(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """Norm, activation and 1×1 convolution (the bottleneck, if any); norm, activation, 3×3 convolution."""
+    """Norm, activation, 1×1 convolution (the bottleneck, if any); then norm, activation, 3×3 convolution."""
 
     def __init__(self, channels: int, variant: Variant, activation: Activation, dropout: float) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class DenseBlock(nn.Sequential):
             self.add_module(f"denselayer{number + 1}", layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels, H, W) to (B, channels + layers * growth, H, W), the input first."""
+        """Map (B, channels, H, W) to (B, channels + layers * growth, H, W), starting with the input."""
         for layer in self:
             x = torch.cat((x, layer(x)), 1)
         return x
@@ -198,7 +198,7 @@ class DenseNet(nn.Module):
         variant: the network's options.
         classes: number of classes.
         activation: activation after every norm; each PReLU has a separate slope.
-        dropout: fraction dropped of each layer's new features; the features of earlier layers are kept.
+        dropout: fraction of each layer's new features to drop; features of earlier layers are kept.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class DenseNet(nn.Module):
                 left = max(1, int(channels * variant.compression))
                 self.features.add_module(f"transition{number}", Transition(channels, left, activation))
                 channels = left
-        # In the published names the last norm is number 5, whatever the number of blocks.
+        # In the published names, the last norm is always number 5.
         self.features.add_module("norm5", nn.BatchNorm2d(channels))
         self.features.add_module("activation5", activate(activation))
         self.classifier = nn.Linear(channels, classes)

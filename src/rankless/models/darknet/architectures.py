@@ -1,6 +1,6 @@
 """The YOLO networks that were published as Darknet cfg files, layer by layer.
 
-Every layer has the same number as in its cfg, so that weights fit and users recognize the layers.
+Every layer has the same number as in its cfg, so that weights fit and the layers are easy to recognize.
 Sources: cfg/ of pjreddie's Darknet (yolov3, yolov3-spp, yolov3-tiny) and of AlexeyAB's (the yolov4 family).
 """
 
@@ -141,7 +141,7 @@ def scaled_yolov4(
     b.residual(channels[0] // 2, channels[0])
     taps = [_csp_stage(b, count, number) for count, number in zip(channels[1:], blocks, strict=True)]
     backbone = len(b.layers)
-    widths = [count // 2 for count in channels[2:]]  # the fine, the middle and the coarse map's
+    widths = [count // 2 for count in channels[2:]]  # for the fine, the middle and the coarse map
     aside = b.conv(widths[2])
     b.route(taps[3])
     b.convs(widths[2], widths[2], widths[2])
@@ -185,7 +185,7 @@ def _darknet53(b: Builder) -> list[int]:
 def _csp_stage(b: Builder, channels: int, blocks: int, *, squeezes: bool = False) -> int:
     """Add a cross-stage partial stage: half the width bypasses the blocks.
 
-    The first stage of YOLOv4 ``squeezes``: both paths have the full width, which its block halves inside.
+    The first stage of YOLOv4 ``squeezes``: both paths have the full width, and its block halves it inside.
     """
     width = channels if squeezes else channels // 2
     down = b.conv(channels, 3, 2)
@@ -199,7 +199,7 @@ def _csp_stage(b: Builder, channels: int, blocks: int, *, squeezes: bool = False
 
 
 def _split_block(b: Builder, channels: int) -> int:
-    """Add YOLOv4-tiny's cross-stage partial block, to twice the channels; return the layer for the necks."""
+    """Add YOLOv4-tiny's cross-stage partial block, which doubles the channels; return the necks' layer."""
     whole = b.conv(channels, 3)
     b.route(whole, groups=2, group=1)
     first = b.conv(channels // 2, 3)

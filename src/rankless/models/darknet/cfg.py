@@ -1,7 +1,7 @@
 """Reader of Darknet's cfg files, into a :class:`~rankless.models.darknet.network.Network`.
 
-The network and its loss are read. Keys about training (the schedule and augmentation in ``[net]``) are
-ignored, because they belong to the recipe. An unsupported section or key that changes the network's output is
+The network and its loss are read. Keys for training (the schedule and augmentation in ``[net]``) are ignored,
+because these belong in the recipe. An unsupported section or key that changes the network's output is
 reported with its name and line. Defaults are those of Darknet's parser.c.
 """
 
@@ -57,7 +57,7 @@ class LayerReader(OptionReader):
         return cast(Activation, name)
 
     def _layers(self, key: str) -> tuple[int, ...]:
-        """Read layer numbers; negative ones count back from this layer."""
+        """Read layer numbers; negative numbers count back from this layer."""
         number = len(self.layers)
         sources = []
         for value in self.numbers(key, "") or (0.5,):
@@ -78,8 +78,8 @@ class LayerReader(OptionReader):
         return self._kernel(filters, self.integer("groups", 1, 1, MOST_CHANNELS))
 
     def _depthwise(self) -> net.Conv:
-        """Read the depthwise layer of forks with MobileNets: one kernel per input channel."""
-        channels = self.shapes[-1].channels if self.shapes else 3  # the image's
+        """Read a depthwise layer (one kernel per input channel), which forks with MobileNets have."""
+        channels = self.shapes[-1].channels if self.shapes else 3  # the image's channels
         return self._kernel(channels, channels)
 
     def _kernel(self, filters: int, groups: int) -> net.Conv:
@@ -293,7 +293,7 @@ class _Reader(LayerReader):
         super().__init__(name)
         self.text = text
         self.unused: dict[str, int] = {}
-        self.unknown = False  # after an unknown layer, shapes that do not fit are not reported
+        self.unknown = False  # after an unknown layer, mismatched shapes are not reported
 
     def read(self) -> Cfg:
         """Read all sections; raise an error that lists all problems."""
@@ -323,7 +323,7 @@ class _Reader(LayerReader):
     def _backbone(self) -> int:
         """Count the layers of the backbone.
 
-        It ends with the last shortcut on the coarsest map, else with the first layer on that map, else
+        It ends with the last shortcut on the coarsest map, or else with the first layer on that map, or else
         halfway to the first head.
         """
         coarsest = max((shape.stride or 0 for shape in self.shapes), default=0)

@@ -30,7 +30,7 @@ class OptionReader:
     """A reader of one section's options at a time, which collects problems.
 
     Attributes:
-        problems: sentences with the file's name and the line.
+        problems: sentences that name the file and the line.
         section: the current section.
     """
 

@@ -1,8 +1,8 @@
 """A convolutional detector as data: a chain of layers that may read the outputs of earlier layers.
 
-The layers are those of Darknet's cfg files, with the same numbers, so that a published network, a user's cfg
-and modifications of them (another width, other anchors, other heads) are all values of one type. Nothing here
-computes with pixels: :mod:`rankless.models.detectors.convolutional` builds the network.
+The layers are those of Darknet's cfg files, with the same numbers, so published networks, users' cfg files
+and modifications of them (another width, other anchors, other heads) are all values of one type. Nothing in
+this module computes pixels: :mod:`rankless.models.detectors.convolutional` builds the network.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Conv:
 
 @dataclass(frozen=True)
 class MaxPool:
-    """A ``[maxpool]`` layer with ``padding`` pixels in total, the smaller half on the left and top."""
+    """A ``[maxpool]`` layer; ``padding`` is the total in pixels, the smaller half on the left and top."""
 
     size: int
     stride: int
@@ -80,7 +80,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Shortcut:
-    """A ``[shortcut]`` layer: adds layers to the layer before, in the channels that they have in common."""
+    """A ``[shortcut]`` layer: adds layers to the previous layer, in the channels that they share."""
 
     layers: tuple[int, ...]
     activation: Activation = "linear"
@@ -88,7 +88,7 @@ class Shortcut:
 
 @dataclass(frozen=True)
 class Multiply:
-    """A ``[scale_channels]`` or ``[sam]`` layer: a layer times the one before, which may be 1 × 1 pixels."""
+    """A ``[scale_channels]`` or ``[sam]`` layer: a layer times the previous one, which may be 1 × 1."""
 
     layer: int
     activation: Activation = "linear"
@@ -105,14 +105,14 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Involution:
-    """An involution: kernels computed from the pixels, shared by 16 channels each (Li et al., 2021)."""
+    """An involution: kernels computed from the pixels, each shared by 16 channels (Li et al., 2021)."""
 
     size: int
 
 
 @dataclass(frozen=True)
 class Yolo:
-    """A ``[yolo]`` layer: a head whose predictions are the output of the layer before.
+    """A ``[yolo]`` layer: a head whose predictions are the output of the previous layer.
 
     See :class:`~rankless.models.heads.yolo.codec.YoloHead`.
     """
@@ -168,7 +168,7 @@ class Network:
         size: published (height, width) of the input in pixels.
         backbone: number of leading layers that form the backbone.
         classes: number of classes.
-        loss: the loss it was published with.
+        loss: the loss that the network was published with.
     """
 
     layers: tuple[Layer, ...]
@@ -273,7 +273,7 @@ class Builder:
         return self.last
 
     def residual(self, squeezed: int, channels: int) -> int:
-        """Add a residual block: 1×1 to ``squeezed``, 3×3 to ``channels``."""
+        """Add a residual block: a 1×1 convolution to ``squeezed`` and a 3×3 convolution to ``channels``."""
         before = self.last
         self.convs(squeezed, channels)
         return self.add(Shortcut((before,)))
@@ -287,7 +287,7 @@ class Builder:
         return self.add(MaxPool(size, stride, size - 1))
 
     def head(self, channels: int, yolo: Yolo, classes: int, linear: Activation = "linear") -> int:
-        """Add a head: 3×3 to ``channels``, the prediction, and its description."""
+        """Add a head: a 3×3 convolution to ``channels``, the prediction, and the head's description."""
         self.conv(channels, 3)
         outputs = len(yolo.mask) * (DETECTOR_CHANNELS + classes)
         self.add(Conv(outputs, activation=linear, norm=False))

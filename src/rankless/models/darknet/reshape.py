@@ -1,4 +1,4 @@
-"""Modified copies of a network: other widths, classes, anchors, activations and heads."""
+"""Modified copies of a network, with other widths, classes, anchors, activations or heads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scaled(channels: int, width: float) -> int:
 
 
 def with_width(network: Network, width: float) -> Network:
-    """Scale all channel counts except the heads'; depthwise convolutions stay depthwise."""
+    """Scale all channel counts except those of the heads; depthwise convolutions stay depthwise."""
     predictors, shapes, image = set(network.predictors()), network.shapes(), Shape(3, Fraction(1))
     layers: list[Layer] = []
     for number, layer in enumerate(network.layers):
@@ -77,7 +77,7 @@ def with_anchors(network: Network, anchors: Anchors, per_head: int | None = None
     Args:
         network: a network with ``[yolo]`` heads.
         anchors: (width, height) in pixels of the input.
-        per_head: number of anchors per head, the first ones on the finest map; None keeps the masks.
+        per_head: number of anchors per head, with the first ones on the finest map; None keeps the masks.
     """
     shapes = network.shapes()
     by_stride = sorted(_heads(network), key=lambda number: shapes[number].stride or 0)
@@ -96,12 +96,12 @@ def with_scale_xy(network: Network, scale: float) -> Network:
 
 
 def with_involution(network: Network, size: int, *, replaces: bool = False) -> Network:
-    """Insert an involution before each head's 3×3 convolution (its prediction, if it has none).
+    """Insert an involution before each head's 3×3 convolution, or before its prediction if it has none.
 
     Args:
         network: the network.
         size: side of the kernels in pixels.
-        replaces: layers that read the same map as the head, such as the next down-sampling, read the
+        replaces: whether other layers that read the head's map, such as the next down-sampling, read the
             involution's output instead.
     """
     involutions: dict[int, tuple[Layer, str]] = {
@@ -119,7 +119,7 @@ def with_dropout(network: Network, probability: float) -> Network:
 
 
 def with_anchor_free_heads(network: Network, bins: int) -> Network:
-    """Replace the heads, and the 3×3 convolutions that feed nothing else, with anchor-free heads."""
+    """Replace the heads, and the 3×3 convolutions that feed only them, with anchor-free heads."""
     dropped: set[int] = set()
     renamed: dict[int, tuple[Layer, str]] = {}
     for number in _heads(network):
@@ -131,7 +131,7 @@ def with_anchor_free_heads(network: Network, bins: int) -> Network:
         renamed[number] = (AnchorFree(bins), f"{network.names[number]}-free")
     left = [number for number in range(len(network.layers)) if number not in dropped]
     index = {number: new for new, number in enumerate(left)}
-    # A head's output is its input: `[route] layers = -4` then means the layer before the head.
+    # A head's output is its input, so `[route] layers = -4` means the layer before the head.
     layers = tuple(
         renamed[number][0] if number in renamed else _moved(network.layers[number], index) for number in left
     )
@@ -155,7 +155,7 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
 
 
 def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces: bool = False) -> Network:
-    """Insert layers before others, which then read them; ``replaces`` also redirects later readers."""
+    """Insert layers before others, which then read the new ones; ``replaces`` redirects later readers."""
     layers: list[Layer] = []
     names: list[str] = []
     index = {IMAGE: IMAGE}

@@ -9,7 +9,7 @@ _FLOAT = 4  # bytes
 
 
 def parameters(network: Network) -> int:
-    """Count the values in the convolutions and their norms, which are nearly all of a network's values."""
+    """Count the values in the convolutions and their norms, which are nearly all values of a network."""
     shapes, count = network.shapes(), 0
     for number, layer in enumerate(network.layers):
         if isinstance(layer, Conv):
@@ -29,7 +29,7 @@ def outputs(network: Network, size: tuple[int, int]) -> list[int]:
     counts = []
     for layer, shape in zip(network.layers, network.shapes(), strict=True):
         if isinstance(layer, Conv):
-            stride = shape.stride or max(size)  # None: one pixel
+            stride = shape.stride or max(size)  # None means one pixel
             counts.append(shape.channels * int(max(size[0] / stride, 1) * max(size[1] / stride, 1)))
     return counts
 

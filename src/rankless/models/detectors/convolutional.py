@@ -78,7 +78,7 @@ class Shortcut(nn.Module):
 
 
 class Multiply(nn.Module):
-    """A product of a map and another map, which may have a single pixel."""
+    """The product of two maps; the second may have a single pixel."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class DetectionModel(nn.Module):
         self.head_names = tuple(heads)
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """Return the rows before the classes and those of each class; see the protocol."""
+        """Return the number of rows before the classes and per class; see the protocol."""
         return (0, 1) if name.split(".")[-2] == "classes" else (5, 1)  # else each anchor's box and objectness
 
     def backbone(self) -> list[nn.Module]:
@@ -190,7 +190,7 @@ class DetectionModel(nn.Module):
                 is faster.
 
         Returns:
-            One (B, A * (5 + C), H / stride, W / stride) per head, or the output of an anchor-free head.
+            One output per head: (B, A * (5 + C), H / stride, W / stride), or that of an anchor-free head.
         """
         maps: dict[int, Tensor] = {net.IMAGE: images}
         outputs = []
@@ -253,7 +253,7 @@ def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) 
             dropout=layer.dropout,
             momentum=momentum,
         )
-    return nn.Identity()  # [yolo] only describes the layer before
+    return nn.Identity()  # [yolo] only describes the previous layer
 
 
 @torch.no_grad()

@@ -130,7 +130,7 @@ def network(model: model_kinds.ModelKeys, classes: int) -> Network:
 
 
 def _with_anchors(made: Network, model: model_kinds.YoloModel) -> Network:
-    """Replace the anchors by the recipe's; an unresolved ``kmeans`` gives anchors of 1 × 1 pixel."""
+    """Replace the anchors with the recipe's; an unresolved ``kmeans`` gives anchors of 1 × 1 pixel."""
     heads = len(made.predictors())
     per_head = None if model.num_anchors == "auto" else model.num_anchors
     wanted = per_head * heads if per_head else len(made.anchors)

@@ -28,13 +28,13 @@ class Detector(Protocol):
     head_names: tuple[str, ...]
 
     def head_layout(self, name: str) -> tuple[int, ...]:
-        """Return how the first dimension of a parameter of the head is laid out.
+        """Return the layout of the first dimension of the head's parameters.
 
-        It has one or more equal groups, such as one per anchor.
+        The dimension consists of one or more equal groups, such as one per anchor.
 
         Returns:
-            The rows of a group that come before those of the classes, the rows of each class, and, if there
-            are any, the rows after them.
+            For a group: the number of rows before the classes, the number of rows per class, and, if there
+            are any, the number of rows after the classes.
         """
 
     def __call__(self, images: Tensor) -> Any:

@@ -1,8 +1,8 @@
-"""Bilinear sampling whose backward pass is deterministic on GPUs, as four reads per point.
+"""Bilinear sampling whose backward pass is deterministic on GPUs.
 
 The backward pass of ``torch.nn.functional.grid_sample`` adds with atomic operations on CUDA, in any order.
-Here each corner of a point is read by ``index_select``, whose gradient has a deterministic kernel. On a CPU
-``grid_sample`` is deterministic, and about twice as fast as this (``benchmarks/sampling.py``).
+Here ``index_select``, whose gradient has a deterministic kernel, reads the four pixels around each point. On
+a CPU, ``grid_sample`` is deterministic and about twice as fast (``benchmarks/sampling.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def bilinear(maps: Tensor, points: Tensor) -> Tensor:
-    """Return the same as ``grid_sample`` with zeros as padding and without aligned corners.
+    """Do the same as ``grid_sample`` with zero padding and ``align_corners=False``.
 
     Args:
         maps: (N, C, H, W).
@@ -43,7 +43,7 @@ def bilinear(maps: Tensor, points: Tensor) -> Tensor:
 
 
 class DeterministicSampling(TorchFunctionMode):
-    """A context manager in which this thread's calls of ``grid_sample`` are :func:`bilinear`."""
+    """A context manager that replaces ``grid_sample`` with :func:`bilinear` in this thread."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

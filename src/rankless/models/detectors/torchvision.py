@@ -28,7 +28,7 @@ _PREFIX = "torchvision/"
 
 def _built(name: str, classes: int, **options: Any) -> nn.Module:
     """Return torchvision's network; ``classes`` includes the background if torchvision counts it."""
-    from torchvision.models import detection  # takes as long to import as torch does
+    from torchvision.models import detection  # importing it takes as long as importing torch
 
     network: nn.Module = getattr(detection, name)(
         weights=None, weights_backbone=None, num_classes=classes, **options

@@ -67,7 +67,7 @@ class Proposed(NamedTuple):
 
 
 class TorchvisionDetector(nn.Module):
-    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps one of torchvision's.
+    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a detector of torchvision.
 
     Args:
         network: torchvision's detector; its parts become parts of this module.
@@ -85,7 +85,7 @@ class TorchvisionDetector(nn.Module):
         self.head_names, self.background = head_names, background
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """Return the rows before the classes and those of each class; see the protocol."""
+        """Return the number of rows before the classes and per class; see the protocol."""
         width = 4 if ".bbox_pred." in name else 1  # Faster R-CNN has a box for each class
         return (width if self.background else 0), width
 

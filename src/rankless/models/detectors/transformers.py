@@ -4,15 +4,16 @@ Their layers, matching, denoising and losses are transformers'. They differ as f
 like every other model:
 
 - The input is the placed image, 0..1 or normalized by ImageNet's mean and standard deviation. There is no
-  pixel mask, so a margin counts as image.
-- A loss is a sum and a count. transformers divides by the boxes of a batch; that is taken back here, and the
-  sum is divided once by the boxes of the global batch. The terms that transformers averages over queries
-  (DETR's cross-entropy, D-FINE's distillation) are therefore weighted by the boxes of their micro-batch.
+  pixel mask, so the margin counts as part of the image.
+- A loss is a sum and a count. transformers divides by the number of boxes in a batch; here this is undone,
+  and the sum is divided once by the number of boxes in the global batch. The terms that transformers averages
+  over queries (DETR's cross-entropy, D-FINE's distillation) are therefore weighted by the number of boxes in
+  their micro-batch.
 - The loss is computed in float32, from outputs of any precision. The Hungarian matching runs on the CPU, in
   float64 (SciPy).
 - The denoising queries of RT-DETR and D-FINE need the truths, so in training the network runs in ``loss``.
   Their noise comes from torch's global generator, which the engine seeds for each micro-batch of each step.
-- On a GPU, the attention of deformable layers samples by :mod:`rankless.models.detectors.sampling`.
+- On a GPU, deformable attention samples with :mod:`rankless.models.detectors.sampling`.
 
 State dicts have transformers' names.
 """
@@ -54,7 +55,7 @@ _HEADS = (
     "model.enc_score_head.",
 )
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
-_PART = re.compile(r"loss_[a-z]+")  # the beginning of loss_vfl_aux_0 and loss_bbox_dn_1
+_PART = re.compile(r"loss_[a-z]+")  # matches the beginning of loss_vfl_aux_0 and loss_bbox_dn_1
 
 
 class Raw(NamedTuple):
@@ -62,7 +63,7 @@ class Raw(NamedTuple):
 
     Attributes:
         images: the normalized input, (B, 3, H, W).
-        outputs: transformers' outputs; None in training, where the network still has to run.
+        outputs: transformers' outputs; None in training, because the network runs in ``loss``.
     """
 
     images: Tensor
@@ -70,7 +71,7 @@ class Raw(NamedTuple):
 
 
 class TransformersDetector(nn.Module):
-    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps one of transformers'.
+    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a detector of transformers.
 
     Args:
         network: transformers' detector; its parts become parts of this module.
@@ -86,18 +87,18 @@ class TransformersDetector(nn.Module):
             setattr(self, name, part)
         self.__dict__["network"] = network  # not a submodule: the names in the state dict stay transformers'
         self.normalize = normalize
-        self.has_background = network.config.model_type == "detr"  # a softmax with an output for no object
+        self.has_background = network.config.model_type == "detr"  # softmax with a "no object" class
         self.published_loss = network.loss_function
         network.loss_function = _postponed
 
     def train(self, mode: bool = True) -> TransformersDetector:
-        """Put the network, too, in training or evaluation mode."""
+        """Put the network in training or evaluation mode as well."""
         super().train(mode)
         self.network.training = mode
         return self
 
     def head_layout(self, name: str) -> tuple[int, ...]:
-        """Return the rows before the classes, those of each class and those after them; see the protocol."""
+        """Return the number of rows before the classes, per class and after the classes; see the protocol."""
         is_one_more = "denoising_class_embed" in name or self.has_background
         return 0, 1, int(is_one_more)
 
@@ -128,7 +129,7 @@ class TransformersDetector(nn.Module):
             )
 
     def _run(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> Any:
-        """Return transformers' outputs; ``loss`` has the arguments of the postponed loss."""
+        """Run the network; ``loss`` in its outputs is the arguments of the loss function."""
         has_no_values = images.is_meta or torch.compiler.is_exporting()
         with (
             _unchecked() if has_no_values else nullcontext(),
@@ -165,7 +166,7 @@ class TransformersDetector(nn.Module):
         divisor = count.clamp(min=1)
         total = mean * divisor
         if (embedding := getattr(self.network.model, "denoising_class_embed", None)) and self.training:
-            total = total + 0 * embedding.weight.sum()  # no truths, no denoising: its gradient is zero
+            total = total + 0 * embedding.weight.sum()  # no denoising without truths: zero gradient
         sums = dict.fromkeys(self._parts(), total.new_zeros(()))
         for name, term in terms.items():
             if (part := _PART.match(name)) and part[0] in sums:
@@ -173,7 +174,7 @@ class TransformersDetector(nn.Module):
         return LossSum(total, count.float(), sums)
 
     def _parts(self) -> list[str]:
-        """Return the names of the loss's terms; those of all layers are added."""
+        """Return the names of the loss's terms; each is summed over all layers."""
         focal = not normalizes(self.network.config.model_type)
         fine = ["loss_fgl", "loss_ddf"] if self.network.config.model_type == "d_fine" else []
         return ["loss_vfl" if focal else "loss_ce", "loss_bbox", "loss_giou", *fine]
@@ -191,13 +192,13 @@ class TransformersDetector(nn.Module):
 
 
 def _postponed(*given: Any, **named: Any) -> tuple[Any, None, None]:
-    """Return the arguments of a loss in place of it and its terms."""
+    """Return the arguments of the loss function instead of computing the loss."""
     return (given, named), None, None
 
 
 @contextmanager
 def _unchecked() -> Iterator[None]:
-    """Switch off transformers' checks of values, which are not known on the meta device or in an export."""
+    """Disable transformers' checks of values within the block: the meta device and exports have no values."""
     name, before = "TRANSFORMERS_DISABLE_TORCH_CHECK", os.environ.get("TRANSFORMERS_DISABLE_TORCH_CHECK")
     os.environ[name] = "1"
     try:
@@ -215,7 +216,7 @@ def _wide(value: Any) -> Any:
 
 
 def library(where: str) -> Any:
-    """Import transformers, of a version with the right losses; ``where`` names what needs it."""
+    """Import transformers and check that its version has the expected losses; ``where`` is for messages."""
     transformers = needed("transformers", "transformers", where)
     if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < OLDEST:
         raise UserError(
@@ -227,7 +228,7 @@ def library(where: str) -> Any:
 
 
 def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[type, Any]:
-    """Return transformers' class of a detector, and its configuration for a number of classes.
+    """Return a detector's class in transformers, and its configuration for a number of classes.
 
     Raises:
         UserError: transformers refuses the configuration.
@@ -237,7 +238,7 @@ def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[typ
     kind = KINDS[keys.pop("model_type")]
     try:
         made = getattr(transformers, f"{kind}Config")(**keys)
-    except Exception as error:  # transformers raises many types
+    except Exception as error:  # transformers raises errors of many types
         raise _refused(where, error) from error
     return getattr(transformers, f"{kind}ForObjectDetection"), made
 
@@ -255,7 +256,7 @@ class TransformersSpec:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Published (height, width) of the input in pixels; of DETR, the published shorter side."""
+        """Published (height, width) of the input in pixels; for DETR, both are the published shorter side."""
         return (800, 800) if normalizes(self.config["model_type"]) else (640, 640)
 
     @property
@@ -283,7 +284,7 @@ class TransformersSpec:
     def activations(self, size: tuple[int, int]) -> list[int]:
         """Count the output values of each convolution for one image of (height, width) pixels.
 
-        Of DETR, only the backbone: the encoder reads values, which the meta device does not have.
+        For DETR, count only the backbone: its encoder reads values, which the meta device does not have.
         """
         if normalizes(self.config["model_type"]):
             return convolution_outputs(lambda: _Backbone(self.build(1)), size)
@@ -297,7 +298,7 @@ class TransformersSpec:
 
 
 class _Backbone(nn.Module):
-    """The backbone of a DETR, which also takes a mask of the pixels that belong to the image."""
+    """DETR's backbone, which also takes a mask of the pixels that belong to the image."""
 
     def __init__(self, detector: TransformersDetector) -> None:
         super().__init__()

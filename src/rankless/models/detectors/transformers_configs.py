@@ -1,4 +1,4 @@
-"""The published configurations of transformers' detectors, as far as they differ from its defaults.
+"""The published configurations of transformers' detectors: only the keys that differ from its defaults.
 
 The numbers are those of the checkpoints that PekingU (RT-DETR, RT-DETRv2) and ustc-community (D-FINE)
 published on the Hugging Face Hub.
@@ -38,13 +38,13 @@ def _d_fine(
     first: int = 2,
     **keys: Any,
 ) -> dict[str, Any]:
-    """Return a D-FINE with an HGNetV2.
+    """Return the configuration of a D-FINE with an HGNetV2 backbone.
 
     Args:
-        stem: channels in and out of the second part of the stem.
+        stem: input and output channels of the second part of the stem.
         middle, out: channels inside and after each of the four stages.
-        layers: convolutions of a block.
-        blocks: blocks of the third stage; the others have one.
+        layers: number of convolutions in a block.
+        blocks: number of blocks in the third stage; the others have one.
         affine: whether activations have a learned scale and offset.
         first: number of the first stage that the encoder reads, from 1.
         keys: the other keys of the configuration.

@@ -1,4 +1,4 @@
-"""Metadata of an exported file: text entries by name, which ONNX and OpenVINO files contain.
+"""Metadata of an exported file, which ONNX and OpenVINO files contain as text entries by name.
 
 Programs other than Rankless need only ``preprocessing``, ``class_names`` and ``outputs``.
 """
@@ -35,7 +35,7 @@ class Facts:
     Attributes:
         recipe: the weights' recipe, with the input's size and the file's precision, ``fp32`` or ``fp16``.
         class_names: a name per class id.
-        size: (height, width) in pixels of the input on which images are placed.
+        size: (height, width) in pixels of the input that images are placed on.
         nms: confidence threshold of the built-in NMS; None without NMS.
         digest: SHA-256 of the weights.
         cropped: whether the center of an image is cropped (classifiers).

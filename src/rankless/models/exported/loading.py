@@ -18,7 +18,7 @@ _CODE = {".torchscript": "TorchScript", ".pt2": "a program of torch.export"}
 
 @dataclass(frozen=True)
 class Exported(Weights):
-    """An exported file that is used like weights; its ``state`` is empty.
+    """An exported file that is used like a weights file; its ``state`` is empty.
 
     Attributes:
         path: the file.
@@ -40,7 +40,7 @@ class Exported(Weights):
 
 
 def is_exported(path: Path) -> bool:
-    """Check by a file's extension whether it is read as an export; raise an error if it is code."""
+    """Check whether a file's extension is that of an export; raise an error if the file is code."""
     if path.suffix in _CODE:
         raise UserError(
             f"{path}: is {_CODE[path.suffix]}, which is code, and Rankless never runs code from files; give "
@@ -62,7 +62,7 @@ def load(path: Path) -> Exported:
 
 
 def as_model(session: Session, source: str, *, task: str, classes: int, nms: bool) -> nn.Module:
-    """Return a model of a task that computes its outputs with a session.
+    """Return a task's model that computes its outputs with a session.
 
     Args:
         session: the session that computes the file.

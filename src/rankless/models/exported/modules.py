@@ -1,4 +1,4 @@
-"""Exported files as models of the tasks, for prediction and evaluation."""
+"""Exported files as the tasks' models, for prediction and evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ExportedModel(nn.Module):
         self.session, self.source = session, source
 
     def outputs(self, images: Tensor) -> list[list[Tensor]]:
-        """Compute images (B, 3, H, W) in parts as large as the file takes; return each part's outputs."""
+        """Compute images (B, 3, H, W) in parts as large as the file accepts; return each part's outputs."""
         most, _, height, width = self.session.shape
         given = tuple(images.shape[-2:])
         wanted = (height or given[0], width or given[1])
@@ -45,7 +45,7 @@ class ExportedModel(nn.Module):
             raise UserError(f"{self.source}: cannot be run ({reason}); export the model again") from error
 
     def _parts(self, images: np.ndarray[Any, Any], most: int) -> list[np.ndarray[Any, Any]]:
-        """Split a batch; if the parts have a fixed size, copies of the last image fill the last part."""
+        """Split a batch; if parts have a fixed size, fill the last one with copies of the last image."""
         missing = -len(images) % most
         whole = np.concatenate([images, np.repeat(images[-1:], missing, 0)]) if missing else images
         return [whole[first : first + most] for first in range(0, len(whole), most)]
@@ -67,7 +67,7 @@ class ExportedDetector(ExportedModel):
         self.classes, self.nms = classes, nms
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """Not used, because there is no parameter."""
+        """Not used, because there are no parameters."""
         raise NotImplementedError(name)
 
     def backbone(self) -> Sequence[nn.Module]:
@@ -91,7 +91,7 @@ class ExportedDetector(ExportedModel):
         return raw
 
     def _padded(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Convert detections (N, 7), image by image, to candidates; padding has a score of zero."""
+        """Convert detections (N, 7) to candidates of each image; padding has a score of zero."""
         numbers = rows[:, 0].long()
         found = numbers.bincount(minlength=count)
         most = max(int(found.max()), 1)

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime and OpenVINO that compute exported files, which are data, never code."""
+"""Sessions of ONNX Runtime and OpenVINO that compute exported files, which contain no code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankless.extras import needed
 from rankless.hardware.compute_device import compute_device
 
 Array = NDArray[Any]
-_QUIET = 3  # ONNX Runtime's severity of errors: its warnings are about graph optimizations
+_QUIET = 3  # ONNX Runtime's severity "error": its warnings are about graph optimizations
 
 
 class Session(Protocol):
@@ -46,7 +46,7 @@ class OnnxSession:
         providers = [one for one in (*wanted, "CPUExecutionProvider") if one in there]
         try:
             self._session: Any = runtime.InferenceSession(str(path), options, providers=providers)
-        except Exception as error:  # its classes derive from Exception itself
+        except Exception as error:  # its error classes derive directly from Exception
             raise _unreadable(path, "ONNX", error) from error
         inputs = self._session.get_inputs()
         self.texts: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
@@ -67,7 +67,7 @@ class OpenVinoSession:
         try:
             core = openvino.Core()
             model = core.read_model(str(path))
-            # The default on CPUs with bfloat16 is to round to it.
+            # By default, OpenVINO rounds to bfloat16 on CPUs that have it.
             settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
             self._compiled: Any = core.compile_model(model, "CPU", settings)
         except Exception as error:
@@ -79,7 +79,7 @@ class OpenVinoSession:
     def __call__(self, images: NDArray[np.float32]) -> list[Array]:
         """Compute the outputs of images (B, 3, H, W) in 0..1."""
         computed = self._compiled(np.ascontiguousarray(images))
-        # Copies: the next call overwrites its outputs.
+        # Copies, because the next call overwrites the outputs.
         return [np.array(computed[output]) for output in self._compiled.outputs]
 
 
@@ -91,7 +91,7 @@ def _rt_info(model: Any) -> dict[str, str]:
     """Return the text entries of an OpenVINO model."""
     try:
         entries = model.get_rt_info(["rankless"]).astype(dict)
-    except RuntimeError:  # there are none
+    except RuntimeError:  # the model has none
         return {}
     return {str(name): str(one.value if hasattr(one, "value") else one) for name, one in entries.items()}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# A truth thinner than this many pixels is treated as this thick, so that the logarithm of its size is finite.
+# Thinner truths are treated as this many pixels thick, so that the logarithm of their size is finite.
 SMALLEST_SIDE = 0.1
 
 
@@ -44,6 +44,6 @@ class Truths:
 
     @property
     def solid(self) -> Tensor:
-        """Boxes (B, T, 4) xyxy with sides of at least ``SMALLEST_SIDE``."""
+        """The boxes (B, T, 4) xyxy with sides of at least ``SMALLEST_SIDE``."""
         half = self.size / 2
         return torch.cat((self.center - half, self.center + half), -1)

@@ -1,8 +1,8 @@
 """Assignment of points to truths for anchor-free heads: SimOTA and task-aligned.
 
-Both choose by the current predictions. Everything is computed for all pairs of truths and points at once,
-with shapes that do not depend on the data: nothing waits for the device. Ties are broken by the point's
-index, and truths are sorted first, so the result does not depend on the order in which they are listed.
+Both use the current predictions. Everything is computed for all pairs of truths and points at once, with
+shapes that do not depend on the data, so nothing waits for the device. Ties are broken by the point's index,
+and truths are sorted first, so the result does not depend on the order in which they are listed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Assignment = Literal["simota", "task-aligned"]
 ALPHA = 0.5
 BETA = 6.0
 POINTS_PER_TRUTH = 10
-# A lower IoU counts as this, so that its logarithm is finite.
+# A lower IoU is raised to this, so that its logarithm is finite.
 _SMALLEST_OVERLAP = 1e-6
 
 # SimOTA as in YOLOX.
@@ -35,7 +35,7 @@ OVERLAP_COST = 3.0
 OUTSIDE_COST = 1e5
 _SIMOTA_EPS = 1e-8
 
-# Truths times points compared at once; about fifteen temporaries of 4 bytes each live at a time.
+# Pairs of truths and points compared at once; about fifteen 4-byte temporaries exist per pair.
 _PAIRS_AT_ONCE = 2**22
 
 
@@ -102,8 +102,8 @@ def assign(rule: Assignment, predicted: Predicted, truths: Truths) -> Targets:
 
 
 def in_order(truths: Truths) -> Truths:
-    """Sort the truths by sides and then by label; if there are none, add one that is not valid."""
-    boxes = truths.solid  # a truth without area could not be overlapped
+    """Sort the truths by sides and then by label; if there are none, add an invalid one."""
+    boxes = truths.solid  # nothing can overlap a truth without area
     labels, valid = truths.labels, truths.valid
     if not labels.shape[1]:
         boxes, labels, valid = F.pad(boxes, (0, 0, 0, 1)), F.pad(labels, (0, 1)), F.pad(valid, (0, 1))
@@ -124,9 +124,9 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     The candidates of a truth are the points inside it (for a small truth: near its center). Those with the
     highest score^α · IoU^β become positive, ``POINTS_PER_TRUTH`` at most; a point that several truths chose
     is assigned to the one it overlaps most. The weight is the point's metric over that of the truth's best
-    point; the quality is the weight times the truth's best IoU. In the paper, the quality is also the weight.
-    Then a truth that no box overlaps much yet, usually a small one, hardly counts and is learned late or
-    never; and the loss of a step with only such truths is divided by almost 0.
+    point; the quality is the weight times the truth's best IoU. In the paper, the weight is the same as the
+    quality. Then a truth that no box overlaps much yet, usually a small one, would hardly count and be
+    learned late or never, and the loss of a step with only such truths would be divided by almost 0.
 
     Args:
         predicted: (B, P).
@@ -149,12 +149,12 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
 
 
 def simota(predicted: Predicted, truths: Truths) -> Targets:
-    """Choose the cheapest points, as many as a truth's ten best IoUs add up to (YOLOX, Ge et al., 2021).
+    """Choose each truth's cheapest points; its ten best IoUs add up to their number (YOLOX, Ge et al., 2021).
 
-    Candidates are the points inside a truth or within ``CENTER_RADIUS`` cells of its center; those that are
-    not both cost far more than all others. The cost is the cross-entropy of the classes - 3·log(IoU); a point
-    that several truths chose is assigned to the one with the lowest cost. The quality is the IoU, every
-    weight is 1. There is no objectness, so its term in the paper is left out of the cost.
+    Candidates are the points inside a truth or within ``CENTER_RADIUS`` cells of its center; points that are
+    only one of these cost far more. The cost is the cross-entropy of the classes - 3·log(IoU); a point that
+    several truths chose is assigned to the one with the lowest cost. The quality is the IoU, and every weight
+    is 1. The paper's objectness term is left out of the cost, because there is no objectness.
 
     Args:
         predicted: (B, P).
@@ -184,7 +184,7 @@ _RULES: dict[Assignment, Callable[[Predicted, Truths], Targets]] = {
 
 
 def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
-    """Mark the ``count`` largest values of each row; of equal values, the first ones.
+    """Mark the ``count`` largest values of each row; among equal values, the first ones.
 
     Args:
         values: (B, T, P).
@@ -195,7 +195,7 @@ def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
         (B, T, P) bool, exactly ``count`` in each row.
     """
     top = values.topk(min(most, values.shape[-1])).values
-    # Which of several equal values `topk` takes is undefined; the value of the last one is not.
+    # `topk` may return any of several equal values, but the smallest value it returns is defined.
     last = top.gather(-1, count.unsqueeze(-1) - 1)
     above, equal = values > last, values == last
     left = count.unsqueeze(-1) - above.sum(-1, keepdim=True)
@@ -228,7 +228,7 @@ def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
 
 
 def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-    """Resolve points that several truths chose: the highest score wins; of equal scores, the first.
+    """Assign points that several truths chose: the highest score wins; among equal scores, the first one.
 
     Args:
         chosen: (B, T, P) bool.

@@ -1,6 +1,6 @@
 """Encoding and decoding of anchor-free heads: points, distances and boxes.
 
-A head predicts, at the center of each cell (its point), one box and a score per class. There is no
+At the center of each cell (its point), a head predicts one box and a score per class. There is no
 objectness: the score of a class is the expected IoU of the box if the class is present, else 0.
 """
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from rankless.geometry.boxes import to_cxcywh, to_xyxy
 
-# exp(8) = 2981 cells are far more than any image has, and the square is far from overflowing float32; a run
-# that diverges then shows huge boxes instead of infinities and NaN.
+# exp(8) = 2981 cells are far more than any image has, and their square is far from overflowing float32, so a
+# diverging run shows huge boxes instead of infinities and NaN.
 LARGEST_LOG_SIZE = 8.0
-# In cells; the logarithm of an empty box stays finite.
+# In cells, so that the logarithm of an empty box is finite.
 _SMALLEST_SIZE = 1e-6
 
 

@@ -12,7 +12,7 @@ from rankless.models.layers import BATCH_NORM_MOMENTUM, Activation, ConvBlock
 # An untrained head predicts few objects (Lin et al., 2017, RetinaNet), so the first steps are not spent on
 # unlearning thousands of false positives.
 CLASS_PRIOR = 0.01
-# Its boxes are this many cells wide and high, in the middle of the range of sizes.
+# An untrained head's boxes are this many cells wide and high, in the middle of the range of sizes.
 SIZE_PRIOR = 3.0
 # At 320 pixels the heads of the two-level YOLOv4-tiny then add 4 % to its multiplications (14 % with three
 # levels); 96 channels add 9 % (31 %), 128 add 16 % (54 %).
@@ -28,7 +28,7 @@ class AnchorFreeHeadLayers(nn.Module):
         bins: bins of the distances' distributions; 0 predicts the box directly. See
             :class:`~rankless.models.heads.anchor_free.codec.AnchorFreeHead`.
         hidden: channels of the branches; None means the smaller of ``channels_in`` and ``LARGEST_HIDDEN``.
-        depth: number of 3×3 convolutions in each branch.
+        depth: number of 3×3 convolutions per branch.
         activation: activation of all but the last convolutions.
         momentum: momentum of the batch norms' running statistics, as PyTorch defines it.
         dropout: fraction of the channels dropped before the last convolutions.

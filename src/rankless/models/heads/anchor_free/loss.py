@@ -59,7 +59,8 @@ class AnchorFreeLoss:
         )
         with torch.no_grad():
             truths = Truths.of(batch.boxes, batch.labels, batch.valid, placed.dtype)
-            # A box that must contain its point cannot fit a truth beside it: no such point is a candidate.
+            # A box that must contain its point cannot fit a truth beside that point, so such points are no
+            # candidates.
             radius = 0.5 if heads[0].bins else 1.0
             predicted = Predicted(placed.detach(), logits.detach(), torch.cat(at), strides, radius)
             targets = assign(self.options.assign, predicted, truths)
@@ -78,7 +79,8 @@ class AnchorFreeLoss:
     def _box(self, placed: Tensor, targets: Targets) -> Tensor:
         """Sum weight · (1 - similarity) over the positives: (B, P, 4) -> scalar."""
         positive = targets.positive.unsqueeze(-1)
-        # Other points compare a unit box with itself, so they contribute nothing, not even 0 · infinity.
+        # For other points, a unit box is compared with itself, which contributes nothing, not even 0 ·
+        # infinity.
         unit = _unit_box(placed)
         similarity = boxes.SIMILARITIES[self.options.box_loss](
             torch.where(positive, placed, unit), torch.where(positive, targets.boxes, unit)
@@ -101,8 +103,8 @@ def _flattened(
     """Flatten the outputs so that the points of a head form one dimension.
 
     Returns:
-        Per head the numbers of the boxes (B, h, 4) or (B, h, 4, bins); class logits of all points (B, P, C);
-        per head the points (h, 2) in pixels; the stride of each point (P,).
+        Encoded boxes per head, (B, h, 4) or (B, h, 4, bins); class logits of all points, (B, P, C); points
+        per head in pixels, (h, 2); the stride of each point, (P,).
     """
     numbers, logits, at, strides = [], [], [], []
     for one, head in zip(raw, heads, strict=True):
@@ -129,5 +131,5 @@ def _distributions(
 
 
 def _unit_box(like: Tensor) -> Tensor:
-    """Return the box (4,) from (0, 0) to (1, 1), made on the device: a copy would stall the GPU's queue."""
+    """Return the box (4,) from (0, 0) to (1, 1), created on the device: a copy would stall the GPU."""
     return (torch.arange(4, device=like.device) >= 2).to(like.dtype)

@@ -1,7 +1,7 @@
 """Assignment of truths to predictions: the targets of the YOLO losses.
 
-Everything is computed for all truths at once, padded ones included, with shapes that do not depend on the
-data: nothing waits for the device, and nothing depends on the order of computation.
+Everything is computed for all truths at once, including padded ones, with shapes that do not depend on the
+data, so nothing waits for the device or depends on the order of computation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rankless.geometry.boxes import pairwise_iou
 from rankless.models.heads.truths import Truths
 from rankless.models.heads.yolo.codec import YoloHead
 
-# Predictions times truths compared at once; about ten temporaries of 4 bytes each live at a time.
+# Pairs of predictions and truths compared at once; about ten 4-byte temporaries exist per pair.
 _PAIRS_AT_ONCE = 2**21
 
 
@@ -27,7 +27,7 @@ class Matches:
 
     Attributes:
         hit: whether truth t is assigned to anchor a of this head, (B, T, A) bool.
-        last: hits whose slot no later truth takes, exactly one per positive slot, (B, T, A) bool.
+        last: the last hit of each positive slot, (B, T, A) bool.
         columns, rows: the cell of the truth's center, (B, T) int64.
         positive: slots with a truth, (B, A, H, W) bool.
     """
@@ -54,17 +54,17 @@ class Matches:
 def assign(
     truths: Truths, head: YoloHead, shape: tuple[int, int], anchor_iou: float | None = None
 ) -> Matches:
-    """Assign every truth to the cell of its center, and there to anchors of similar shape.
+    """Assign every truth to anchors of similar shape in the cell of its center.
 
-    The best anchor is the one among *all* anchors with the shape that overlaps the truth's most (the first of
-    equal ones); the head that owns it is responsible. YOLOv4 adds every anchor of the head with an overlap
-    above ``anchor_iou``.
+    The best anchor is the one among *all* anchors whose shape overlaps the truth's most (the first one in a
+    tie); the head that owns it is responsible. YOLOv4 adds every anchor of the head with an overlap above
+    ``anchor_iou``.
 
     Args:
         truths: (B, T) truths.
         head: the head to match.
         shape: the head's height and width in cells.
-        anchor_iou: the overlap threshold; 1 leaves only the best anchor, None takes the head's value.
+        anchor_iou: the overlap threshold; 1 leaves only the best anchor, None uses the head's value.
     """
     height, width = shape
     threshold = head.anchor_iou if anchor_iou is None else anchor_iou
@@ -84,9 +84,9 @@ def assign(
 
 
 def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
-    """Return the classes of each slot: (B, T, A, C) bool, for the slot of truth t at anchor a.
+    """Return the classes of the slot of each truth t at each anchor a, (B, T, A, C) bool.
 
-    Truths that share a slot give it all their classes.
+    A slot that several truths share has the classes of all of them.
     """
     height, width = matches.positive.shape[-2:]
     entry = (matches.rows * width + matches.columns) * classes + truths.labels
@@ -95,9 +95,9 @@ def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
 
 
 def slot_values(values: Tensor, matches: Matches) -> Tensor:
-    """Return each slot's maximum (B, A, H, W) of its truths' values (B, T, A); 0 without a truth."""
+    """Return each slot's maximum (B, A, H, W) over its truths' values (B, T, A); 0 without a truth."""
     if not values.shape[1]:
-        return values.new_zeros(matches.positive.shape)  # there is no maximum of no values
+        return values.new_zeros(matches.positive.shape)  # an empty tensor has no maximum
     width = matches.positive.shape[-1]
     cell = matches.rows * width + matches.columns  # (B, T)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)).unsqueeze(-1) & matches.hit.unsqueeze(1)  # (B, T, T, A)
@@ -136,7 +136,8 @@ def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
 def _mark(hit: Tensor, entry: Tensor, entries: int) -> Tensor:
     """Mark every entry that is hit: (B, T, A), (B, T) -> (B, A, entries) bool."""
     images, _, anchors = hit.shape
-    # Misses write to an additional entry, which is cut off. All write the same value, in whatever order.
+    # Misses write to an additional entry, which is cut off. All write the same value, so order does not
+    # matter.
     index = torch.where(hit, entry.unsqueeze(-1), entries).transpose(1, 2)  # (B, A, T)
     marks = torch.zeros(images, anchors, entries + 1, dtype=torch.bool, device=hit.device)
     return marks.scatter_(2, index, True)[..., :-1]

@@ -22,8 +22,8 @@ def squared_error(
 ) -> Tensor:
     """Sum (2 - w·h) · (BCE of x and y + ½ squared error of tw and th); w and h are normalized.
 
-    If the head's sizes also use σ (``new_coords``), their error is also the cross-entropy. In both cases, the
-    gradient on an offset is its distance from the target.
+    If the head's sizes also use σ (``new_coords``), their error is the cross-entropy as well. In both cases,
+    the gradient of an offset is its distance from the target.
 
     Args:
         offsets: raw predictions of the slots, (B, T, A, 4).
@@ -91,9 +91,9 @@ def placed(offsets: Tensor, head: YoloHead, matches: Matches) -> Tensor:
 
 
 def clipped(function: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Tensor:
-    """Compute ``function(x)``, a scalar, with the gradient on ``x`` clipped to ±limit, and 0 if not finite.
+    """Compute ``function(x)``, a scalar; clip the gradient on ``x`` to ±limit, or set it to 0 if not finite.
 
-    Clipping precedes any later factor on the result, so scaling the loss scales the gradient.
+    Clipping comes before any later factor on the result, so scaling the loss scales the gradient.
 
     Args:
         function: maps a tensor of the shape of ``x`` to a scalar.
@@ -107,7 +107,7 @@ def clipped(function: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Te
 
 
 class _Clipped(torch.autograd.Function):
-    """A function with a gradient that is computed and clipped in the forward pass, before any factor."""
+    """A function whose gradient is computed and clipped in the forward pass, before any factor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor], limit: float) -> Tensor:

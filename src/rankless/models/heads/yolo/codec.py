@@ -11,8 +11,8 @@ from torch import Tensor
 from rankless.geometry.boxes import to_xyxy
 from rankless.recipe.loss_kinds import BoxSimilarity
 
-# exp(8) = 2981 anchors are far larger than any image, and the square is far from overflowing float32; a run
-# that diverges then shows huge boxes instead of infinities and NaN.
+# exp(8) = 2981 anchors are far larger than any image, and their square is far from overflowing float32, so a
+# diverging run shows huge boxes instead of infinities and NaN.
 LARGEST_LOG_SIZE = 8.0
 
 BoxLoss = Literal["mse", BoxSimilarity]
@@ -30,8 +30,8 @@ class HeadLoss:
         smoothing: label smoothing ε of the classes; ``label_smooth_eps``.
         largest_gradient: limit of each truth's gradient on the raw box, infinity for none; ``max_delta``.
             Only for losses that compare by IoU.
-        smooth_objectness: the target of the objectness is the IoU wherever a negative would be ignored, and
-            0 elsewhere; ``objectness_smooth``.
+        smooth_objectness: whether the target of the objectness is the IoU where a negative would be ignored,
+            and 0 elsewhere; ``objectness_smooth``.
     """
 
     box: float | None = None
@@ -49,8 +49,8 @@ class YoloHead:
     """One YOLO layer, as a Darknet cfg describes it.
 
     Attributes:
-        anchors: (width, height) in pixels of all the model's anchors, whatever the size of the network's
-            input, as in Darknet.
+        anchors: (width, height) in pixels of all the model's anchors, independent of the input's size, as in
+            Darknet.
         mask: indices of this layer's anchors, in the order of its channels.
         stride: pixels of the input per cell.
         scale_xy: Darknet's ``scale_x_y``, with which a center can reach the border of its cell.
@@ -87,12 +87,12 @@ class YoloHead:
 
 
 def _constant(values: object, like: Tensor) -> Tensor:
-    # Without non_blocking the copy would wait for the GPU's queue.
+    # Without non_blocking, the copy would wait for the GPU's queue.
     return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
 
 
 def predictions(raw: Tensor, head: YoloHead) -> Tensor:
-    """Rearrange a head's output by cells, in float32 (float64 stays).
+    """Rearrange a head's output by cells, in float32 (float64 is kept).
 
     Args:
         raw: (B, A * (5 + C), H, W), any floating dtype.

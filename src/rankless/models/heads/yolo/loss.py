@@ -1,8 +1,8 @@
 """The YOLOv3 and YOLOv4 losses as Darknet computes them, summed over the images of a micro-batch.
 
-Both count the objectness of every cell, ignore negatives that overlap a truth well, and sum binary
-cross-entropies over the classes of the positive slots. They differ in the box term and in which negatives are
-ignored. Everything is computed in float32, whatever the precision of the network.
+Both sum the objectness over all cells, except negatives that overlap a truth well, and binary cross-entropies
+over the classes of the positive slots. They differ in the box term and in the negatives that they ignore.
+Everything is computed in float32, whatever the precision of the network.
 
 For heads with ``new_coords``, the objectness and classes are also cross-entropies, as in the implementation
 of Scaled-YOLOv4 (Wang, Bochkovskiy and Liao, 2021). Darknet propagates the same differences through σ, so its
@@ -40,9 +40,9 @@ Name = Literal["yolov3", "yolov4"]
 Objectness = Literal["bce", "smooth", "focal", "quality-focal"]
 Options = loss_kinds.Yolov3Loss | loss_kinds.Yolov4Loss | loss_kinds.CfgLoss
 
-# YOLOv4 ignores a negative that overlaps a truth only if its best class probability exceeds this.
+# YOLOv4 ignores an overlapping negative only if its best class probability exceeds this.
 CONFIDENT_CLASS = 0.25
-# YOLOv4 clips the gradient of each truth on the raw box at this.
+# YOLOv4 clips each truth's gradient on the raw box at this value.
 LARGEST_BOX_GRADIENT = 5.0
 _PARTS = ("box", "objectness", "classes")
 _BOX_LOSS: dict[Name, BoxLoss] = {"yolov3": "mse", "yolov4": "ciou"}
@@ -89,7 +89,8 @@ class YoloLoss:
 
         Returns:
             The sum over the images, the number of images, and the parts ``box``, ``objectness`` and
-            ``classes``, which add up to the sum; with several heads also each head's, such as ``P3/box``.
+            ``classes``, which add up to the sum. With several heads, there are also the parts of each head,
+            such as ``P3/box``.
         """
         sums = [self._head(one, head, batch) for one, head in zip(raw, heads, strict=True)]
         box, objectness, classes = (torch.stack(part).sum() for part in zip(*sums, strict=True))
@@ -110,7 +111,7 @@ class YoloLoss:
         published = of_head.box_loss or _BOX_LOSS[self.name]
         box_loss = published if options.box_loss == "auto" else options.box_loss
         if (box_loss == "mse") != (published == "mse"):
-            # The factor belongs to the other unit: pixels or normalized coordinates.
+            # The factor was published for the other unit (pixels or normalized coordinates).
             of_head = replace(of_head, box=None)
         objectness: Objectness = "smooth" if of_head.smooth_objectness else "bce"
         return Settings(
@@ -144,7 +145,7 @@ class YoloLoss:
 
     @property
     def _anchor_iou(self) -> float | None:
-        """IoU above which more anchors are positive; 1 for the best one only, None for each head's value."""
+        """IoU above which further anchors are positive; 1 means only the best one, None each head's value."""
         if self.name == "yolov3" or isinstance(self.options, loss_kinds.Yolov3Loss):
             return 1.0
         return None if self.options.anchor_iou == "auto" else self.options.anchor_iou
@@ -152,7 +153,7 @@ class YoloLoss:
     def _box(
         self, offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, settings: Settings
     ) -> Tensor:
-        """Compute the box term; if truths share a slot, YOLOv3 counts the last and YOLOv4 all of them."""
+        """Compute the box term; if truths share a slot, YOLOv3 counts only the last, YOLOv4 all of them."""
         counted = matches.last if self.name == "yolov3" else matches.hit
         if settings.box_loss == "mse":
             return settings.box * squared_error(offsets, head, truths, matches, counted)
@@ -182,7 +183,7 @@ class YoloLoss:
             overlap, near = self._near(cells, head, truths, settings.ignore)
         alpha = None if self.options.alpha == "none" else self.options.alpha
         if settings.objectness_loss == "smooth":
-            # Darknet's `objectness_smooth`: the target is the overlap, in whichever slot.
+            # Darknet's `objectness_smooth`: the target is the overlap, in any slot.
             return cross_entropy(logits, torch.where(near, overlap, 0)).sum()
         if settings.objectness_loss == "focal":
             loss = focal(logits, positive, self.options.gamma, alpha)
@@ -197,7 +198,7 @@ class YoloLoss:
         return torch.where(positive | ~near, loss, 0).sum()
 
     def _near(self, cells: Tensor, head: YoloHead, truths: Truths, threshold: float) -> tuple[Tensor, Tensor]:
-        """Return each prediction's best IoU, (B, A, H, W), and whether to ignore it as a negative, bool."""
+        """Return each prediction's best IoU, (B, A, H, W), and a mask of those to ignore as negatives."""
         boxes = place_all(cells, head).flatten(1, 3)  # (B, P, 4)
         overlap = best_overlap(boxes, truths).view(cells.shape[:-1])
         near = overlap > threshold
@@ -213,7 +214,7 @@ def _levels(heads: Sequence[YoloHead]) -> list[str]:
 
 
 def _first(*values: float | Literal["auto"] | None) -> float:
-    """Return the first value that is given."""
+    """Return the first value that is not None."""
     return next(value for value in values if value is not None and value != "auto")
 
 
