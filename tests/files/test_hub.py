@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from hub_server import COMMIT, FILES, Hub, running
 from rankless.errors import UserError
-from rankless.files.hub import HubAddress, fetch, parse
+from rankless.files.hub import HubAddress, fetch, file_of, parse
 
 
 @pytest.fixture
@@ -39,7 +41,9 @@ def test_an_address_has_a_repository_a_revision_and_a_file(text: str, expected: 
     assert str(expected) == text
 
 
-@pytest.mark.parametrize("text", ["a/b", "hf://a", "hf://../b", "hf://a/b/../../c", "hf://a/b@", "hf://a/b/"])
+@pytest.mark.parametrize(
+    "text", ["a/b", "hf://a", "hf://../b", "hf://a/b/../../c", "hf://a/b@", "hf://a/b@..%2Fc", "hf://a/b/"]
+)
 def test_other_addresses_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="expected hf://OWNER/NAME"):
         parse(text)
@@ -59,6 +63,38 @@ def test_a_fetched_file_needs_no_network(hub: type[Hub], monkeypatch: pytest.Mon
     assert fetch(parse("hf://a/b/config.json")) == there
     with pytest.raises(UserError, match=r"model\.safetensors.*HF_HUB_OFFLINE is set.*hf download a/b model"):
         fetch(parse("hf://a/b/model.safetensors"))
+
+
+def shards(*names: str) -> dict[str, bytes]:
+    index = json.dumps({"weight_map": dict(enumerate(names))}).encode()
+    return {"config.json": b"{}", "model.safetensors.index.json": index, **dict.fromkeys(names, b"w")}
+
+
+@pytest.mark.parametrize("missing", ["config.json", "1.safetensors", "2.safetensors"])
+def test_an_interrupted_download_is_completed(
+    hub: type[Hub], monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    hub.files = shards("1.safetensors", "2.safetensors")
+    folder = fetch(parse("hf://a/b"))
+    shutil.rmtree(folder.parents[1] / "trees", ignore_errors=True)  # not every version keeps lists of files
+    (folder / missing).unlink()
+    if missing.endswith(".safetensors"):
+        with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{missing} is not there"):
+            patch.setenv("HF_HUB_OFFLINE", "1")
+            fetch(parse("hf://a/b"))
+    fetch(parse("hf://a/b"))
+    assert {file.name for file in folder.iterdir()} == {*hub.files}
+    hub.asked.clear()
+    fetch(parse("hf://a/b"))
+    assert hub.asked == []
+
+
+def test_a_file_of_the_same_name_in_a_folder_is_another(hub: type[Hub]) -> None:
+    folder = fetch(parse("hf://a/b/config.json"))
+    (folder / "sub").mkdir()
+    (folder / "sub" / "model.safetensors").write_bytes(b"")
+    path = file_of(parse("hf://a/b/model.safetensors"))
+    assert path.read_bytes() == FILES["model.safetensors"]
 
 
 def test_a_file_with_another_sha_is_refused(hub: type[Hub]) -> None:

@@ -113,7 +113,7 @@ def get(
     if name.startswith(hub.PREFIX):
         address = hub.parse(name)
         hub.refuse_pickles(address)
-        path = hub.fetch(address) / address.file
+        path = hub.fetch(address, newest=True) / address.file
         sha256, about = checksums.of_file(path), f"commit {path.parents[address.file.count('/')].name}"
         use = f"model.pretrained={name}"
     else:

@@ -50,10 +50,7 @@ def folder_of(text: str) -> Path | None:
         address = hub.parse(text)
         if address.file:
             return None
-        try:
-            folder = hub.fetch(address, cached=True)
-        except UserError:
-            folder = hub.fetch(address)
+        folder = hub.fetch(address)
     else:
         folder = Path(text)
     if not text or not (folder / CONFIG).is_file() or (folder / "recipe.yaml").is_file():

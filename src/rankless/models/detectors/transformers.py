@@ -226,7 +226,7 @@ def library(where: str) -> Any:
     return transformers
 
 
-def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[type, Any]:
+def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[Any, Any]:
     """Return transformers' class of a detector, and its configuration for a number of classes.
 
     Raises:
@@ -274,7 +274,7 @@ class TransformersSpec:
         kind, config = classes_of(self.config, classes, where)
         try:
             network = kind(config)
-        except (ValueError, TypeError, RuntimeError) as error:
+        except Exception as error:  # transformers and timm raise many types
             raise _refused(where, error) from error
         auto = self.model.normalize == "auto"
         normalize = normalizes(self.config["model_type"]) if auto else self.model.normalize == "imagenet"
