@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,34 +63,45 @@ def test_a_fetched_file_needs_no_network(hub: type[Hub], monkeypatch: pytest.Mon
         fetch(parse("hf://a/b/model.safetensors"))
 
 
-def shards(*names: str) -> dict[str, bytes]:
-    index = json.dumps({"weight_map": dict(enumerate(names))}).encode()
-    return {"config.json": b"{}", "model.safetensors.index.json": index, **dict.fromkeys(names, b"w")}
+def kept(cache: Path, *files: str) -> Path:
+    """Write a cache as an interrupted download leaves it; only some versions of the library list its files."""
+    folder = cache / "models--a--b" / "snapshots" / COMMIT
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(INDEX if "index" in name else b"{}")
+    (cache / "models--a--b" / "refs").mkdir()
+    (cache / "models--a--b" / "refs" / "main").write_text(COMMIT)
+    return folder
+
+
+INDEX = b'{"weight_map": {"x": "1.safetensors", "y": "2.safetensors"}}'
+SHARDS = {
+    "config.json": b"{}",
+    "model.safetensors.index.json": INDEX,
+    "1.safetensors": b"{}",
+    "2.safetensors": b"{}",
+}
 
 
 @pytest.mark.parametrize("missing", ["config.json", "1.safetensors", "2.safetensors"])
 def test_an_interrupted_download_is_completed(
-    hub: type[Hub], monkeypatch: pytest.MonkeyPatch, missing: str
+    hub: type[Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    hub.files = shards("1.safetensors", "2.safetensors")
-    folder = fetch(parse("hf://a/b"))
-    shutil.rmtree(folder.parents[1] / "trees", ignore_errors=True)  # not every version keeps lists of files
-    (folder / missing).unlink()
+    hub.files = SHARDS
+    folder = kept(tmp_path / "cache", *({*SHARDS} - {missing}))
     if missing.endswith(".safetensors"):
         with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{missing} is not there"):
             patch.setenv("HF_HUB_OFFLINE", "1")
             fetch(parse("hf://a/b"))
     fetch(parse("hf://a/b"))
-    assert {file.name for file in folder.iterdir()} == {*hub.files}
+    assert {file.name for file in folder.iterdir()} == {*SHARDS}
     hub.asked.clear()
     fetch(parse("hf://a/b"))
     assert hub.asked == []
 
 
-def test_a_file_of_the_same_name_in_a_folder_is_another(hub: type[Hub]) -> None:
-    folder = fetch(parse("hf://a/b/config.json"))
-    (folder / "sub").mkdir()
-    (folder / "sub" / "model.safetensors").write_bytes(b"")
+def test_a_file_of_the_same_name_in_a_folder_is_another(hub: type[Hub], tmp_path: Path) -> None:
+    kept(tmp_path / "cache", "config.json", "sub/model.safetensors")
     path = file_of(parse("hf://a/b/model.safetensors"))
     assert path.read_bytes() == FILES["model.safetensors"]
 

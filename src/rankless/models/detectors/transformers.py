@@ -38,6 +38,7 @@ from rankless.models.detectors.transformers_configs import CONFIGS
 from rankless.models.heads.truths import Truths
 from rankless.models.work import convolution_outputs
 from rankless.recipe import loss_kinds, model_kinds
+from rankless.recipe.model_kinds import IMAGENET_MEAN, IMAGENET_STD
 from rankless.recipe.transformers_config import KINDS, normalizes, read_config
 from rankless.structures import DetectionBatch, LossSum
 
@@ -53,7 +54,6 @@ _HEADS = (
     "model.denoising_class_embed.",
     "model.enc_score_head.",
 )
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 _PART = re.compile(r"loss_[a-z]+")  # the beginning of loss_vfl_aux_0 and loss_bbox_dn_1
 
 
@@ -113,7 +113,7 @@ class TransformersDetector(nn.Module):
         """
         self._check_size(*images.shape[-2:])
         if self.normalize:
-            mean, std = (torch.tensor(one).view(-1, 1, 1).to(images) for one in (_MEAN, _STD))
+            mean, std = (torch.tensor(one).view(-1, 1, 1).to(images) for one in (IMAGENET_MEAN, IMAGENET_STD))
             images = (images - mean) / std
         return Raw(images, None if self.training else self._run(images, ()))
 
