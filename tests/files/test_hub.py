@@ -64,7 +64,7 @@ def test_a_fetched_file_needs_no_network(hub: type[Hub], monkeypatch: pytest.Mon
 
 
 def kept(cache: Path, *files: str) -> Path:
-    """Write a cache as an interrupted download leaves it; only some versions of the library list its files."""
+    """Write a cache as an interrupted download leaves it; without a list of files."""
     folder = cache / "models--a--b" / "snapshots" / COMMIT
     for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -106,7 +106,7 @@ def read_config(given: str, where: str = "model.config") -> dict[str, Any]:
 def _without_fetching(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration whose backbone is built without asking the Hub.
 
-    transformers looks for a repository of a backbone's name if the backbone has arguments of its own.
+    Unless it is DETR's default, transformers looks on the Hub for a repository with the backbone's name.
     """
     parts = {
         key: {inner: one for inner, one in tree[key].items() if inner not in _FETCHING}
@@ -114,8 +114,11 @@ def _without_fetching(tree: dict[str, Any]) -> dict[str, Any]:
         if isinstance(tree.get(key), dict)
     }
     tree = {**tree, **parts}
-    own = tree.get("backbone_kwargs") or not tree.get("use_timm_backbone", True)
-    if tree.get("backbone_config") is not None or not own:
+    if normalizes(str(tree["model_type"])):
+        is_looked_for = tree.get("backbone_kwargs") or not tree.get("use_timm_backbone", True)
+    else:
+        is_looked_for = tree.get("backbone")
+    if tree.get("backbone_config") is not None or not is_looked_for:
         return tree
     rest = {key: value for key, value in tree.items() if key not in _BACKBONE}
     name = tree.get("backbone") or "resnet50"
