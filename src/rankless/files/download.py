@@ -221,7 +221,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         """Return the request for the new address, or raise what stands for the server's answer."""
-        if urllib.parse.urlsplit(newurl).scheme not in {"https", req.type} & {"https", "http"}:
+        allowed = ("https",) if req.full_url.startswith("https:") else ("https", "http")
+        if urllib.parse.urlsplit(newurl).scheme not in allowed:
             reason = f"with a redirect to {newurl}; expected https"
             raise urllib.error.HTTPError(req.full_url, code, reason, headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -230,7 +231,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
     """Append what is missing to the part. If the connection breaks, raise; what has arrived stays."""
     at = file.seek(0, os.SEEK_END)
-    known = reading.read_text(tag, 1000) if at and tag.exists() else ""
+    known = _usable(reading.read_text(tag, 1000, errors="replace")) if at and tag.exists() else ""
     headers = {"User-Agent": "rankless", "Accept-Encoding": "identity"}
     if known:
         headers |= {"Range": f"bytes={at}-", "If-Range": known}
@@ -285,10 +286,13 @@ def _copy(response: Any, file: IO[bytes], at: int, total: int, most: int, bar: P
 
 
 def _tag(response: Any) -> str:
-    """Return the content's strong ETag, or the time of its last change; empty if that is too long to keep."""
+    """Return the content's strong ETag, or the time of its last change; empty if it cannot be sent back."""
     etag = response.headers.get("ETag", "")
-    tag = str(etag if etag.startswith('"') else response.headers.get("Last-Modified", ""))
-    return tag if len(tag) <= _LONGEST_TAG else ""
+    return _usable(str(etag if etag.startswith('"') else response.headers.get("Last-Modified", "")))
+
+
+def _usable(tag: str) -> str:
+    return tag if len(tag) <= _LONGEST_TAG and tag.isascii() and tag.isprintable() else ""
 
 
 def _other_digest(offer: Offer, path: Path) -> str:
