@@ -77,7 +77,8 @@ def test_get_prints_where_the_file_is_and_what_to_do_next(
         assert cli.main(["weights", "get", "yolov3-tiny", "--to", str(copy.parent)]) == 0
         assert capsys.readouterr().out.startswith(f"{copy} (70 bytes)\n")
     copy.write_text("the user's")
-    assert f"{copy}: " in problem(capsys, "weights", "get", "yolov3-tiny", "--to", str(copy.parent))
+    said = problem(capsys, "weights", "get", "yolov3-tiny", "--to", str(copy.parent))
+    assert f"{copy}: " in said and "; give another --to, or --force" in said
     assert copy.read_text() == "the user's"
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import resource
 import signal
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -30,16 +35,24 @@ class Server(BaseHTTPRequestHandler):
         ranges: whether ranges are answered.
         careless: whether ranges are answered of other content, too.
         statuses: statuses to answer first.
+        target: where to redirect to.
+        has_length: whether the length is sent.
         asked: the ranges that were asked for.
     """
 
     content, tag, kind = CONTENT, '"1"', "application/octet-stream"
-    breaks, claims, ranges, careless = 0, 0, True, False
+    breaks, claims, ranges, careless = 0, "", True, False
+    target, has_length = "", True
 
     def do_GET(self) -> None:
         self.asked.append(self.headers.get("Range", ""))  # type: ignore[attr-defined]
         if self.statuses:  # type: ignore[attr-defined]
             self.send_error(self.statuses.pop(0))  # type: ignore[attr-defined]
+            return
+        if self.target:
+            self.send_response(302)
+            self.send_header("Location", self.target)
+            self.end_headers()
             return
         start, given = 0, self.headers.get("Range")
         is_same = self.careless or self.headers.get("If-Range") == self.tag
@@ -52,7 +65,8 @@ class Server(BaseHTTPRequestHandler):
         if self.tag:
             self.send_header("ETag", self.tag)
         self.send_header("Content-Type", self.kind)
-        self.send_header("Content-Length", str(self.claims or len(self.content) - start))
+        if self.has_length:
+            self.send_header("Content-Length", self.claims or str(len(self.content) - start))
         self.end_headers()
         self.wfile.write(self.content[start:][: self.breaks or None])
 
@@ -151,7 +165,7 @@ def test_the_first_digits_and_sha1_are_compared(server: type[Server], tmp_path: 
 def test_a_length_that_is_not_the_published_one_is_refused(
     server: type[Server], tmp_path: Path, claims: int
 ) -> None:
-    server.claims = claims
+    server.claims = str(claims)
     message = failing(UNCONFIRMED, tmp_path)
     assert f"the server offers {claims:,} bytes; nothing of it is kept" in message
     assert "expected net.weights of 1,024,000 bytes, whose checksum no source confirms" in message
@@ -159,7 +173,7 @@ def test_a_length_that_is_not_the_published_one_is_refused(
 
 
 def test_a_server_that_promises_more_than_it_sends_is_named(server: type[Server], tmp_path: Path) -> None:
-    server.claims, server.tag = len(CONTENT) + 10, ""
+    server.claims, server.tag = str(len(CONTENT) + 10), ""
     assert "broke off after 1,024,000 of 1,024,010 bytes" in failing(Offer(OFFER.url, digest=SHA), tmp_path)
 
 
@@ -190,6 +204,8 @@ def test_offline_nothing_is_asked_but_a_file_put_there_by_hand_is_taken(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "cannot be downloaded: HF_HUB_OFFLINE is set; expected net.weights of" in failing(OFFER, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert "HF_HUB_OFFLINE is set" in failing(OFFER, Path("/proc/nothing"))  # where no folder can be made
     (tmp_path / "net.weights").write_bytes(CONTENT)
     assert obtain(OFFER, tmp_path)[1] == SHA
     assert server.asked == []
@@ -199,8 +215,9 @@ def test_no_network_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(download, "_PAUSE", 0.001)
     monkeypatch.setenv("RANKLESS_WEIGHTS_MIRROR", "http://127.0.0.1:1")  # nothing listens there
     assert "http://127.0.0.1:1/net.weights: cannot be downloaded: [Errno 111]" in failing(OFFER, tmp_path)
-    monkeypatch.setenv("RANKLESS_WEIGHTS_MIRROR", "file:///etc")
-    assert "RANKLESS_WEIGHTS_MIRROR is 'file:///etc': expected an address" in failing(OFFER, tmp_path)
+    for mirror in ("file:///etc", "https://[::1/w", "https://mirror.example/gewürze", "http://a:b"):
+        monkeypatch.setenv("RANKLESS_WEIGHTS_MIRROR", mirror)
+        assert f"RANKLESS_WEIGHTS_MIRROR is '{mirror}': expected an address" in failing(OFFER, tmp_path)
 
 
 def test_a_file_that_is_there_is_checked_and_never_replaced(server: type[Server], tmp_path: Path) -> None:
@@ -229,6 +246,68 @@ def test_of_several_processes_one_downloads_and_the_others_wait(server: type[Ser
     with ThreadPoolExecutor(4) as pool:  # each opens the part by itself, so the locks are those of processes
         assert {one[1] for one in pool.map(lambda _: obtain(OFFER, tmp_path), range(4))} == {SHA}
     assert len(server.asked) == 1
+
+
+def test_without_locks_each_process_fills_its_own_part(
+    server: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")  # as some network file systems do
+
+    monkeypatch.setattr(download.fcntl, "flock", flock)
+    server.breaks = 200_000
+    with ThreadPoolExecutor(4) as pool:
+        assert {one[1] for one in pool.map(lambda _: obtain(OFFER, tmp_path), range(4))} == {SHA}
+    assert [path.name for path in tmp_path.iterdir()] == ["net.weights"]
+
+
+def test_a_link_in_the_place_of_the_tag_is_not_followed(server: type[Server], tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("the user's")
+    (tmp_path / "net.weights.part.tag").symlink_to(tmp_path / "mine")
+    obtain(OFFER, tmp_path)
+    assert (tmp_path / "mine").read_text() == "the user's"
+
+
+@pytest.mark.parametrize("target", ["ftp://127.0.0.1/net.weights", "http://[::1/net.weights", "http://ü/"])
+def test_a_redirect_that_cannot_be_followed_is_a_sentence(
+    server: type[Server], tmp_path: Path, target: str
+) -> None:
+    server.target = target
+    assert "net.weights: cannot be downloaded: " in failing(OFFER, tmp_path)
+
+
+def test_a_redirect_from_https_goes_to_https_only() -> None:
+    request, headers = urllib.request.Request("https://a.example/w"), Message()
+    follow = download._Redirects().redirect_request
+    for target in ("http://b.example/w", "ftp://b.example/w"):
+        with pytest.raises(urllib.error.HTTPError, match=f"redirect to {target}; expected https"):
+            follow(request, None, 302, "", headers, target)
+    followed = follow(request, None, 302, "", headers, "https://b.example/w")
+    assert followed is not None and followed.full_url == "https://b.example/w"
+
+
+def test_a_length_of_too_many_digits_is_a_sentence(server: type[Server], tmp_path: Path) -> None:
+    server.claims = "1" * 5000
+    assert "net.weights: cannot be downloaded: " in failing(OFFER, tmp_path)
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_far_more_than_the_known_length_is_refused(
+    server: type[Server], tmp_path: Path, has_length: bool
+) -> None:
+    server.has_length = has_length
+    about = Offer(OFFER.url, digest=SHA, about=len(CONTENT) // 2 - 1)
+    assert "the server " in failing(about, tmp_path)
+    assert obtain(replace(about, about=len(CONTENT) // 2), tmp_path)[1] == SHA
+
+
+def test_a_tag_of_unusual_length_is_not_kept(server: type[Server], tmp_path: Path) -> None:
+    server.tag, server.breaks = f'"{"1" * 2000}"', 100_000
+    failing(UNCONFIRMED, tmp_path)
+    (tmp_path / "net.weights.part.tag").write_bytes(b"\xff\n")
+    server.breaks = 0
+    assert obtain(UNCONFIRMED, tmp_path)[1] == SHA
+    assert set(server.asked) == {""}
 
 
 def test_a_full_disk_keeps_what_has_arrived(server: type[Server], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hub_server import COMMIT, FILES, Hub, running
 from rankless.errors import UserError
-from rankless.files.hub import HubAddress, fetch, parse
+from rankless.files.hub import HubAddress, fetch, file_of, parse
 
 
 @pytest.fixture
@@ -39,7 +39,9 @@ def test_an_address_has_a_repository_a_revision_and_a_file(text: str, expected: 
     assert str(expected) == text
 
 
-@pytest.mark.parametrize("text", ["a/b", "hf://a", "hf://../b", "hf://a/b/../../c", "hf://a/b@", "hf://a/b/"])
+@pytest.mark.parametrize(
+    "text", ["a/b", "hf://a", "hf://../b", "hf://a/b/../../c", "hf://a/b@", "hf://a/b@..%2Fc", "hf://a/b/"]
+)
 def test_other_addresses_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="expected hf://OWNER/NAME"):
         parse(text)
@@ -59,6 +61,49 @@ def test_a_fetched_file_needs_no_network(hub: type[Hub], monkeypatch: pytest.Mon
     assert fetch(parse("hf://a/b/config.json")) == there
     with pytest.raises(UserError, match=r"model\.safetensors.*HF_HUB_OFFLINE is set.*hf download a/b model"):
         fetch(parse("hf://a/b/model.safetensors"))
+
+
+def kept(cache: Path, *files: str) -> Path:
+    """Write a cache as an interrupted download leaves it; without a list of files."""
+    folder = cache / "models--a--b" / "snapshots" / COMMIT
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(INDEX if "index" in name else b"{}")
+    (cache / "models--a--b" / "refs").mkdir()
+    (cache / "models--a--b" / "refs" / "main").write_text(COMMIT)
+    return folder
+
+
+INDEX = b'{"weight_map": {"x": "1.safetensors", "y": "2.safetensors"}}'
+SHARDS = {
+    "config.json": b"{}",
+    "model.safetensors.index.json": INDEX,
+    "1.safetensors": b"{}",
+    "2.safetensors": b"{}",
+}
+
+
+@pytest.mark.parametrize("missing", ["config.json", "1.safetensors", "2.safetensors"])
+def test_an_interrupted_download_is_completed(
+    hub: type[Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    hub.files = SHARDS
+    folder = kept(tmp_path / "cache", *({*SHARDS} - {missing}))
+    if missing.endswith(".safetensors"):
+        with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{missing} is not there"):
+            patch.setenv("HF_HUB_OFFLINE", "1")
+            fetch(parse("hf://a/b"))
+    fetch(parse("hf://a/b"))
+    assert {file.name for file in folder.iterdir()} == {*SHARDS}
+    hub.asked.clear()
+    fetch(parse("hf://a/b"))
+    assert hub.asked == []
+
+
+def test_a_file_of_the_same_name_in_a_folder_is_another(hub: type[Hub], tmp_path: Path) -> None:
+    kept(tmp_path / "cache", "config.json", "sub/model.safetensors")
+    path = file_of(parse("hf://a/b/model.safetensors"))
+    assert path.read_bytes() == FILES["model.safetensors"]
 
 
 def test_a_file_with_another_sha_is_refused(hub: type[Hub]) -> None:

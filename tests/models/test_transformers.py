@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,10 @@ from rankless.models.checkpoints.pretrained import start_from
 from rankless.models.detectors.sampling import DeterministicSampling, bilinear
 from rankless.models.detectors.transformers import MODELS, TransformersDetector
 from rankless.models.detectors.transformers_configs import CONFIGS as PUBLISHED
+from rankless.randomness import GENERATORS
 from rankless.recipe.load import default, load
 from rankless.recipe.model_kinds import Model
-from rankless.recipe.transformers_config import KINDS, read_config, recipe_keys
+from rankless.recipe.transformers_config import KINDS, class_names, folder_of, read_config, recipe_keys
 from rankless.structures import DetectionBatch, Letterbox
 from rankless.world.process_group import World
 from thorough import THOROUGH
@@ -295,6 +299,16 @@ def test_a_folder_states_network_classes_and_preprocessing(tmp_path: Path) -> No
         ),
         ({"quantization_config": {}}, r"its weights are quantized"),
         ({"backbone": "hf_hub:a/b"}, r"its backbone is hf_hub:a/b, of another repository"),
+        (
+            {"backbone_config": {"model_type": "timm_backbone", "backbone": "local-dir:a"}},
+            r"its backbone is local-dir:a, of another repository",
+        ),
+        (
+            {"backbone_config": {"model_type": "timm_backbone", "backbone": "resnet0"}},
+            r"transformers refuses the configuration: Unknown model \(resnet0\)",
+        ),
+        ({"architectures": 5}, r"architectures is 5; expected a list of names"),
+        ({"architectures": "RTDetr"}, r'architectures is "RTDetr"; expected a list of names'),
         ({"d_model": "x"}, r"transformers refuses the configuration: .*d_model"),
     ],
 )
@@ -311,7 +325,9 @@ def test_other_configurations_are_refused_by_name(change: dict[str, Any], said: 
             {"image_mean": [0.5, 0.5, 0.5], "do_normalize": True},
             r"normalizes by image_mean \[0.5, 0.5, 0.5\]",
         ),
-        ({"rescale_factor": 1.0}, r"rescale_factor is 1; expected 1/255"),
+        ({"rescale_factor": 1.0}, r"rescale_factor is 1.0; expected 1/255"),
+        ({"rescale_factor": "x"}, r'rescale_factor is "x"; expected 1/255'),
+        ({"rescale_factor": None}, r"rescale_factor is null; expected 1/255"),
         ({"resample": 3}, r"does not resize bilinearly"),
         ({"size": {"height": 100, "width": 96}}, r'size is \{"height": 100, "width": 96\}; expected sides'),
     ],
@@ -321,6 +337,61 @@ def test_other_preprocessing_is_refused_by_name(change: dict[str, Any], said: st
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(change))
     with pytest.raises(UserError, match=said):
         recipe_keys(tmp_path, "test")
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"backbone": "resnet18"},
+        {"backbone": "resnet18", "backbone_kwargs": {"pretrained": True, "checkpoint_path": "no-such-file"}},
+        {"use_timm_backbone": False, "backbone": "resnet18"},
+        {
+            "backbone_config": {
+                "model_type": "timm_backbone",
+                "backbone": "resnet18",
+                "use_pretrained_backbone": True,
+            }
+        },
+    ],
+)
+def test_a_configuration_loads_no_backbone(
+    kind: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither from the Hub nor from a file."""
+    asked: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: asked.append(given) or [])  # type: ignore[func-returns-value]
+    text = json.dumps({"model_type": kind, **CONFIGS[kind], "backbone_config": None, **change})
+    with suppress(UserError), torch.device("meta"):  # D-FINE does not fit such a backbone
+        zoo.build(Model(name="hf/config", config=text), 2)
+    assert asked == []
+    backbone = read_config(text).get("backbone_config") or {}
+    assert not {"pretrained", "checkpoint_path", "use_pretrained_backbone"} & {*backbone}
+
+
+@pytest.mark.parametrize("number", ['"abc"', "null", "1e400", str(10**12), "0", "true"])
+def test_a_number_of_classes_that_is_none_is_refused(number: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"num_labels": {number}}}')
+    with pytest.raises(UserError, match=r"num_labels is .*; expected a whole number from 1 to 100,000"):
+        class_names(tmp_path, "test")
+
+
+def test_names_too_long_for_a_file_are_refused() -> None:
+    assert folder_of("x" * 300) is None
+    with pytest.raises(UserError, match="cannot be read: File name too long"):
+        read_config("x" * 300)
+
+
+def test_loading_waits_for_the_lock_of_model_creation(tmp_path: Path) -> None:
+    """transformers replaces torch's functions while it loads, for all threads; ranks may be threads."""
+    folder = written(tmp_path, "rt_detr", ["cat"])
+    transformers_folder.read(folder, "test")
+    with ThreadPoolExecutor(1) as pool:
+        with GENERATORS:
+            loading = pool.submit(transformers_folder.read, folder, "test")
+            with pytest.raises(TimeoutError):
+                loading.result(timeout=1)
+        assert loading.result()[1] == ("cat",)
 
 
 def test_pickles_and_missing_files_are_refused_by_name(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def get(
     if name.startswith(hub.PREFIX):
         address = hub.parse(name)
         hub.refuse_pickles(address)
-        path = hub.fetch(address) / address.file
+        path = hub.fetch(address, newest=True) / address.file
         sha256, about = checksums.of_file(path), f"commit {path.parents[address.file.count('/')].name}"
         use = f"model.pretrained={name}"
     else:
@@ -125,7 +125,7 @@ def get(
         model, default = wanted.models[0], published.named(wanted.models[0]) == wanted
         use = f"model.name={model} model.pretrained=published{'' if default else f'/{wanted.name}'}"
     if to is not None:
-        outputs = Outputs([to / path.name], verb="weights get", force=force)
+        outputs = Outputs([to / path.name], verb="weights get", force=force, option="--to")
         with outputs.writing(to / path.name) as part_:
             shutil.copyfile(path, part_)
         path = to / path.name

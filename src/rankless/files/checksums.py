@@ -11,6 +11,7 @@ from rankless.files import reading
 
 NAME = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([^/\0]+)")
+_DIGITS = re.compile(r"-([0-9a-f]{8,64})\.pth$")
 _LONGEST = 1 << 20  # bytes; a few hundred are usual
 
 
@@ -26,6 +27,12 @@ def read(folder: Path) -> dict[str, str] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return {match[2]: match[1] for match in map(_LINE.fullmatch, lines) if match}
+
+
+def digits_in(name: str) -> str:
+    """Return the first digits of a SHA-256 in a file's name, as in ``resnet18-f37072fd.pth``, or nothing."""
+    match = _DIGITS.search(name)
+    return match[1] if match else ""
 
 
 def of_file(path: Path, most: int | None = None) -> str:

@@ -11,9 +11,11 @@ import fcntl
 import hashlib
 import http.client
 import os
+import re
 import ssl
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +26,7 @@ from typing import IO, Any
 from rankless.errors import UserError, printable, remedy
 from rankless.files import checksums, reading
 from rankless.files.hub import OFFLINE, is_offline
-from rankless.files.writing import has_name
+from rankless.files.writing import has_name, token, write_atomically
 from rankless.printing import ProgressBar, say
 
 MIRROR = "RANKLESS_WEIGHTS_MIRROR"
@@ -33,10 +35,12 @@ _TRIES = 5  # in a row that bring no bytes
 _PAUSE = 0.2  # seconds before the second try, doubled for each further one
 _TIMEOUT = 30.0  # seconds without receiving a byte
 _CHUNK = 1 << 18  # bytes
-_LASTING = {400, 401, 403, 404, 405, 410, 451, 501}
+_LASTING = {301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 410, 451, 501}
 """HTTP status codes that a retry does not change."""
-_BROKEN = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
+_NETWORK = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
+_BROKEN = (*_NETWORK, ValueError)  # of an address or a length that cannot be read
 """Errors of a connection; other ``OSError`` are the disk's."""
+_LONGEST_TAG = 500  # characters
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,9 @@ class Offer:
     def address(self) -> str:
         """The address to download from: the publisher's or the mirror's."""
         mirror = os.environ.get(MIRROR, "").rstrip("/")
-        if mirror and not mirror.startswith(("https://", "http://")):
+        if mirror and not _is_address(mirror):
             raise UserError(
-                f"{MIRROR} is '{mirror}': expected an address, as in https://mirror.example/weights"
+                f"{MIRROR} is '{mirror}': expected an address in ASCII, as in https://mirror.example/weights"
             )
         return f"{mirror}/{self.name}" if mirror else self.url
 
@@ -91,6 +95,14 @@ class Offer:
         return self.algorithm.upper().replace("SHA", "SHA-")
 
 
+def _is_address(text: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return bool(re.fullmatch("https?://[!-~]+", text) and parts.hostname and parts.port != 0)
+    except ValueError:  # of a bracket or a port
+        return False
+
+
 def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda _: None) -> tuple[Path, str]:
     """Download a published file into ``folder`` unless it is there; return its path and SHA-256.
 
@@ -101,11 +113,13 @@ def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda 
     """
     path = folder / offer.name
     if not path.exists():
+        if is_offline():
+            raise _by_hand(offer, path, f"{OFFLINE} is set")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with _locked(path.with_name(f"{path.name}.part"), path) as file:
+            with _locked(path.with_name(f"{path.name}.part"), path) as (part, file):
                 if file is not None:
-                    _download(offer, path, file, check)
+                    _download(offer, path, part, file, check)
         except OSError as error:
             raise UserError(
                 f"{path}: cannot be written ({error.strerror or error}); {remedy(error)}, and try again: "
@@ -121,8 +135,11 @@ def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda 
 
 
 @contextmanager
-def _locked(part: Path, path: Path) -> Iterator[IO[bytes] | None]:
-    """Yield the locked part, opened for writing; None if another process has finished the file meanwhile."""
+def _locked(part: Path, path: Path) -> Iterator[tuple[Path, IO[bytes] | None]]:
+    """Yield the locked part, opened for writing; None if another process has finished the file meanwhile.
+
+    On a file system without locks, each process fills a part of its own, which is not kept.
+    """
     while True:
         with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", 0) as file:
             try:
@@ -131,21 +148,30 @@ def _locked(part: Path, path: Path) -> Iterator[IO[bytes] | None]:
                 say(f"waiting for another process, which downloads {path.name}")
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError:  # some network file systems have no locks
-                pass
+                break
             if path.exists():
                 part.unlink(missing_ok=True)
-                yield None
+                yield part, None
                 return
             if has_name(file.fileno(), part):
-                yield file
+                yield part, file
                 return
+    with token(path.parent) as own, own.open("r+b", 0) as file:
+        try:
+            yield own, file
+        finally:
+            _tag_of(own).unlink(missing_ok=True)
+            if path.exists():
+                part.unlink(missing_ok=True)
 
 
-def _download(offer: Offer, path: Path, file: IO[bytes], check: Callable[[Path], object]) -> None:
-    """Download the rest of the part, check it, and rename it."""
-    part, tag = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.part.tag")
-    if is_offline():
-        raise _by_hand(offer, path, f"{OFFLINE} is set")
+def _tag_of(part: Path) -> Path:
+    return part.with_name(f"{part.name}.tag")
+
+
+def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Callable[[Path], object]) -> None:
+    """Fill the part, check it, and rename it."""
+    tag = _tag_of(part)
     try:
         if not (offer.digest and file.seek(0, os.SEEK_END) and not _other_digest(offer, part)):
             _fill(offer, path, file, tag)
@@ -189,15 +215,29 @@ class _OtherFileError(Exception):
     """The server offers a file other than the expected one."""
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects from https only to https, and from http to either."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        """Return the request for the new address, or raise what stands for the server's answer."""
+        allowed = ("https",) if req.full_url.startswith("https:") else ("https", "http")
+        if urllib.parse.urlsplit(newurl).scheme not in allowed:
+            reason = f"with a redirect to {newurl}; expected https"
+            raise urllib.error.HTTPError(req.full_url, code, reason, headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
     """Append the missing bytes to the part; the bytes received before a connection breaks are kept."""
     at = file.seek(0, os.SEEK_END)
-    known = reading.read_text(tag, 1000) if at and tag.exists() else ""
+    known = _usable(reading.read_text(tag, 1000, errors="replace")) if at and tag.exists() else ""
     headers = {"User-Agent": "rankless", "Accept-Encoding": "identity"}
     if known:
         headers |= {"Range": f"bytes={at}-", "If-Range": known}
     try:
-        response: Any = urllib.request.urlopen(
+        response: Any = urllib.request.build_opener(_Redirects).open(
             urllib.request.Request(address, headers=headers), timeout=_TIMEOUT
         )
     except urllib.error.HTTPError as error:
@@ -214,27 +254,29 @@ def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
         if response.status != 206:
             at = 0
             file.truncate(0)
-            tag.write_text(_tag(response), encoding="ascii", errors="replace")
+            write_atomically(tag, _tag(response))
         length = response.headers.get("Content-Length", "")
         total = at + int(length) if length.isdecimal() else 0
-        if offer.length and total not in (0, offer.length):
+        most = offer.length or 2 * offer.about
+        if (offer.length and total not in (0, offer.length)) or (most and total > most):
             page = ", a web page" if "html" in response.headers.get("Content-Type", "") else ""
             raise _OtherFileError(f"the server offers {total:,} bytes{page}")
         file.seek(at)
         with ProgressBar(total or offer.length or 1, offer.name, done=at) as bar:
-            _copy(response, file, at, total or offer.length, bar)
+            _copy(response, file, at, total or offer.length, total or most, bar)
     end = file.tell()
     if end < (total or offer.length):
         raise ConnectionError(f"the connection broke off after {end:,} of {total or offer.length:,} bytes")
 
 
-def _copy(response: Any, file: IO[bytes], at: int, total: int, bar: ProgressBar) -> None:
+def _copy(response: Any, file: IO[bytes], at: int, total: int, most: int, bar: ProgressBar) -> None:
+    """Append the response to a file of ``at`` bytes, which may get ``most``; 0 means unknown."""
     began, first = time.monotonic(), at
     while chunk := response.read1(_CHUNK):
         if at == 0 and chunk.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
             raise _OtherFileError("the server sent a web page")
-        if total and at + len(chunk) > total:
-            raise _OtherFileError(f"the server sends more than {total:,} bytes")
+        if most and at + len(chunk) > most:
+            raise _OtherFileError(f"the server sends more than {most:,} bytes")
         rest = memoryview(chunk)
         while rest:
             rest = rest[file.write(rest) :]
@@ -245,9 +287,13 @@ def _copy(response: Any, file: IO[bytes], at: int, total: int, bar: ProgressBar)
 
 
 def _tag(response: Any) -> str:
-    """Return a tag that identifies the content: its strong ETag, or else its modification time."""
+    """Return the content's strong ETag, or the time of its last change; empty if it cannot be sent back."""
     etag = response.headers.get("ETag", "")
-    return str(etag if etag.startswith('"') else response.headers.get("Last-Modified", ""))
+    return _usable(str(etag if etag.startswith('"') else response.headers.get("Last-Modified", "")))
+
+
+def _usable(tag: str) -> str:
+    return tag if len(tag) <= _LONGEST_TAG and tag.isascii() and tag.isprintable() else ""
 
 
 def _other_digest(offer: Offer, path: Path) -> str:

@@ -7,19 +7,21 @@ downloads, and does not use the network if ``HF_HUB_OFFLINE`` is set.
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankless.errors import UserError, printable
-from rankless.files import checksums
+from rankless.files import checksums, reading
 
 PREFIX = "hf://"
 OFFLINE = "HF_HUB_OFFLINE"
 """The variable that keeps huggingface_hub, and every other download of weights, off the network."""
 _ADDRESS = re.compile(r"([\w.-]+/[\w.-]+)(?:@([^@/]+))?(?:/([^@]+))?")
+_WEIGHTS = "model.safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -51,52 +53,45 @@ def parse(text: str) -> HubAddress:
     """Return the parts of an address; ``/`` in a revision is written as ``%2F``."""
     match = _ADDRESS.fullmatch(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else None
     repository, revision, file = match.groups(default="") if match else ("", "", "")
-    if not match or {".", "..", ""} & set(f"{repository}/{file or 'file'}".split("/")):
+    revision = revision.replace("%2F", "/")
+    if not match or {".", "..", ""} & set(f"{repository}/{revision or 'main'}/{file or 'file'}".split("/")):
         raise UserError(
             f"'{printable(text)}': expected hf://OWNER/NAME[@REVISION][/FILE], as in "
             "hf://timm/resnet18.a1_in1k/model.safetensors"
         )
-    return HubAddress(repository, revision.replace("%2F", "/"), file)
+    return HubAddress(repository, revision, file)
 
 
-def fetch(
-    address: HubAddress, patterns: Sequence[str] = ("*.json", "*.safetensors"), *, cached: bool = False
-) -> Path:
-    """Download the files of a repository that are not in the cache; return their local folder.
+def fetch(address: HubAddress, *, newest: bool = False) -> Path:
+    """Return the local folder with a repository's JSON and safetensors, after downloading what is not there.
 
-    Large files are checked against their SHA-256, which the Hub uses as their names in the cache.
+    A branch means the same commit until it is fetched again. A file whose name on the Hub is its SHA-256, as
+    of every large file, is compared with it.
 
     Args:
         address: the repository; its ``file``, if given, is the only file that is fetched.
-        patterns: shell patterns of the files to fetch; the default ones match no pickles.
-        cached: use only files that are already in the cache.
+        newest: ask the Hub for the newest commit even if the files are there.
 
     Returns:
         The folder of the snapshot, named after the commit that ``revision`` refers to.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    patterns = [glob.escape(address.file)] if address.file else patterns
-    try:
-        folder = Path(
-            snapshot_download(
-                address.repository,
-                revision=address.revision or None,
-                allow_patterns=list(patterns),
-                local_files_only=cached or is_offline(),
-            )
-        )
-    except LocalEntryNotFoundError as error:
-        raise _missing(address, "it is not in the cache, and the Hub cannot be reached", error) from error
-    except Exception as error:  # errors of many types, from the network, the Hub or the disk
-        raise _missing(address, "it cannot be fetched", error) from error
-    found = [path for pattern in patterns for path in folder.rglob(pattern)]
-    if not found:
-        raise _missing(address, f"no file matches {', '.join(patterns)}")
-    for path in found:
+    # Weights come last: if they are there, an interrupted download has left out nothing before them.
+    patterns = [glob.escape(address.file)] if address.file else ["*.json", "*.safetensors"]
+    folder = None
+    if not newest:
+        with suppress(UserError):
+            folder = _snapshot(address, patterns, cached=True)
+    if (
+        folder is None
+        or _lacking(address, folder)
+        or not (address.file or (folder / "config.json").is_file())
+    ):
+        folder = _snapshot(address, patterns, cached=is_offline())
+    if lacking := _lacking(address, folder):
+        raise _missing(address, f"{lacking} is not there")
+    for path in (path for pattern in patterns for path in folder.rglob(pattern)):
         blob = path.resolve()
-        if _SHA256.fullmatch(blob.name) and (sha := checksums.of_file(blob)) != blob.name:
+        if _SHA256.fullmatch(blob.name) and blob.is_file() and (sha := checksums.of_file(blob)) != blob.name:
             raise UserError(
                 f"{address}: {path} is damaged: its SHA-256 is {sha}, expected {blob.name}; remove {blob}, "
                 "and fetch it again"
@@ -104,16 +99,40 @@ def fetch(
     return folder
 
 
-def file_of(address: HubAddress) -> Path:
-    """Return the local path of the file that an address names, downloading it if it is not in the cache.
+def _snapshot(address: HubAddress, patterns: list[str], *, cached: bool) -> Path:
+    """Return the folder of a commit, after fetching the files of one pattern after the other."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    A branch therefore refers to the cached commit until it is fetched again. Only safetensors are accepted.
-    """
-    refuse_pickles(address)
+    revision = address.revision or None
     try:
-        return fetch(address, cached=True) / address.file
-    except UserError:
-        return fetch(address) / address.file
+        for pattern in patterns:
+            folder = snapshot_download(
+                address.repository, revision=revision, allow_patterns=[pattern], local_files_only=cached
+            )
+            revision = Path(folder).name
+    except LocalEntryNotFoundError as error:
+        raise _missing(address, "it is not in the cache, and the Hub cannot be reached", error) from error
+    except Exception as error:  # many types: from the network, the Hub or the disk
+        raise _missing(address, "it cannot be fetched", error) from error
+    return Path(folder)
+
+
+def _lacking(address: HubAddress, folder: Path) -> str:
+    """Return the address's file, or the first file of weights, that is not in a folder; empty if all are."""
+    wanted, index = [address.file or _WEIGHTS], folder / f"{_WEIGHTS}.index.json"
+    if not address.file and not (folder / _WEIGHTS).is_file() and index.is_file():
+        try:
+            wanted = [str(name) for name in json.loads(reading.read_text(index))["weight_map"].values()]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return f"a valid {index.name}"
+    return next((name for name in wanted if not reading.is_file(folder / name)), "")
+
+
+def file_of(address: HubAddress) -> Path:
+    """Return the local path of the address's safetensors file, after downloading it if it is not there."""
+    refuse_pickles(address)
+    return fetch(address) / address.file
 
 
 def refuse_pickles(address: HubAddress) -> None:

@@ -40,10 +40,13 @@ class Outputs:
         verb: the command (such as ``data show``) whose earlier outputs may be replaced; None replaces
             nothing.
         force: replace other files and links as well, but never a folder, a device, or an input.
+        option: the option that names the files, for messages.
     """
 
-    def __init__(self, files: Sequence[Path], *, verb: str | None, force: bool = False) -> None:
-        self._verb, self._force = verb, force
+    def __init__(
+        self, files: Sequence[Path], *, verb: str | None, force: bool = False, option: str = "--out"
+    ) -> None:
+        self._verb, self._force, self._option = verb, force, option
         self._lists: dict[Path, OutputList] = {}
         self._before: dict[Path, os.stat_result | None] = {}
         self._forced: list[Path] = []
@@ -80,7 +83,9 @@ class Outputs:
                 self._forced.append(file)
                 (never if _is_fixed(there) else stay).append(f"{file}: {reason}")
         if never or (stay and not self._force):
-            raise UserError(_message([*never, *stay], "--force to replace what is there" if stay else ""))
+            raise UserError(
+                self._message([*never, *stay], "--force to replace what is there" if stay else "")
+            )
 
     def _stays(self, file: Path, there: os.stat_result) -> str:
         """Return why an existing file is not replaced; empty if this command wrote it."""
@@ -115,7 +120,7 @@ class Outputs:
             return
         read = {identity for each in inputs for identity in _identities(each)}
         if wrong := [file for file in self.replaced if _identities(file) & read]:
-            raise UserError(_message([f"{file}: is an input of this command" for file in wrong], ""))
+            raise UserError(self._message([f"{file}: is an input of this command" for file in wrong], ""))
 
     @contextmanager
     def writing(self, file: Path, *, durable: bool = True) -> Iterator[Path]:
@@ -177,10 +182,18 @@ class Outputs:
         for aside in taken.values():
             aside.unlink(missing_ok=True)
 
+    def _message(self, problems: Sequence[str], force: str) -> list[str]:
+        """Return the first problems, the number of others, and the remedy."""
+        more = f"… and {len(problems) - FIRST:,} more; " if len(problems) > FIRST else ""
+        remedy = f"give another {self._option}" + (f", or {force}" if force else "")
+        if len(problems) == 1:
+            return [f"{problems[0]}; {remedy}"]
+        return [*problems[:FIRST], f"{more}nothing was changed; {remedy}"]
+
     def _changed(self, file: Path) -> UserError:
         return UserError(
             f"{file}: was created or changed while this command ran, so it was not replaced; give "
-            "another --out"
+            f"another {self._option}"
         )
 
 
@@ -244,15 +257,6 @@ def _identities(file: Path | str) -> set[tuple[int, int]]:
             state = look(file)
             identities.add((state.st_dev, state.st_ino))
     return identities
-
-
-def _message(problems: Sequence[str], force: str) -> list[str]:
-    """Return the first problems, the number of others, and the remedy."""
-    more = f"… and {len(problems) - FIRST:,} more; " if len(problems) > FIRST else ""
-    remedy = "give another --out" + (f", or {force}" if force else "")
-    if len(problems) == 1:
-        return [f"{problems[0]}; {remedy}"]
-    return [*problems[:FIRST], f"{more}nothing was changed; {remedy}"]
 
 
 def _reason(error: Exception) -> str:

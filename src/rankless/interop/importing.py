@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,8 +36,6 @@ from rankless.recipe.familiar import PYTORCH
 from rankless.recipe.schema import Recipe
 from rankless.recipe.transformers_config import CONFIG, folder_of, recipe_keys
 
-_DIGITS = re.compile(r"-([0-9a-f]{8})\.pth")
-
 
 def checked_name(source: Path) -> list[str]:
     """Compare a file's SHA-256 with the digits in its name, as in ``resnet18-f37072fd.pth``.
@@ -47,15 +44,15 @@ def checked_name(source: Path) -> list[str]:
         A list with a note about the result, or an empty list for names without digits. A difference causes
         only a warning, because the digits may be a date.
     """
-    said = _DIGITS.search(source.name)
-    if said is None:
+    said = checksums.digits_in(source.name)
+    if not said:
         return []
     found = checksums.of_file(source)
-    if found.startswith(said[1]):
-        return [f"its SHA-256 begins with {said[1]}, as its name says"]
+    if found.startswith(said):
+        return [f"its SHA-256 begins with {said}, as its name says"]
     return [
-        f"warning: its SHA-256 begins with {found[:8]}, not with the {said[1]} of its name; if this is a "
-        "published file, it is damaged: download it again"
+        f"warning: its SHA-256 begins with {found[: len(said)]}, not with the {said} of its name; if this is "
+        "a published file, it is damaged: download it again"
     ]
 
 

@@ -199,8 +199,7 @@ def _of_torchvision() -> Iterator[PublishedFile]:
             if name in detectors.MODELS:  # some files count the background as a class
                 categories = categories[-detectors.MODELS[name].classes :]
             about = round(one.meta["_file_size"] * 2**20)
-            digits = one.url.removesuffix(".pth").rpartition("-")[2]
-            offer = Offer(one.url, digest=digits, about=about)
+            offer = Offer(one.url, digest=checksums.digits_in(one.url), about=about)
             yield PublishedFile(f"{name}.{one.name}", (name,), offer, f"{data} {score}", _OF_DATA, categories)
 
 
@@ -217,8 +216,5 @@ def _of_timm(name: str) -> PublishedFile:
         return PublishedFile(full, models, where, license=license_)
     if not config.url:
         raise UserError(f"'{TIMM}{name}': timm offers no weights for it")
-    digits = config.url.removesuffix(".pth").rpartition("-")[2]
-    is_digest = len(digits) >= 8 and set(digits) <= set("0123456789abcdef")
-    return PublishedFile(
-        full, models, Offer(config.url, digest=digits if is_digest else ""), license=license_
-    )
+    offer = Offer(config.url, digest=checksums.digits_in(config.url))
+    return PublishedFile(full, models, offer, license=license_)

@@ -38,6 +38,9 @@ from rankless.recipe.fields import (
 )
 from rankless.recipe.loss_kinds import LOSSES, AutoLoss, LossKeys
 
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of ImageNet's training images, of colors in 0..1: red, green, blue."""
+
 
 @dataclass(frozen=True, config=config)
 class ModelKeys:

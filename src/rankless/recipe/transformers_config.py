@@ -6,12 +6,13 @@ They are read as plain data, without transformers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError, nearest, one_of
 from rankless.files import hub, reading
+from rankless.recipe.model_kinds import IMAGENET_MEAN, IMAGENET_STD
 
 KINDS: Mapping[str, str] = {
     "rt_detr": "RTDetr",
@@ -24,7 +25,7 @@ KINDS: Mapping[str, str] = {
 """``model_type`` to the beginning of the names of its classes."""
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
-_MEAN, _STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+_MOST_CLASSES = 100_000
 # Keys that do not describe the network: classes, where it was saved, and code that would run.
 _LEFT_OUT = frozenset(
     {
@@ -33,6 +34,9 @@ _LEFT_OUT = frozenset(
         *("dtype", "torch_dtype", "transformers_version"),
     }
 )
+_BACKBONE = frozenset({"backbone", "backbone_kwargs", "use_timm_backbone"})
+# Keys of a backbone that name weights to load, or code that would run.
+_FETCHING = frozenset({"pretrained", "checkpoint_path", "use_pretrained_backbone", "auto_map"})
 
 
 def normalizes(kind: str) -> bool:
@@ -50,13 +54,10 @@ def folder_of(text: str) -> Path | None:
         address = hub.parse(text)
         if address.file:
             return None
-        try:
-            folder = hub.fetch(address, cached=True)
-        except UserError:
-            folder = hub.fetch(address)
+        folder = hub.fetch(address)
     else:
         folder = Path(text)
-    if not text or not (folder / CONFIG).is_file() or (folder / "recipe.yaml").is_file():
+    if not text or not reading.is_file(folder / CONFIG) or reading.is_file(folder / "recipe.yaml"):
         return None
     return folder
 
@@ -75,13 +76,14 @@ def read_config(given: str, where: str = "model.config") -> dict[str, Any]:
         name, tree = where, _parsed(given, where)
     else:
         path = Path(given)
-        path = path / CONFIG if path.is_dir() else path
+        path = path / CONFIG if reading.is_folder(path) else path
         name, tree = f"{where}: {path}", _object(path, where)
-    kind, classes = str(tree.get("model_type")), tree.get("architectures") or []
+    kind = str(tree.get("model_type"))
     if kind not in KINDS:
         raise UserError(
             f"{name}: model_type is '{kind}'; expected a detector: {one_of(KINDS)}{nearest(kind, KINDS)}"
         )
+    classes = _checked(name, tree, "architectures", None, _is_list_or_null, "a list of names") or []
     wanted = f"{KINDS[kind]}ForObjectDetection"
     problems = [
         f"{name}: its architecture is {other}; expected {wanted}, which predicts boxes only"
@@ -90,13 +92,38 @@ def read_config(given: str, where: str = "model.config") -> dict[str, Any]:
     ]
     if "quantization_config" in tree:
         problems.append(f"{name}: its weights are quantized; expected the original weights")
-    if ":" in str(tree.get("backbone") or ""):
-        problems.append(
-            f"{name}: its backbone is {tree['backbone']}, of another repository; expected timm's name"
-        )
+    inner = tree.get("backbone_config")
+    for part in (tree, inner if isinstance(inner, dict) else {}):
+        if {":", "/"} & set(str(part.get("backbone") or "")):
+            problems.append(
+                f"{name}: its backbone is {part['backbone']}, of another repository; expected timm's name"
+            )
     if problems:
         raise UserError(problems)
-    return {key: value for key, value in tree.items() if key not in _LEFT_OUT}
+    return _without_fetching({key: value for key, value in tree.items() if key not in _LEFT_OUT})
+
+
+def _without_fetching(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration whose backbone is built without asking the Hub.
+
+    Unless it is DETR's default, transformers looks on the Hub for a repository with the backbone's name.
+    """
+    parts = {
+        key: {inner: one for inner, one in tree[key].items() if inner not in _FETCHING}
+        for key in ("backbone_config", "backbone_kwargs")
+        if isinstance(tree.get(key), dict)
+    }
+    tree = {**tree, **parts}
+    if normalizes(str(tree["model_type"])):
+        is_looked_for = tree.get("backbone_kwargs") or not tree.get("use_timm_backbone", True)
+    else:
+        is_looked_for = tree.get("backbone")
+    if tree.get("backbone_config") is not None or not is_looked_for:
+        return tree
+    rest = {key: value for key, value in tree.items() if key not in _BACKBONE}
+    name = tree.get("backbone") or "resnet50"
+    backbone = {**(parts.get("backbone_kwargs") or {}), "model_type": "timm_backbone", "backbone": name}
+    return {**rest, "backbone_config": backbone}
 
 
 def class_names(folder: Path, where: str) -> tuple[str, ...]:
@@ -104,7 +131,9 @@ def class_names(folder: Path, where: str) -> tuple[str, ...]:
     tree = _object(folder / CONFIG, where)
     labels = tree.get("id2label")
     if labels is None:  # transformers leaves the names out if they are LABEL_0 and LABEL_1
-        return tuple(f"LABEL_{label}" for label in range(int(tree.get("num_labels", 2))))
+        expected = f"a whole number from 1 to {_MOST_CLASSES:,}"
+        count = _checked(f"{where}: {folder / CONFIG}", tree, "num_labels", 2, _is_count, expected)
+        return tuple(f"LABEL_{label}" for label in range(count))
     by_number = {str(key): str(name) for key, name in labels.items()} if isinstance(labels, dict) else {}
     names = tuple(by_number.get(str(label), "") for label in range(len(by_number)))
     if not names or not all(names):
@@ -145,14 +174,16 @@ def _preprocessing_keys(folder: Path, where: str) -> dict[str, Any]:
     said = _object(path, where) if path.is_file() else {}
     normalized = said.get("do_normalize", normalizes(str(kind)))
     problems = []
-    if normalized and (said.get("image_mean", _MEAN), said.get("image_std", _STD)) != (_MEAN, _STD):
+    mean, std = list(IMAGENET_MEAN), list(IMAGENET_STD)
+    if normalized and (said.get("image_mean", mean), said.get("image_std", std)) != (mean, std):
         problems.append(
             f"normalizes by image_mean {said.get('image_mean')} and image_std {said.get('image_std')}; "
-            f"expected ImageNet's, {_MEAN} and {_STD}, or do_normalize false"
+            f"expected ImageNet's, {mean} and {std}, or do_normalize false"
         )
     scale = said.get("rescale_factor", 1 / 255)
-    if not said.get("do_rescale", True) or abs(scale * 255 - 1) > 1e-6:
-        problems.append(f"rescale_factor is {scale:g}; expected 1/255 with do_rescale true")
+    is_number = isinstance(scale, int | float)
+    if not said.get("do_rescale", True) or not is_number or not abs(scale * 255 - 1) <= 1e-6:
+        problems.append(f"rescale_factor is {json.dumps(scale)}; expected 1/255 with do_rescale true")
     if said.get("resample", 2) != 2 or not said.get("do_resize", True):
         problems.append("does not resize bilinearly; expected do_resize true and resample 2")
     default = {"shortest_edge": 800} if normalizes(str(kind)) else {"height": 640, "width": 640}
@@ -166,6 +197,24 @@ def _preprocessing_keys(folder: Path, where: str) -> dict[str, Any]:
         raise UserError([f"{where}: {path}: {problem}" for problem in problems])
     fit = "letterbox" if isinstance(size, dict) and "shortest_edge" in size else "stretch"
     return {"normalize": "imagenet" if normalized else "none", "size": list(sides), "fit": fit}
+
+
+def _is_list_or_null(value: object) -> bool:
+    return value is None or isinstance(value, list)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= _MOST_CLASSES
+
+
+def _checked(
+    name: str, tree: dict[str, Any], key: str, default: object, check: Callable[[object], bool], expected: str
+) -> Any:
+    """Return the value of a key, or the default; raise if it is not what is expected."""
+    value = tree.get(key, default)
+    if not check(value):
+        raise UserError(f"{name}: {key} is {json.dumps(value)}; expected {expected}")
+    return value
 
 
 def _object(path: Path, where: str = "model.config") -> dict[str, Any]:

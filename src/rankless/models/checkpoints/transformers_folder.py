@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rankless.errors import UserError, printable
 from rankless.models.detectors.transformers import classes_of, library
+from rankless.randomness import GENERATORS
 from rankless.recipe.transformers_config import class_names, read_config
 
 
@@ -34,8 +33,16 @@ def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        network, report = _loaded(kind, folder, config)
-    except Exception as error:  # transformers raises errors of many types
+        with GENERATORS:  # while it loads, transformers patches torch for all threads
+            network, report = kind.from_pretrained(
+                folder,
+                config=config,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                dtype=torch.float32,
+            )
+    except Exception as error:  # transformers raises many types
         said = " ".join(str(error).split())[:300]
         raise UserError(f"{where}: {folder}: transformers cannot load it: {said}") from error
     problems = [
@@ -53,15 +60,3 @@ def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
             "copy"
         )
     return network.state_dict(), names
-
-
-def _loaded(kind: Any, folder: Path, config: Any) -> tuple[Any, Mapping[str, Any]]:
-    network, report = kind.from_pretrained(
-        folder,
-        config=config,
-        use_safetensors=True,
-        local_files_only=True,
-        output_loading_info=True,
-        dtype=torch.float32,
-    )
-    return network, report

@@ -31,12 +31,11 @@ from rankless.models.layers import Activation
 from rankless.models.work import parameters_and_gflops
 from rankless.randomness import GENERATORS
 from rankless.recipe import model_kinds
+from rankless.recipe.model_kinds import IMAGENET_MEAN, IMAGENET_STD
 
 TIMM = "timm/"
 
 Color = tuple[float, float, float]  # red, green, blue
-IMAGENET_MEAN: Color = (0.485, 0.456, 0.406)
-IMAGENET_STD: Color = (0.229, 0.224, 0.225)
 HALF: Color = (0.5, 0.5, 0.5)
 IMAGENET_SIDE, SMALL_SIDE = 224, 32
 

@@ -39,6 +39,7 @@ from rankless.models.detectors.transformers_configs import CONFIGS
 from rankless.models.heads.truths import Truths
 from rankless.models.work import convolution_outputs
 from rankless.recipe import loss_kinds, model_kinds
+from rankless.recipe.model_kinds import IMAGENET_MEAN, IMAGENET_STD
 from rankless.recipe.transformers_config import KINDS, normalizes, read_config
 from rankless.structures import DetectionBatch, LossSum
 
@@ -54,8 +55,7 @@ _HEADS = (
     "model.denoising_class_embed.",
     "model.enc_score_head.",
 )
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
-_PART = re.compile(r"loss_[a-z]+")  # matches the beginning of loss_vfl_aux_0 and loss_bbox_dn_1
+_PART = re.compile(r"loss_[a-z]+")  # the beginning of loss_vfl_aux_0 and loss_bbox_dn_1
 
 
 class Raw(NamedTuple):
@@ -114,7 +114,7 @@ class TransformersDetector(nn.Module):
         """
         self._check_size(*images.shape[-2:])
         if self.normalize:
-            mean, std = (torch.tensor(one).view(-1, 1, 1).to(images) for one in (_MEAN, _STD))
+            mean, std = (torch.tensor(one).view(-1, 1, 1).to(images) for one in (IMAGENET_MEAN, IMAGENET_STD))
             images = (images - mean) / std
         return Raw(images, None if self.training else self._run(images, ()))
 
@@ -227,8 +227,8 @@ def library(where: str) -> Any:
     return transformers
 
 
-def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[type, Any]:
-    """Return a detector's class in transformers, and its configuration for a number of classes.
+def classes_of(config: Mapping[str, Any], classes: int, where: str) -> tuple[Any, Any]:
+    """Return transformers' class of a detector, and its configuration for a number of classes.
 
     Raises:
         UserError: transformers refuses the configuration.
@@ -275,7 +275,7 @@ class TransformersSpec:
         kind, config = classes_of(self.config, classes, where)
         try:
             network = kind(config)
-        except (ValueError, TypeError, RuntimeError) as error:
+        except Exception as error:  # transformers and timm raise many types
             raise _refused(where, error) from error
         auto = self.model.normalize == "auto"
         normalize = normalizes(self.config["model_type"]) if auto else self.model.normalize == "imagenet"
