@@ -203,9 +203,9 @@ def test_offline_nothing_is_asked_but_a_file_put_there_by_hand_is_taken(
     server: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "cannot be downloaded: HF_HUB_OFFLINE is set; expected net.weights of" in failing(OFFER, tmp_path)
+    assert "cannot be downloaded: --offline or HF_HUB_OFFLINE forbids it; expected net.weights of" in failing(OFFER, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert "HF_HUB_OFFLINE is set" in failing(OFFER, Path("/proc/nothing"))  # where no folder can be made
+    assert "--offline or HF_HUB_OFFLINE forbids" in failing(OFFER, Path("/proc/nothing"))  # where no folder can be made
     (tmp_path / "net.weights").write_bytes(CONTENT)
     assert obtain(OFFER, tmp_path)[1] == SHA
     assert server.asked == []
@@ -224,7 +224,7 @@ def test_a_file_that_is_there_is_checked_and_never_replaced(server: type[Server]
     path = tmp_path / "net.weights"
     for other, found in ((CONTENT[::-1], "its SHA-256 is"), (b"short", "it has 5 bytes")):
         path.write_bytes(other)
-        with pytest.raises(UserError, match=f"{path}: {found}.*remove it, and it is downloaded again"):
+        with pytest.raises(UserError, match=f"{path}: {found}.*remove it, and download it again"):
             obtain(OFFER, tmp_path)
         assert path.read_bytes() == other
     assert server.asked == []
@@ -323,3 +323,12 @@ def test_a_full_disk_keeps_what_has_arrived(server: type[Server], tmp_path: Path
     assert (tmp_path / "net.weights.part").stat().st_size == 300_000
     assert obtain(OFFER, tmp_path)[1] == SHA
     assert server.asked == ["", "bytes=300000-"]
+
+
+def test_a_file_put_there_by_hand_is_checked_even_without_a_checksum(tmp_path: Path) -> None:
+    def refuse(path: Path) -> None:
+        raise UserError("no header")
+
+    (tmp_path / "net.weights").write_bytes(b"page")
+    with pytest.raises(UserError, match=r"it is another file \(no header\); .*remove it"):
+        obtain(Offer("https://host.example/net.weights", length=4), tmp_path, refuse)

@@ -39,7 +39,7 @@ Examples:
 def list_(
     pattern: Annotated[
         str | None,
-        Parameter(name="PATTERN", help="Names to list, with * and ?. Those of timm begin with timm/."),
+        Parameter(name="PATTERN", help="A part of the names to list, or a pattern with * and ?."),
     ] = None,
     /,
     *,
@@ -50,9 +50,10 @@ def list_(
 
     from rankless.models.published import all_of_timm, all_published
 
-    found = [one for one in all_published() if fnmatchcase(one.name, pattern or "*")]
+    wanted = pattern if pattern and set("*?[") & set(pattern) else f"*{pattern or ''}*"
+    found = [one for one in all_published() if fnmatchcase(one.name, wanted)]
     if pattern:
-        found += all_of_timm(lambda name: fnmatchcase(name, pattern))
+        found += all_of_timm(lambda name: fnmatchcase(name, wanted))
     if not found:
         raise UserError(
             f"PATTERN is '{pattern}': no published weights have such a name; expected one as in 'yolov4*' or "

@@ -114,7 +114,7 @@ def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda 
     path = folder / offer.name
     if not path.exists():
         if is_offline():
-            raise _by_hand(offer, path, f"{OFFLINE} is set")
+            raise _by_hand(offer, path, f"--offline or {OFFLINE} forbids it")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(path.with_name(f"{path.name}.part"), path) as (part, file):
@@ -130,8 +130,14 @@ def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda 
     elif other := _other_digest(offer, path):
         found = f"its {offer.checksum} is {other}"
     else:
-        return path, checksums.of_file(path)
-    raise UserError(f"{path}: {found}; expected {offer.described()}; remove it, and it is downloaded again")
+        try:
+            if not offer.digest:
+                check(path)
+        except UserError as error:
+            found = f"it is another file ({error})"
+        else:
+            return path, checksums.of_file(path)
+    raise UserError(f"{path}: {found}; expected {offer.described()}; remove it, and download it again")
 
 
 @contextmanager

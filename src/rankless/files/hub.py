@@ -151,7 +151,7 @@ def path_of(text: str) -> Path:
 
 def _missing(address: HubAddress, what: str, error: Exception | None = None) -> UserError:
     reason = f" ({printable(' '.join(str(error).split()), 200)})" if error else ""
-    offline = f"; {OFFLINE} is set" if is_offline() else ""
+    offline = f"; --offline or {OFFLINE} forbids downloads" if is_offline() else ""
     return UserError(
         f"{address}: {what}{reason}{offline}; expected a file of that repository; with a network, fetch it "
         f"first: hf download {address.repository} {address.file}".rstrip()
