@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rankless.errors import UserError
 from rankless.files import checksums
 from rankless.hardware import instruction_set
 from rankless.launch.audit import Audit, AuditReport, Interval, examined, other_facts
+from rankless.launch.requests import Requests
 from rankless.models.checkpoints.tensor_file import metadata_of
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
@@ -221,11 +223,39 @@ def test_other_changed_files(run: RunDirectory) -> None:
     for file in (best, run.step_directory(6) / "other.safetensors"):
         file.write_bytes(b"other weights")
     text = "\n".join(examined(run).problems)
-    assert f"{best}: is not a link to a checkpoint's weights" in text
+    assert f"{best}: is not the weights of the best checkpoint; the best checkpoint is that of step 7" in text
     assert f"{run.step_directory(6) / 'other.safetensors'}: was added to the checkpoint" in text
     assert f"{run.recipe}: optim.lr is 0.03, but 0.02 in the checkpoint of step 7" in text
     assert f"{run.environment}: the environment of the checkpoint of step 7 is gone (it was changed)" in text
     assert f"{run.data_sums}: is not the list of files recorded with the checkpoint of step 7" in text
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_a_pointer_or_link_to_another_checkpoint(run: RunDirectory, name: str) -> None:
+    pointer, link = run.checkpoints / name, run.path / f"{name}.safetensors"
+    what = {"best": "best", "last": "newest"}[name]
+    recorded = f"the {what} checkpoint is that of step 7"
+    pointer.write_text("step-000000002\n")
+    assert examined(run).problems == [f"{pointer}: names step 2, but {recorded}"]
+    pointer.unlink()
+    assert examined(run).problems == [f"{pointer}: does not name a step, but {recorded}"]
+    run.point(name, 7)
+    link.unlink()
+    link.symlink_to("checkpoints/step-000000002/ema.safetensors")
+    problem = f"{link}: is not the weights of the {what} checkpoint; {recorded}"
+    assert examined(run).problems == [problem]
+    for step, problems in ((7, []), (2, [problem])):  # as in a copy without links
+        link.unlink()
+        shutil.copyfile(run.step_directory(step) / "ema.safetensors", link)
+        assert examined(run).problems == problems
+
+
+def test_a_process_that_was_killed_before_it_pointed_to_its_checkpoint(run: RunDirectory) -> None:
+    write_lines(run, [line for line in lines_of(run) if line.get("checkpoint") != 7])
+    run.point("last", 6)
+    for path in (run.checkpoints / "best", run.path / "best.safetensors"):
+        path.unlink()
+    assert examined(run).problems == []
 
 
 def test_the_list_of_the_data_is_that_of_sha256sum(run: RunDirectory) -> None:
@@ -292,6 +322,27 @@ def test_another_cpu_is_refused_unless_the_recipe_fixes_the_instructions(
         "torch is 1 in the run, 2 here",
         "MKL_CBWR is AVX2 in the run, not set here",
     ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_audit(
+    trained: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    said: list[str] = []
+
+    def echo(text: str) -> None:
+        said.append(text)
+        if "  equal" in text:
+            signal.raise_signal(number)
+
+    report = Audit(trained, (), None, 1, echo).repeat(None, seed=1)
+    assert report.stopped == number and len(report.results) == 1
+    assert f"stopped by {number.name}; {len(report.results)} of 4 intervals compared" in "\n".join(said)
+    assert (Interval(6, 7), f"stopped by {number.name}") in report.not_shown
+    assert "continue with" not in capsys.readouterr().err
+    with Requests() as outer, Requests() as inner:  # as in the training of an interval
+        signal.raise_signal(number)
+    assert (outer.first, inner.first) == (number, number)
 
 
 def test_the_commands(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

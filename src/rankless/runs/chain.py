@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,7 +119,8 @@ def read(run: RunDirectory) -> Chain:
         _look_at(chain, run.step_directory(step), step, str(run.journal))
     chain.problems += _numbers(chain.lines, entries, str(run.journal))
     chain.problems += _other_files(chain.lines, run)
-    chain.problems += _links(run)
+    recorded = {entry["checkpoint"] for entry in entries if "checkpoint" in entry}
+    chain.problems += _pointers(chain, run, recorded)
     begins = chain.lines[0].checkpoint if chain.lines else None
     older = [str(step) for step in chain.sound if begins is None or step < begins]
     if older:
@@ -206,11 +208,43 @@ def _other_files(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
         yield f"{run.data_sums}: is not the list of files recorded with the checkpoint of step {step}"
 
 
-def _links(run: RunDirectory) -> Iterator[str]:
-    """Yield a problem for each link to a checkpoint's weights that is something else."""
-    for path in (run.path / "best.safetensors", run.path / "last.safetensors"):
-        if path.is_file() and not path.resolve().is_relative_to(run.checkpoints.resolve()):
-            yield f"{path}: is not a link to a checkpoint's weights"
+def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iterator[str]:
+    """Yield a problem for each of ``last`` and ``best``, and their links, that is not of the recorded step.
+
+    ``recorded`` has the steps with a line in the journal. After the newest of them, a process may have saved
+    a checkpoint that it does not point to yet.
+    """
+    if not chain.sound:
+        return
+    begin = max((step for step in chain.sound if step in recorded), default=chain.sound[-1])
+    newest = [step for step in chain.sound if step >= begin]
+    there = set(run.steps())
+    files = {step: checksums.read(run.step_directory(step)) or {} for step in there}
+    files |= {line.checkpoint: line.files for line in chain.lines}
+    later = {step for step in files if step > newest[-1]}  # whose checkpoint is damaged or removed
+    states = [read_state(run.step_directory(step))["best"] for step in newest]
+    best = {state["step"] if state else None for state in states}
+    for name, what, steps in (("last", "newest", {*newest}), ("best", "best", best)):
+        known = sorted(step for step in steps if step is not None)
+        expected = f"the {what} checkpoint is that of step {' or '.join(map(str, known))}"
+        expected = expected if known else "no checkpoint is recorded as the best"
+        pointed, path = run.pointed(name), run.path / f"{name}.safetensors"
+        may_be_none = not steps & there or begin not in recorded
+        if pointed not in steps | later and not (pointed is None and may_be_none):
+            named = "does not name a step" if pointed is None else f"names step {pointed}"
+            yield f"{run.checkpoints / name}: {named}, but {expected}"
+        if os.path.lexists(path):
+            accepted = {*known, *later} & {*files}
+            if not any(_is_weights_of(path, run.step_directory(step), files[step]) for step in accepted):
+                yield f"{path}: is not the weights of the {what} checkpoint; {expected}"
+
+
+def _is_weights_of(path: Path, folder: Path, sums: Mapping[str, str]) -> bool:
+    """Return whether ``path`` is a link to the preferred weights in ``folder``, or a copy of them."""
+    name = "ema.safetensors" if "ema.safetensors" in sums else "model.safetensors"
+    if path.is_symlink():
+        return path.resolve() == (folder / name).resolve()
+    return sum_of(path) == sums.get(name)
 
 
 def sum_of(path: Path) -> str | None:
