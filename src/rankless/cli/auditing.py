@@ -107,4 +107,6 @@ def audit(
     report = Audit(run, overrides, task, count, echo).repeat(None if every else wanted, drawn)
     if as_json:
         print_json(report.as_json())
+    if report.stopped:
+        return 128 + report.stopped
     return 0 if report.ok else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,10 +20,11 @@ from rankless.engine.checkpoint import Snapshot
 from rankless.engine.data_sums import common_folder, sums_of
 from rankless.engine.environment import describe, label
 from rankless.engine.settings import computes_like
-from rankless.errors import INTERRUPTED, UserError, counted, listed
+from rankless.errors import INTERRUPTED, STOPPED, UserError, counted, listed
 from rankless.files.reading import read_text
 from rankless.launch import local
 from rankless.launch.opening import device
+from rankless.launch.requests import Requests
 from rankless.models.checkpoints import weights
 from rankless.recipe.familiar import is_by_name
 from rankless.recipe.load import changed, differences, dump, load
@@ -73,6 +75,7 @@ class AuditReport:
         notes: sentences on what was not recorded.
         results: one per interval trained again.
         not_shown: the other intervals, each with the reason.
+        stopped: number of the signal that stopped the audit; 0 if none did.
     """
 
     seed: int
@@ -81,6 +84,7 @@ class AuditReport:
     notes: list[str]
     results: list[Result] = field(default_factory=list)
     not_shown: list[tuple[Interval, str]] = field(default_factory=list)
+    stopped: int = 0
 
     @property
     def ok(self) -> bool:
@@ -154,14 +158,14 @@ class Audit:
         for text in (*report.notes, *(f"DIFFERENT: {problem}" for problem in report.problems)):
             self.echo(text)
         self.echo(f"seed {seed}: {len(drawn)} of {counted(len(intervals), 'interval')} between checkpoints")
-        for one in drawn:
-            if one == drawn[0]:
-                self.echo(f"{'steps':>15}  {'images':>10}  {'seconds':>8}  result")
-            report.results.append(result := self._result(one))
-            said = (
-                f"DIFFERENT: {result.difference}" if result.difference else f"equal, {result.tensors} tensors"
-            )
-            self.echo(f"{one!s:>15}  {result.images:>10}  {result.seconds:>8.1f}  {said}")
+        self._train_again(drawn, report)
+        if report.stopped:
+            done = [result.interval for result in report.results]
+            them = f": steps {', '.join(map(str, done))}" if done else ""
+            by = signal.Signals(report.stopped).name
+            self.echo(f"stopped by {by}; {len(done)} of {counted(len(drawn), 'interval')} compared{them}")
+            refused |= {one: f"stopped by {by}" for one in drawn if one not in done}
+            drawn = done
         report.not_shown = [(one, refused.get(one, "not drawn")) for one in intervals if one not in drawn]
         if (last := self.run.steps()[-1]) > intervals[-1].last:
             report.not_shown.append(
@@ -170,6 +174,26 @@ class Audit:
         for text in _conclusions(report):
             self.echo(text)
         return report
+
+    def _train_again(self, drawn: Sequence[Interval], report: AuditReport) -> None:
+        """Train intervals again and report each one, until a signal asks to stop."""
+        with Requests() as requests:
+            for one in drawn:
+                if one == drawn[0]:
+                    self.echo(f"{'steps':>15}  {'images':>10}  {'seconds':>8}  result")
+                try:
+                    result = self._result(one)
+                except (KeyboardInterrupt, UserError):  # while it was stopped
+                    if not requests.first:
+                        raise
+                    break
+                report.results.append(result)
+                said = f"equal, {result.tensors} tensors"
+                said = f"DIFFERENT: {result.difference}" if result.difference else said
+                self.echo(f"{one!s:>15}  {result.images:>10}  {result.seconds:>8.1f}  {said}")
+                if requests.first:
+                    break
+            report.stopped = requests.first or 0
 
     def _recipe_of(self, step: int) -> Recipe:
         """Return the recipe that led to the checkpoint of ``step``, with the data's place here."""
@@ -245,7 +269,7 @@ class Audit:
                 dry_run_images=0,
                 inline=self.devices == 1,  # without the start of another process
             )
-            if code == INTERRUPTED:
+            if code in (INTERRUPTED, STOPPED):
                 raise KeyboardInterrupt
             if code:
                 raise UserError(f"steps {interval} could not be trained again (code {code})")
