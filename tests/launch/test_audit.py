@@ -143,8 +143,17 @@ def test_a_changed_image_is_named_and_changes_the_weights(run: RunDirectory, tmp
     assert any(one.difference for one in report.results) and not report.ok
     (data / "images/train/07.png").unlink()
     (data / "labels/train/07.txt").unlink()
-    with pytest.raises(UserError, match="21 images, but the data now has 20"):
-        audited(run.path, elsewhere)
+    report = audited(run.path, elsewhere, steps=None)
+    assert report.problems == [
+        f"{elsewhere}: has 20 images, but the run was trained on 21",
+        f"{image}: is not there",
+    ]
+    reason = "they cannot be trained again with this data"
+    assert report.results == [] and {why for _, why in report.not_shown} == {reason}
+    file.write_text(file.read_text().replace("[red, green]", "[red, green, blue]"))
+    report = audited(run.path, elsewhere)
+    names = "'red', 'green', 'blue', but 'red', 'green' in the run"
+    assert report.problems[0] == f"{elsewhere}: its classes are {names}" and report.results == []
 
 
 def test_a_changed_weight_is_found_though_all_checksums_were_made_again(run: RunDirectory) -> None:
@@ -228,6 +237,16 @@ def test_other_changed_files(run: RunDirectory) -> None:
     assert f"{run.recipe}: optim.lr is 0.03, but 0.02 in the checkpoint of step 7" in text
     assert f"{run.environment}: the environment of the checkpoint of step 7 is gone (it was changed)" in text
     assert f"{run.data_sums}: is not the list of files recorded with the checkpoint of step 7" in text
+
+
+def test_an_edited_list_accuses_no_image(run: RunDirectory) -> None:
+    run.data_sums.write_text(run.data_sums.read_text().replace("07.png", "08.png"))
+    said: list[str] = []
+    report = Audit(run.path, (), None, 1, said.append).repeat(1, seed=1)
+    assert report.problems == [
+        f"{run.data_sums}: is not the list of files recorded with the checkpoint of step 7"
+    ]
+    assert said[-1] == "1 problem found: see DIFFERENT above"
 
 
 @pytest.mark.parametrize("name", ["best", "last"])
@@ -347,11 +366,16 @@ def test_a_signal_stops_the_audit(
 
 def test_the_commands(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["digest", str(run.path), "--chain"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    *_, last, conclusion = capsys.readouterr().out.splitlines()
     assert last == f"{lines_of(run)[-2]['link']}  {run.path} step 7 (kept)"
+    assert conclusion == "4 checkpoints checked, 0 removed before; nothing was changed"
     forge(run.step_directory(2))
     assert main(["digest", str(run.path), "--chain", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
+    (run.step_directory(4) / "state.json").write_text("{}")
+    assert main(["digest", str(run.path), "--chain"]) == 1
+    said = capsys.readouterr().out
+    assert "step 2 (exchanged)" in said and "step 4 (damaged)" in said and said.endswith("2 problems found\n")
     assert report["ok"] is False and len(report["problems"]) == 1 and len(report["chain"]) == 4
     for words in (
         ["optim.lr=0.1"],

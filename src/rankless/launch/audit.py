@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rankless.data.path_checks import missing_data
 from rankless.engine import checkpoint
 from rankless.engine.checkpoint import Snapshot
 from rankless.engine.data_sums import common_folder, sums_of
@@ -34,7 +35,7 @@ from rankless.runs.chain import Chain
 from rankless.runs.directory import RunDirectory, read_state
 from rankless.tasks import open_task, resolve_recipe
 from rankless.tasks.capabilities import capabilities
-from rankless.tasks.custom import absolute, refuse_unasked
+from rankless.tasks.custom import BUILT_IN, absolute, refuse_unasked
 
 _PLACES = ("data.root", "data.folder")
 _MAY_CHANGE = (*_PLACES, "model.pretrained", "workers")
@@ -141,6 +142,10 @@ class Audit:
         if not self.chain.sound:
             raise UserError([*self.chain.problems, f"{path}: has no complete checkpoint to start from"])
         self.recipe = self._recipe_of(self.chain.sound[-1])
+        root = self.recipe.data.root
+        by_name = root == "digits" or root.startswith("torchvision/") or self.recipe.task not in BUILT_IN
+        if not by_name and (missing := missing_data(root)):
+            raise UserError(f"{text}; say where it is: data.root=FOLDER" for text in missing)
         with computes_like(self.recipe):  # which sets variables, as in a rank
             self.here = starts.facts(describe(device()))
         self.starts = [starts.facts(entry) for entry in starts.read(self.run.environment)[0]]
@@ -154,7 +159,11 @@ class Audit:
         if len(refused) == len(intervals) and not report.problems:
             raise UserError(f"{self.run.path}: steps {text}" for text in _by_reason(refused.items()))
         drawn = _drawn([one for one in intervals if one not in refused], steps, seed)
-        report.problems += self._problems_of_data() if drawn else []
+        unfit = list(self._unfit_data()) if drawn else []
+        report.problems += [*unfit, *self._problems_of_data(unfit)] if drawn else []
+        if unfit:
+            refused |= dict.fromkeys(drawn, "they cannot be trained again with this data")
+            drawn = []
         for text in (*report.notes, *(f"DIFFERENT: {problem}" for problem in report.problems)):
             self.echo(text)
         self.echo(f"seed {seed}: {len(drawn)} of {counted(len(intervals), 'interval')} between checkpoints")
@@ -231,16 +240,30 @@ class Audit:
             return f"model.pretrained is '{pretrained}', which is not there; add model.pretrained=FILE"
         return None
 
-    def _problems_of_data(self) -> Iterator[str]:
-        """Yield what differs between the data here and the data of the run's last start."""
+    def _unfit_data(self) -> Iterator[str]:
+        """Yield the differences of the data here with which the steps cannot be trained again."""
+        task, folder = open_task(resolve_recipe(self.recipe)), self.run.step_directory(self.chain.sound[-1])
+        root, count = f"data.root={self.recipe.data.root}", len(task.training_data())
+        names = tuple(weights.load(folder / "model.safetensors", checked=True).class_names)
+        if names != tuple(task.class_names):
+            here, before = listed(task.class_names) or "none", listed(names) or "none"
+            yield f"{root}: its classes are {here}, but {before} in the run"
+        if (images := read_state(folder)["images"]) != count:
+            yield f"{root}: has {counted(count, 'image')}, but the run was trained on {images:,}"
+
+    def _problems_of_data(self, unfit: Sequence[str]) -> Iterator[str]:
+        """Yield what else differs between the data here and the data of the run's last start."""
         recipe = resolve_recipe(self.recipe)
         data = capabilities(open_task(recipe).training_data())
         before = read_state(self.run.step_directory(self.chain.sound[-1])).get("data")
-        if None not in (before, data.digest) and before != data.digest:
+        if not unfit and None not in (before, data.digest) and before != data.digest:
             yield f"data.root={recipe.data.root}: classes, boxes or image sizes are not those of the run"
         files = data.files()
         if not files or not self.run.data_sums.exists():
             return
+        sums = [line.images for line in self.chain.lines if line.images]
+        if sums and sums[-1] != chain.sum_of(self.run.data_sums):
+            return  # a problem of the chain; another list says nothing about the files
         lines = read_text(self.run.data_sums, _LONGEST_LIST, errors="surrogateescape").split("\n")
         recorded = {name: digest for digest, _, name in (line.partition("  ") for line in lines) if name}
         here, root = dict(sums_of(files)), Path(common_folder(files))
@@ -299,6 +322,9 @@ def _conclusions(report: AuditReport) -> Iterator[str]:
         yield f"shown: from {start}, this data and recipe give the checkpoint of step {one.last}, bit for bit"
     if report.not_shown:
         yield f"not shown: steps {'; '.join(_by_reason(report.not_shown))}"
+    if not report.ok:
+        wrong = len(report.problems) + sum(result.difference is not None for result in report.results)
+        yield f"{counted(wrong, 'problem')} found: see DIFFERENT above"
 
 
 def _by_reason(intervals: Iterable[tuple[Interval, str]]) -> Iterator[str]:

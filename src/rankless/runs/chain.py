@@ -52,12 +52,14 @@ class Chain:
         problems: sentences on what does not agree.
         notes: sentences on what has no chain.
         sound: steps whose checkpoint is complete and the recorded one, in increasing order.
+        wrong: steps whose checkpoint is there but ``damaged`` or ``exchanged``.
     """
 
     lines: list[Line] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sound: list[int] = field(default_factory=list)
+    wrong: dict[int, str] = field(default_factory=dict)
 
     def between(self, first: int, last: int) -> list[Line]:
         """Return the lines after step ``first``, up to step ``last``."""
@@ -152,6 +154,7 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
     """Compare the checkpoint in ``folder`` with its line; add its line if only the checkpoint holds it."""
     if problem := damage(folder):
         chain.problems.append(f"{folder}: is damaged ({problem})")
+        chain.wrong[step] = "damaged"
         return
     added = {path.name for path in folder.glob("*.safetensors")} - {*(checksums.read(folder) or ())}
     chain.problems += [f"{folder / name}: was added to the checkpoint" for name in sorted(added)]
@@ -163,6 +166,7 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
         _follow(chain, entry, str(folder))  # its process was killed, or has not written its line yet
         chain.sound.append(step)
     elif lines:
+        chain.wrong[step] = "exchanged"
         here = checksums.read(folder) or {}
         names = [name for name, digest in lines[-1].files.items() if here.get(name) != digest]
         chain.problems.append(
