@@ -223,9 +223,9 @@ def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iter
     begin = max((step for step in chain.sound if step in recorded), default=chain.sound[-1])
     newest = [step for step in chain.sound if step >= begin]
     there = set(run.steps())
-    files = {step: checksums.read(run.step_directory(step)) or {} for step in there}
+    files = {step: checksums.read(run.step_directory(step)) or {} for step in chain.sound}
     files |= {line.checkpoint: line.files for line in chain.lines}
-    later = {step for step in files if step > newest[-1]}  # whose checkpoint is damaged or removed
+    later = {step for step in there | {*files} if step > newest[-1]}  # whose checkpoint is damaged or removed
     states = [read_state(run.step_directory(step))["best"] for step in newest]
     best = {state["step"] if state else None for state in states}
     for name, what, steps in (("last", "newest", {*newest}), ("best", "best", best)):
@@ -248,7 +248,7 @@ def _is_weights_of(path: Path, folder: Path, sums: Mapping[str, str]) -> bool:
     name = "ema.safetensors" if "ema.safetensors" in sums else "model.safetensors"
     if path.is_symlink():
         return path.resolve() == (folder / name).resolve()
-    return sum_of(path) == sums.get(name)
+    return name in sums and sum_of(path) == sums[name]
 
 
 def sum_of(path: Path) -> str | None:
