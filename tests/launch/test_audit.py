@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rankless.errors import UserError
 from rankless.files import checksums
 from rankless.hardware import instruction_set
 from rankless.launch.audit import Audit, AuditReport, Interval, examined, other_facts
+from rankless.launch.requests import Requests
 from rankless.models.checkpoints.tensor_file import metadata_of
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
@@ -141,8 +143,17 @@ def test_a_changed_image_is_named_and_changes_the_weights(run: RunDirectory, tmp
     assert any(one.difference for one in report.results) and not report.ok
     (data / "images/train/07.png").unlink()
     (data / "labels/train/07.txt").unlink()
-    with pytest.raises(UserError, match="21 images, but the data now has 20"):
-        audited(run.path, elsewhere)
+    report = audited(run.path, elsewhere, steps=None)
+    assert report.problems == [
+        f"{elsewhere}: has 20 images, but the run was trained on 21",
+        f"{image}: is not there",
+    ]
+    reason = "they cannot be trained again with this data"
+    assert report.results == [] and {why for _, why in report.not_shown} == {reason}
+    file.write_text(file.read_text().replace("[red, green]", "[red, green, blue]"))
+    report = audited(run.path, elsewhere)
+    names = "'red', 'green', 'blue', but 'red', 'green' in the run"
+    assert report.problems[0] == f"{elsewhere}: its classes are {names}" and report.results == []
 
 
 def test_a_changed_weight_is_found_though_all_checksums_were_made_again(run: RunDirectory) -> None:
@@ -221,11 +232,49 @@ def test_other_changed_files(run: RunDirectory) -> None:
     for file in (best, run.step_directory(6) / "other.safetensors"):
         file.write_bytes(b"other weights")
     text = "\n".join(examined(run).problems)
-    assert f"{best}: is not a link to a checkpoint's weights" in text
+    assert f"{best}: is not the weights of the best checkpoint; the best checkpoint is that of step 7" in text
     assert f"{run.step_directory(6) / 'other.safetensors'}: was added to the checkpoint" in text
     assert f"{run.recipe}: optim.lr is 0.03, but 0.02 in the checkpoint of step 7" in text
     assert f"{run.environment}: the environment of the checkpoint of step 7 is gone (it was changed)" in text
     assert f"{run.data_sums}: is not the list of files recorded with the checkpoint of step 7" in text
+
+
+def test_an_edited_list_accuses_no_image(run: RunDirectory) -> None:
+    run.data_sums.write_text(run.data_sums.read_text().replace("07.png", "08.png"))
+    said: list[str] = []
+    report = Audit(run.path, (), None, 1, said.append).repeat(1, seed=1)
+    assert report.problems == [
+        f"{run.data_sums}: is not the list of files recorded with the checkpoint of step 7"
+    ]
+    assert said[-1] == "1 problem found: see DIFFERENT above"
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_a_pointer_or_link_to_another_checkpoint(run: RunDirectory, name: str) -> None:
+    pointer, link = run.checkpoints / name, run.path / f"{name}.safetensors"
+    what = {"best": "best", "last": "newest"}[name]
+    recorded = f"the {what} checkpoint is that of step 7"
+    pointer.write_text("step-000000002\n")
+    assert examined(run).problems == [f"{pointer}: names step 2, but {recorded}"]
+    pointer.unlink()
+    assert examined(run).problems == [f"{pointer}: does not name a step, but {recorded}"]
+    run.point(name, 7)
+    link.unlink()
+    link.symlink_to("checkpoints/step-000000002/ema.safetensors")
+    problem = f"{link}: is not the weights of the {what} checkpoint; {recorded}"
+    assert examined(run).problems == [problem]
+    for step, problems in ((7, []), (2, [problem])):  # as in a copy without links
+        link.unlink()
+        shutil.copyfile(run.step_directory(step) / "ema.safetensors", link)
+        assert examined(run).problems == problems
+
+
+def test_a_process_that_was_killed_before_it_pointed_to_its_checkpoint(run: RunDirectory) -> None:
+    write_lines(run, [line for line in lines_of(run) if line.get("checkpoint") != 7])
+    run.point("last", 6)
+    for path in (run.checkpoints / "best", run.path / "best.safetensors"):
+        path.unlink()
+    assert examined(run).problems == []
 
 
 def test_the_list_of_the_data_is_that_of_sha256sum(run: RunDirectory) -> None:
@@ -294,13 +343,39 @@ def test_another_cpu_is_refused_unless_the_recipe_fixes_the_instructions(
     ]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_audit(
+    trained: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    said: list[str] = []
+
+    def echo(text: str) -> None:
+        said.append(text)
+        if "  equal" in text:
+            signal.raise_signal(number)
+
+    report = Audit(trained, (), None, 1, echo).repeat(None, seed=1)
+    assert report.stopped == number and len(report.results) == 1
+    assert f"stopped by {number.name}; {len(report.results)} of 4 intervals compared" in "\n".join(said)
+    assert (Interval(6, 7), f"stopped by {number.name}") in report.not_shown
+    assert "continue with" not in capsys.readouterr().err
+    with Requests() as outer, Requests() as inner:  # as in the training of an interval
+        signal.raise_signal(number)
+    assert (outer.first, inner.first) == (number, number)
+
+
 def test_the_commands(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["digest", str(run.path), "--chain"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    *_, last, conclusion = capsys.readouterr().out.splitlines()
     assert last == f"{lines_of(run)[-2]['link']}  {run.path} step 7 (kept)"
+    assert conclusion == "4 checkpoints checked, 0 removed before; nothing was changed"
     forge(run.step_directory(2))
     assert main(["digest", str(run.path), "--chain", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
+    (run.step_directory(4) / "state.json").write_text("{}")
+    assert main(["digest", str(run.path), "--chain"]) == 1
+    said = capsys.readouterr().out
+    assert "step 2 (exchanged)" in said and "step 4 (damaged)" in said and said.endswith("2 problems found\n")
     assert report["ok"] is False and len(report["problems"]) == 1 and len(report["chain"]) == 4
     for words in (
         ["optim.lr=0.1"],

@@ -24,7 +24,7 @@ from rankless.cli.options import (
     whole_number,
 )
 from rankless.cli.training import fix_instruction_set
-from rankless.errors import UserError, check_all
+from rankless.errors import UserError, check_all, counted
 from rankless.printing import print_json, say
 
 app = part()
@@ -51,10 +51,16 @@ def check_chains(runs: Sequence[Path], *, as_json: bool) -> int:
         print_json(reports if len(runs) > 1 else reports[0])
     for run, chain in zip(runs, found, strict=True) if not as_json else ():
         for line in chain.lines:
-            kept = "kept" if line.checkpoint in chain.sound else "not kept"
+            kept = "kept" if line.checkpoint in chain.sound else chain.wrong.get(line.checkpoint, "not kept")
             say(f"{line.link}  {run} step {line.checkpoint} ({kept})")
         for text in (*chain.notes, *(f"DIFFERENT: {problem}" for problem in chain.problems)):
             say(text)
+        if chain.problems:
+            say(f"{counted(len(chain.problems), 'problem')} found")
+        elif chain.lines:
+            checked = counted(len(chain.sound), "checkpoint")
+            removed = len({line.checkpoint for line in chain.lines} - {*chain.sound})
+            say(f"{checked} checked, {removed:,} removed before; nothing was changed")
     return 0 if all(report["ok"] for report in reports) else 1
 
 
@@ -107,4 +113,6 @@ def audit(
     report = Audit(run, overrides, task, count, echo).repeat(None if every else wanted, drawn)
     if as_json:
         print_json(report.as_json())
+    if report.stopped:
+        return 128 + report.stopped
     return 0 if report.ok else 1

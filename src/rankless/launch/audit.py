@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,15 +15,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rankless.data.path_checks import missing_data
 from rankless.engine import checkpoint
 from rankless.engine.checkpoint import Snapshot
 from rankless.engine.data_sums import common_folder, sums_of
 from rankless.engine.environment import describe, label
 from rankless.engine.settings import computes_like
-from rankless.errors import INTERRUPTED, UserError, counted, listed
+from rankless.errors import INTERRUPTED, STOPPED, UserError, counted, listed
 from rankless.files.reading import read_text
 from rankless.launch import local
 from rankless.launch.opening import device
+from rankless.launch.requests import Requests
 from rankless.models.checkpoints import weights
 from rankless.recipe.familiar import is_by_name
 from rankless.recipe.load import changed, differences, dump, load
@@ -32,7 +35,7 @@ from rankless.runs.chain import Chain
 from rankless.runs.directory import RunDirectory, read_state
 from rankless.tasks import open_task, resolve_recipe
 from rankless.tasks.capabilities import capabilities
-from rankless.tasks.custom import absolute, refuse_unasked
+from rankless.tasks.custom import BUILT_IN, absolute, refuse_unasked
 
 _PLACES = ("data.root", "data.folder")
 _MAY_CHANGE = (*_PLACES, "model.pretrained", "workers")
@@ -69,10 +72,11 @@ class AuditReport:
     Attributes:
         seed: the seed that intervals were drawn with.
         link: the last link of the run's chain; None if it has none.
-        problems: sentences about everything that differs from the records.
-        notes: sentences about everything that was not recorded.
-        results: one per interval that was trained again.
-        not_shown: the other intervals, and the reason for each.
+        problems: sentences on what is not as it was recorded.
+        notes: sentences on what was not recorded.
+        results: one per interval trained again.
+        not_shown: the other intervals, each with the reason.
+        stopped: number of the signal that stopped the audit; 0 if none did.
     """
 
     seed: int
@@ -81,6 +85,7 @@ class AuditReport:
     notes: list[str]
     results: list[Result] = field(default_factory=list)
     not_shown: list[tuple[Interval, str]] = field(default_factory=list)
+    stopped: int = 0
 
     @property
     def ok(self) -> bool:
@@ -137,6 +142,10 @@ class Audit:
         if not self.chain.sound:
             raise UserError([*self.chain.problems, f"{path}: has no complete checkpoint to start from"])
         self.recipe = self._recipe_of(self.chain.sound[-1])
+        root = self.recipe.data.root
+        by_name = root == "digits" or root.startswith("torchvision/") or self.recipe.task not in BUILT_IN
+        if not by_name and (missing := missing_data(root)):
+            raise UserError(f"{text}; say where it is: data.root=FOLDER" for text in missing)
         with computes_like(self.recipe):  # which sets variables, as in a rank
             self.here = starts.facts(describe(device()))
         self.starts = [starts.facts(entry) for entry in starts.read(self.run.environment)[0]]
@@ -150,18 +159,22 @@ class Audit:
         if len(refused) == len(intervals) and not report.problems:
             raise UserError(f"{self.run.path}: steps {text}" for text in _by_reason(refused.items()))
         drawn = _drawn([one for one in intervals if one not in refused], steps, seed)
-        report.problems += self._problems_of_data() if drawn else []
+        unfit = list(self._unfit_data()) if drawn else []
+        report.problems += [*unfit, *self._problems_of_data(unfit)] if drawn else []
+        if unfit:
+            refused |= dict.fromkeys(drawn, "they cannot be trained again with this data")
+            drawn = []
         for text in (*report.notes, *(f"DIFFERENT: {problem}" for problem in report.problems)):
             self.echo(text)
         self.echo(f"seed {seed}: {len(drawn)} of {counted(len(intervals), 'interval')} between checkpoints")
-        for one in drawn:
-            if one == drawn[0]:
-                self.echo(f"{'steps':>15}  {'images':>10}  {'seconds':>8}  result")
-            report.results.append(result := self._result(one))
-            said = (
-                f"DIFFERENT: {result.difference}" if result.difference else f"equal, {result.tensors} tensors"
-            )
-            self.echo(f"{one!s:>15}  {result.images:>10}  {result.seconds:>8.1f}  {said}")
+        self._train_again(drawn, report)
+        if report.stopped:
+            done = [result.interval for result in report.results]
+            them = f": steps {', '.join(map(str, done))}" if done else ""
+            by = signal.Signals(report.stopped).name
+            self.echo(f"stopped by {by}; {len(done)} of {counted(len(drawn), 'interval')} compared{them}")
+            refused |= {one: f"stopped by {by}" for one in drawn if one not in done}
+            drawn = done
         report.not_shown = [(one, refused.get(one, "not drawn")) for one in intervals if one not in drawn]
         if (last := self.run.steps()[-1]) > intervals[-1].last:
             report.not_shown.append(
@@ -170,6 +183,26 @@ class Audit:
         for text in _conclusions(report):
             self.echo(text)
         return report
+
+    def _train_again(self, drawn: Sequence[Interval], report: AuditReport) -> None:
+        """Train intervals again and report each one, until a signal asks to stop."""
+        with Requests() as requests:
+            for one in drawn:
+                if one == drawn[0]:
+                    self.echo(f"{'steps':>15}  {'images':>10}  {'seconds':>8}  result")
+                try:
+                    result = self._result(one)
+                except (KeyboardInterrupt, UserError):  # while it was stopped
+                    if not requests.first:
+                        raise
+                    break
+                report.results.append(result)
+                said = f"equal, {result.tensors} tensors"
+                said = f"DIFFERENT: {result.difference}" if result.difference else said
+                self.echo(f"{one!s:>15}  {result.images:>10}  {result.seconds:>8.1f}  {said}")
+                if requests.first:
+                    break
+            report.stopped = requests.first or 0
 
     def _recipe_of(self, step: int) -> Recipe:
         """Return the recipe that led to the checkpoint of ``step``, with the data's path on this machine."""
@@ -207,16 +240,30 @@ class Audit:
             return f"model.pretrained is '{pretrained}', which is not there; add model.pretrained=FILE"
         return None
 
-    def _problems_of_data(self) -> Iterator[str]:
-        """Yield the differences between the data on this machine and the data at the run's last start."""
+    def _unfit_data(self) -> Iterator[str]:
+        """Yield the differences of the data here with which the steps cannot be trained again."""
+        task, folder = open_task(resolve_recipe(self.recipe)), self.run.step_directory(self.chain.sound[-1])
+        root, count = f"data.root={self.recipe.data.root}", len(task.training_data())
+        names = tuple(weights.load(folder / "model.safetensors", checked=True).class_names)
+        if names != tuple(task.class_names):
+            here, before = listed(task.class_names) or "none", listed(names) or "none"
+            yield f"{root}: its classes are {here}, but {before} in the run"
+        if (images := read_state(folder)["images"]) != count:
+            yield f"{root}: has {counted(count, 'image')}, but the run was trained on {images:,}"
+
+    def _problems_of_data(self, unfit: Sequence[str]) -> Iterator[str]:
+        """Yield what else differs between the data here and the data of the run's last start."""
         recipe = resolve_recipe(self.recipe)
         data = capabilities(open_task(recipe).training_data())
         before = read_state(self.run.step_directory(self.chain.sound[-1])).get("data")
-        if None not in (before, data.digest) and before != data.digest:
+        if not unfit and None not in (before, data.digest) and before != data.digest:
             yield f"data.root={recipe.data.root}: classes, boxes or image sizes are not those of the run"
         files = data.files()
         if not files or not self.run.data_sums.exists():
             return
+        sums = [line.images for line in self.chain.lines if line.images]
+        if sums and sums[-1] != chain.sum_of(self.run.data_sums):
+            return  # a problem of the chain; another list says nothing about the files
         lines = read_text(self.run.data_sums, _LONGEST_LIST, errors="surrogateescape").split("\n")
         recorded = {name: digest for digest, _, name in (line.partition("  ") for line in lines) if name}
         here, root = dict(sums_of(files)), Path(common_folder(files))
@@ -245,7 +292,7 @@ class Audit:
                 dry_run_images=0,
                 inline=self.devices == 1,  # without starting another process
             )
-            if code == INTERRUPTED:
+            if code in (INTERRUPTED, STOPPED):
                 raise KeyboardInterrupt
             if code:
                 raise UserError(f"steps {interval} could not be trained again (code {code})")
@@ -275,6 +322,9 @@ def _conclusions(report: AuditReport) -> Iterator[str]:
         yield f"shown: from {start}, this data and recipe give the checkpoint of step {one.last}, bit for bit"
     if report.not_shown:
         yield f"not shown: steps {'; '.join(_by_reason(report.not_shown))}"
+    if not report.ok:
+        wrong = len(report.problems) + sum(result.difference is not None for result in report.results)
+        yield f"{counted(wrong, 'problem')} found: see DIFFERENT above"
 
 
 def _by_reason(intervals: Iterable[tuple[Interval, str]]) -> Iterator[str]:

@@ -107,13 +107,15 @@ def this_start() -> dict[str, Any]:
 def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool = False) -> int:
     """Print how a training ended and return the exit code; ``number`` is the signal that ended it, if any.
 
-    With ``quiet``, print nothing about a finished training.
+    With ``quiet``, print nothing about a finished or stopped training.
     """
     again = f"rankless train --resume --run {run.path}"
     if finished:
         if not quiet:
             report_finished(run)
         return 0
+    if number and quiet:  # in a directory that is removed
+        return INTERRUPTED if number == signal.SIGINT else STOPPED
     if number:
         return report_stopped(signal.Signals(number), run.pointed("last"), again)
     say(f"error: the ranks could not continue; look at {run.logs}, then: {again}", file=sys.stderr)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,16 +48,18 @@ class Chain:
     """The chain of a run.
 
     Attributes:
-        lines: its lines, including those that only a checkpoint holds.
-        problems: sentences about everything that does not agree.
-        notes: sentences about everything that has no chain.
-        sound: steps whose checkpoint is complete and matches its record, in increasing order.
+        lines: its lines, with those that only a checkpoint holds.
+        problems: sentences on what does not agree.
+        notes: sentences on what has no chain.
+        sound: steps whose checkpoint is complete and the recorded one, in increasing order.
+        wrong: steps whose checkpoint is there but ``damaged`` or ``exchanged``.
     """
 
     lines: list[Line] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sound: list[int] = field(default_factory=list)
+    wrong: dict[int, str] = field(default_factory=dict)
 
     def between(self, first: int, last: int) -> list[Line]:
         """Return the lines after step ``first``, up to step ``last``."""
@@ -118,7 +121,8 @@ def read(run: RunDirectory) -> Chain:
         _look_at(chain, run.step_directory(step), step, str(run.journal))
     chain.problems += _numbers(chain.lines, entries, str(run.journal))
     chain.problems += _other_files(chain.lines, run)
-    chain.problems += _links(run)
+    recorded = {entry["checkpoint"] for entry in entries if "checkpoint" in entry}
+    chain.problems += _pointers(chain, run, recorded)
     begins = chain.lines[0].checkpoint if chain.lines else None
     older = [str(step) for step in chain.sound if begins is None or step < begins]
     if older:
@@ -150,6 +154,7 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
     """Compare the checkpoint in ``folder`` with its line; add the line if the journal lacks it."""
     if problem := damage(folder):
         chain.problems.append(f"{folder}: is damaged ({problem})")
+        chain.wrong[step] = "damaged"
         return
     added = {path.name for path in folder.glob("*.safetensors")} - {*(checksums.read(folder) or ())}
     chain.problems += [f"{folder / name}: was added to the checkpoint" for name in sorted(added)]
@@ -161,6 +166,7 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
         _follow(chain, entry, str(folder))  # its process was killed, or has not written its line yet
         chain.sound.append(step)
     elif lines:
+        chain.wrong[step] = "exchanged"
         here = checksums.read(folder) or {}
         names = [name for name, digest in lines[-1].files.items() if here.get(name) != digest]
         chain.problems.append(
@@ -206,11 +212,43 @@ def _other_files(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
         yield f"{run.data_sums}: is not the list of files recorded with the checkpoint of step {step}"
 
 
-def _links(run: RunDirectory) -> Iterator[str]:
-    """Yield a problem for each link to a checkpoint's weights that is not such a link."""
-    for path in (run.path / "best.safetensors", run.path / "last.safetensors"):
-        if path.is_file() and not path.resolve().is_relative_to(run.checkpoints.resolve()):
-            yield f"{path}: is not a link to a checkpoint's weights"
+def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iterator[str]:
+    """Yield a problem for each of ``last`` and ``best``, and their links, that is not of the recorded step.
+
+    ``recorded`` has the steps with a line in the journal. After the newest of them, a process may have saved
+    a checkpoint that it does not point to yet.
+    """
+    if not chain.sound:
+        return
+    begin = max((step for step in chain.sound if step in recorded), default=chain.sound[-1])
+    newest = [step for step in chain.sound if step >= begin]
+    there = set(run.steps())
+    files = {step: checksums.read(run.step_directory(step)) or {} for step in chain.sound}
+    files |= {line.checkpoint: line.files for line in chain.lines}
+    later = {step for step in there | {*files} if step > newest[-1]}  # whose checkpoint is damaged or removed
+    states = [read_state(run.step_directory(step))["best"] for step in newest]
+    best = {state["step"] if state else None for state in states}
+    for name, what, steps in (("last", "newest", {*newest}), ("best", "best", best)):
+        known = sorted(step for step in steps if step is not None)
+        expected = f"the {what} checkpoint is that of step {' or '.join(map(str, known))}"
+        expected = expected if known else "no checkpoint is recorded as the best"
+        pointed, path = run.pointed(name), run.path / f"{name}.safetensors"
+        may_be_none = not steps & there or begin not in recorded
+        if pointed not in steps | later and not (pointed is None and may_be_none):
+            named = "does not name a step" if pointed is None else f"names step {pointed}"
+            yield f"{run.checkpoints / name}: {named}, but {expected}"
+        if os.path.lexists(path):
+            accepted = {*known, *later} & {*files}
+            if not any(_is_weights_of(path, run.step_directory(step), files[step]) for step in accepted):
+                yield f"{path}: is not the weights of the {what} checkpoint; {expected}"
+
+
+def _is_weights_of(path: Path, folder: Path, sums: Mapping[str, str]) -> bool:
+    """Return whether ``path`` is a link to the preferred weights in ``folder``, or a copy of them."""
+    name = "ema.safetensors" if "ema.safetensors" in sums else "model.safetensors"
+    if path.is_symlink():
+        return path.resolve() == (folder / name).resolve()
+    return name in sums and sum_of(path) == sums[name]
 
 
 def sum_of(path: Path) -> str | None:
