@@ -62,6 +62,17 @@ def test_new_replaces_nothing(flowers, capsys):
     assert problems(capsys, "new", "flowers")[0].startswith("error: flowers.yaml: already exists")
 
 
+def test_new_replaces_a_file_if_forced_but_none_of_the_data(flowers, capsys):
+    Path("flowers.yaml").write_text("mine")
+    assert cli.main(["new", "flowers", "--force"]) == 0
+    assert load.load("flowers.yaml").data.root == "flowers"
+    capsys.readouterr()
+    Path("flowers/notes.yaml").write_text("mine")
+    (line,) = problems(capsys, "new", "flowers", "--out", "flowers/notes.yaml", "--force")
+    assert "flowers/notes.yaml: is an input of this command" in line
+    assert Path("flowers/notes.yaml").read_text() == "mine"
+
+
 def test_mistakes_of_new(flowers, capsys):
     Path("my.yaml").write_text("model: {image_size: 64}\ndata: {root: flowers}\n")
     assert "my.yaml: this is a recipe, not a data set" in problems(capsys, "new", "my.yaml")[0]

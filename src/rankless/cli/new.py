@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Classes, Format, Root, chosen_classes, part
+from rankless.cli.options import Classes, Format, Root, chosen_classes, flag, part
 from rankless.errors import UserError, counted
 from rankless.printing import say
 
@@ -42,6 +42,7 @@ def new(
     ] = None,
     format: Format = "auto",
     classes: Classes = "auto",
+    force: Annotated[bool, Parameter(help="Replace an existing recipe."), flag] = False,
 ) -> int:
     """Write a recipe for a data set and this machine, with the reason for each value."""
     from rankless.files.outputs import Outputs
@@ -49,10 +50,12 @@ def new(
     file = out or Path(f"{_name_of(root)}.yaml")
     if file.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"--out {file}: expected a name that ends in .yaml or .yml")
-    outputs = Outputs([file], verb=None)  # before the data is read
+    outputs = Outputs([file], verb=None, force=force)  # before the data is read
+    from rankless.curation.data_set import known_format, spare
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
 
+    spare(outputs, root, known_format(format))
     facts = facts_of(root, file.with_name(f"{file.stem}-split"), format, classes=chosen_classes(classes))
     written = text(facts, str(file))
     with outputs.writing(file) as part:
