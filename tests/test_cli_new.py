@@ -109,6 +109,17 @@ def test_a_wrong_key_is_reported_before_the_data_is_read(flowers, capsys):
         recipe_for("few", ["loss.smoothing=0.2"])
 
 
+def test_the_values_are_those_after_the_overrides(flowers, capsys):
+    recipe_for("flowers", ["epochs=2", "model.image_size=64", "data.augment.hue=0.1", "optim.lr=0.5"])
+    said = capsys.readouterr().out
+    assert "\\n" not in said
+    lines = [line for line in said.splitlines() if line.startswith("  ")]
+    assert len(lines) > 3 and all(len(line) <= 100 for line in lines)
+    words = " ".join(lines).split()
+    assert {"epochs=2", "model.image_size=64", "data.augment.hue=0.1", "optim.lr=0.5"} <= {*words}
+    assert len({word.partition("=")[0] for word in words}) == len(words)
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_train_takes_a_folder_with_data(flowers, forked):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,16 +85,31 @@ def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
     from rankless.models.names import problem
-    from rankless.recipe.load import parsed
+    from rankless.recipe import load
 
     _check(overrides)
     name = _name_of(folder)
     facts = facts_of(folder, Path(f"{name}-split"))
     _say_facts(facts)
-    words = " ".join(f"{each.key}={_word(each.value)}" for each in settings(facts))
-    say(textwrap.fill(words, 100, initial_indent="  ", subsequent_indent="  ", break_long_words=False))
+    written = text(facts, f"{name}.yaml")
+    recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=problem)
+    words = _values(recipe, [each.key for each in settings(facts)], overrides)
+    for line in textwrap.wrap(" ".join(words), 98, break_long_words=False):
+        say(f"  {line}")
     say(f"to see why, and to change them: rankless new {shlex.quote(folder)}")
-    return parsed(text(facts, f"{name}.yaml"), f"the recipe for {folder}", overrides, check_name=problem)
+    return recipe
+
+
+def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> Iterator[str]:
+    """Yield ``key=value`` for those of the keys that the recipe's network has, then the other overrides."""
+    from rankless.recipe import load
+    from rankless.recipe.keys import at
+
+    tree = json.loads(load.to_json(recipe))
+    for key in keys:
+        if (value := at(tree, (*key.split("."),))) is not None:
+            yield f"{key}={_word(value)}"
+    yield from (word for word in overrides if word.partition("=")[0] not in keys)
 
 
 def _check(overrides: Sequence[str]) -> None:
