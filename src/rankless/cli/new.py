@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from rankless.cli.options import Classes, Format, Root, chosen_classes, flag, part
-from rankless.errors import UserError, counted
+from rankless.errors import UserError, counted, nearest
 from rankless.printing import say
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def new(
     """Write a recipe for a data set and this machine, with the reason for each value."""
     from rankless.files.outputs import Outputs
 
-    file = out or Path(f"{_name_of(root)}.yaml")
+    file = out or Path(f"{name_of(root)}.yaml")
     if file.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"--out {file}: expected a name that ends in .yaml or .yml")
     outputs = Outputs([file], verb=None, force=force)  # before the data is read
@@ -68,11 +68,14 @@ def new(
 
 
 def holds_data(word: str | None) -> bool:
-    """Check whether a word in place of a recipe is a folder with a data set."""
-    if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
+    """Check whether a word in place of a recipe is a folder with a data set, or the YAML file of one."""
+    if word is None or (Path(word) / "recipe.yaml").exists():
         return False
     from rankless.data.formats.registry import recognize
+    from rankless.recipe.load import is_recipe
 
+    if not Path(word).is_dir() and (not _is_yaml(Path(word)) or is_recipe(Path(word))):
+        return False
     try:
         recognize(word)
     except UserError:
@@ -88,7 +91,7 @@ def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
     from rankless.recipe import load
 
     _check(overrides)
-    name = _name_of(folder)
+    name = name_of(folder)
     facts = facts_of(folder, Path(f"{name}-split"))
     _say_facts(facts)
     written = text(facts, f"{name}.yaml")
@@ -98,6 +101,16 @@ def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
         say(f"  {line}")
     say(f"to see why, and to change them: rankless new {shlex.quote(folder)}")
     return recipe
+
+
+def folders_like(name: str) -> str:
+    """Return the end of a message about a recipe that is not there, with a folder of a similar name."""
+    folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
+    return f"; a folder with data is taken as well{nearest(name.rstrip('/'), folders)}"
+
+
+def _is_yaml(path: Path) -> bool:
+    return path.suffix.lower() in (".yaml", ".yml") and path.is_file()
 
 
 def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> Iterator[str]:
@@ -125,7 +138,8 @@ def _check(overrides: Sequence[str]) -> None:
             raise error from None
 
 
-def _name_of(root: str) -> str:
+def name_of(root: str) -> str:
+    """Return the name of the data set's folder, or ``data`` if it has none."""
     path = Path(root).expanduser().resolve()
     return (path.name if path.is_dir() else path.parent.name) or "data"
 
