@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from rankless import cli
-from rankless.cli.new import recipe_for
+from rankless.cli.new import holds_data, recipe_for
 from rankless.errors import UserError
 from rankless.recipe import load
 
@@ -62,6 +62,17 @@ def test_new_replaces_nothing(flowers, capsys):
     assert problems(capsys, "new", "flowers")[0].startswith("error: flowers.yaml: already exists")
 
 
+def test_new_replaces_a_file_if_forced_but_none_of_the_data(flowers, capsys):
+    Path("flowers.yaml").write_text("mine")
+    assert cli.main(["new", "flowers", "--force"]) == 0
+    assert load.load("flowers.yaml").data.root == "flowers"
+    capsys.readouterr()
+    Path("flowers/notes.yaml").write_text("mine")
+    (line,) = problems(capsys, "new", "flowers", "--out", "flowers/notes.yaml", "--force")
+    assert "flowers/notes.yaml: is an input of this command" in line
+    assert Path("flowers/notes.yaml").read_text() == "mine"
+
+
 def test_mistakes_of_new(flowers, capsys):
     Path("my.yaml").write_text("model: {image_size: 64}\ndata: {root: flowers}\n")
     assert "my.yaml: this is a recipe, not a data set" in problems(capsys, "new", "my.yaml")[0]
@@ -81,6 +92,24 @@ def test_a_folder_without_data_is_no_recipe(flowers, capsys):
     assert "rankless new empty" in line
 
 
+def test_a_misspelt_folder_and_a_run_directory_are_no_recipes(flowers, capsys):
+    for word in ("flwoers", "flwoers/"):
+        (line,) = problems(capsys, "train", word)
+        assert line.endswith("a folder with data is taken as well; did you mean 'flowers'?")
+    Path("runs/s").mkdir(parents=True)
+    Path("runs/s/recipe.yaml").write_text("epochs: 2\n")
+    (line,) = problems(capsys, "train", "runs/s")
+    assert line.endswith("to continue the run: rankless train --resume --run runs/s")
+
+
+def test_the_description_of_data_counts_as_its_folder(flowers):
+    described = Path("flowers/data.yaml")
+    described.write_text("train: rose\nval: tulip\nnames: [a]\n")
+    assert holds_data("flowers/data.yaml")
+    Path("my.yaml").write_text("model: {image_size: 64}\ndata: {root: flowers}\n")
+    assert not holds_data("my.yaml") and not holds_data("nope.yaml")
+
+
 def test_mistakes_in_the_data_are_reported_by_train(flowers, capsys):
     for image in list(Path("flowers/rose").iterdir())[1:]:
         image.unlink()
@@ -96,6 +125,17 @@ def test_a_wrong_key_is_reported_before_the_data_is_read(flowers, capsys):
         recipe_for("few", ["evaluate.iou=0.5"])
     with pytest.raises(UserError, match="few: no such file"):
         recipe_for("few", ["loss.smoothing=0.2"])
+
+
+def test_the_values_are_those_after_the_overrides(flowers, capsys):
+    recipe_for("flowers", ["epochs=2", "model.image_size=64", "data.augment.hue=0.1", "optim.lr=0.5"])
+    said = capsys.readouterr().out
+    assert "\\n" not in said
+    lines = [line for line in said.splitlines() if line.startswith("  ")]
+    assert len(lines) > 3 and all(len(line) <= 100 for line in lines)
+    words = " ".join(lines).split()
+    assert {"epochs=2", "model.image_size=64", "data.augment.hue=0.1", "optim.lr=0.5"} <= {*words}
+    assert len({word.partition("=")[0] for word in words}) == len(words)
 
 
 @pytest.mark.processes

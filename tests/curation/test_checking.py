@@ -44,6 +44,18 @@ def test_a_image_cut_short_is_found_by_decoding_alone(tmp_path):
     assert found.unreadable == {"train": {1}}
 
 
+@pytest.mark.parametrize("split", ["train", "trainval"])
+def test_a_missing_validation_split_does_not_fail_if_train_divides_the_data(tmp_path, split):
+    root = detection(tmp_path / "d", {split: GOOD * 4})
+    found = check(str(root), quick=True)
+    assert found.ok and found.missing == []
+    assert found.undivided.startswith(f"no split 'val': `rankless train {root}` divides '{split}'")
+    for number, splits in enumerate(({split: GOOD}, {split: GOOD * 4, "other": GOOD}, {"test": GOOD * 4})):
+        found = check(str(detection(tmp_path / f"{number}", splits)), quick=True)
+        assert not found.ok and found.undivided == ""
+        assert any("no split '" in sentence for sentence in found.missing)
+
+
 def test_a_broken_header_is_counted_once(tmp_path):
     root = detection(tmp_path / "d", {"train": GOOD})
     (root / "images/train-000.png").write_bytes(b"no image")

@@ -1,5 +1,7 @@
 """The facts of a data set, counted by hand, and data that is refused."""
 
+import shutil
+
 import pytest
 import torch
 from small_data import classes, detection, write_image
@@ -40,7 +42,25 @@ def test_boxes_without_a_validation_split_are_divided(tmp_path):
     assert facts.train_images + facts.val_images == 60
     assert facts.val_images == pytest.approx(60 * VAL_FRACTION, abs=9)
     assert f"{root} has no validation split" in facts.split_note
-    with pytest.raises(UserError, match=r"new: already exists, and .*d, which has no validation split"):
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match=r"other: already exists, and .*d, which has no validation split"):
+        facts_of(str(root), tmp_path / "other")
+
+
+def test_a_division_of_the_same_data_is_used_again(tmp_path):
+    root = detection(tmp_path / "d", {"trainval": [BOX] * 60})
+    first = facts_of(str(root), tmp_path / "new")
+    before = {file: file.lstat().st_mtime_ns for file in (tmp_path / "new").rglob("*")}
+    again = facts_of(f"{root}/../d", tmp_path / "new")
+    assert {file: file.lstat().st_mtime_ns for file in (tmp_path / "new").rglob("*")} == before
+    assert again.counts == first.counts and again.val_images == first.val_images
+    assert again.split_note == f"Divided by Rankless before; {root}/../d has not changed since."
+    other = detection(tmp_path / "e", {"trainval": [BOX] * 60})  # not the one that was divided
+    with pytest.raises(UserError, match=r"new: already exists, and .*e, which has no validation split"):
+        facts_of(str(other), tmp_path / "new")
+    shutil.rmtree(root)
+    detection(root, {"trainval": [*[BOX] * 60, [[0, 0, 60, 40, 1]]]})
+    with pytest.raises(UserError, match=r"d has changed since.*move .*new away"):
         facts_of(str(root), tmp_path / "new")
 
 

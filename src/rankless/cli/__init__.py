@@ -50,12 +50,12 @@ _FIRST_STEPS = """\
 Rankless trains image detectors and classifiers on one device or on many: the same weights, bit for bit.
 
 Begin with:
-  rankless doctor                            Check whether this machine can train.
-  rankless train digits                      Train a detector on built-in data, in minutes.
-  rankless data check DATA                   Look for mistakes in your own data set.
-  rankless train yolov4-tiny data.root=DATA  Train on it; resnet18 is for a folder per class.
-  rankless predict RUN IMAGES                Draw what the trained model finds.
-  rankless report RUN                        Write a page of scores, curves and images.
+  rankless doctor              Check whether this machine can train.
+  rankless train digits        Train a detector on built-in data, in minutes.
+  rankless data check DATA     Look for mistakes in your own data set.
+  rankless train DATA          Train on it; rankless new DATA writes the recipe to a file instead.
+  rankless predict RUN IMAGES  Draw what the trained model finds.
+  rankless report RUN          Write a page of scores, curves and images.
 
 All commands: rankless --help
 """

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Classes, Format, Root, chosen_classes, part
-from rankless.errors import UserError, counted
+from rankless.cli.options import Classes, Format, Root, chosen_classes, flag, part
+from rankless.errors import UserError, counted, nearest
 from rankless.printing import say
 
 if TYPE_CHECKING:
@@ -42,17 +43,20 @@ def new(
     ] = None,
     format: Format = "auto",
     classes: Classes = "auto",
+    force: Annotated[bool, Parameter(help="Replace an existing recipe."), flag] = False,
 ) -> int:
     """Write a recipe for a data set and this machine, with the reason for each value."""
     from rankless.files.outputs import Outputs
 
-    file = out or Path(f"{_name_of(root)}.yaml")
+    file = out or Path(f"{name_of(root)}.yaml")
     if file.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"--out {file}: expected a name that ends in .yaml or .yml")
-    outputs = Outputs([file], verb=None)  # before the data is read
+    outputs = Outputs([file], verb=None, force=force)  # before the data is read
+    from rankless.curation.data_set import known_format, spare
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
 
+    spare(outputs, root, known_format(format))
     facts = facts_of(root, file.with_name(f"{file.stem}-split"), format, classes=chosen_classes(classes))
     written = text(facts, str(file))
     with outputs.writing(file) as part:
@@ -64,11 +68,14 @@ def new(
 
 
 def holds_data(word: str | None) -> bool:
-    """Check whether a word given instead of a recipe is a folder with a data set."""
-    if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
+    """Check whether a word in place of a recipe is a folder with a data set, or the YAML file of one."""
+    if word is None or (Path(word) / "recipe.yaml").exists():
         return False
     from rankless.data.formats.registry import recognize
+    from rankless.recipe.load import is_recipe
 
+    if not Path(word).is_dir() and (not _is_yaml(Path(word)) or is_recipe(Path(word))):
+        return False
     try:
         recognize(word)
     except UserError:
@@ -81,16 +88,41 @@ def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
     from rankless.models.names import problem
-    from rankless.recipe.load import parsed
+    from rankless.recipe import load
 
     _check(overrides)
-    name = _name_of(folder)
+    name = name_of(folder)
     facts = facts_of(folder, Path(f"{name}-split"))
     _say_facts(facts)
-    words = " ".join(f"{each.key}={_word(each.value)}" for each in settings(facts))
-    say(textwrap.fill(words, 100, initial_indent="  ", subsequent_indent="  ", break_long_words=False))
+    written = text(facts, f"{name}.yaml")
+    recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=problem)
+    words = _values(recipe, [each.key for each in settings(facts)], overrides)
+    for line in textwrap.wrap(" ".join(words), 98, break_long_words=False):
+        say(f"  {line}")
     say(f"to see why, and to change them: rankless new {shlex.quote(folder)}")
-    return parsed(text(facts, f"{name}.yaml"), f"the recipe for {folder}", overrides, check_name=problem)
+    return recipe
+
+
+def folders_like(name: str) -> str:
+    """Return the end of a message about a recipe that is not there, with a folder of a similar name."""
+    folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
+    return f"; a folder with data is taken as well{nearest(name.rstrip('/'), folders)}"
+
+
+def _is_yaml(path: Path) -> bool:
+    return path.suffix.lower() in (".yaml", ".yml") and path.is_file()
+
+
+def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> Iterator[str]:
+    """Yield ``key=value`` for those of the keys that the recipe's network has, then the other overrides."""
+    from rankless.recipe import load
+    from rankless.recipe.keys import at
+
+    tree = json.loads(load.to_json(recipe))
+    for key in keys:
+        if (value := at(tree, (*key.split("."),))) is not None:
+            yield f"{key}={_word(value)}"
+    yield from (word for word in overrides if word.partition("=")[0] not in keys)
 
 
 def _check(overrides: Sequence[str]) -> None:
@@ -106,7 +138,8 @@ def _check(overrides: Sequence[str]) -> None:
             raise error from None
 
 
-def _name_of(root: str) -> str:
+def name_of(root: str) -> str:
+    """Return the name of the data set's folder, or ``data`` if it has none."""
     path = Path(root).expanduser().resolve()
     return (path.name if path.is_dir() else path.parent.name) or "data"
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.new import holds_data, recipe_for
+from rankless.cli.new import folders_like, holds_data, name_of, recipe_for
 from rankless.cli.options import (
     Device,
     Devices,
@@ -107,7 +108,17 @@ def here(given: TrainOptions) -> int:
         if resume and run is not None and name is None:
             refuse_nothing(RunDirectory(run))
             return None, None
-        return (None, name) if name is not None and is_data else loaded(name, overrides)
+        if name is not None and is_data:
+            return None, name
+        try:
+            return loaded(name, overrides)
+        except UserError as error:
+            if name is None or os.path.lexists(name):
+                raise
+            gone = (f"no recipe '{name}'", f"{name}: no such file")
+            raise UserError(
+                f"{one}{folders_like(name)}" if one.startswith(gone) else one for one in error.problems
+            ) from None
 
     _, devices, (chosen, name), *_ = check_all(
         lambda: compute_on(given.device),  # may import PyTorch, so the instruction set is fixed first
@@ -121,7 +132,7 @@ def here(given: TrainOptions) -> int:
             from rankless.launch import fork_server
 
             fork_server.start("detect")  # before this process computes; most of it serves both tasks
-        chosen, name = recipe_for(name, overrides), Path(name).resolve().name
+        chosen, name = recipe_for(name, overrides), name_of(name)
     if chosen is not None:
         if given.download:
             from rankless.data.datasets.torchvision_sets import download
@@ -279,7 +290,7 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe, a YAML file, or a folder with data, for the recipe of rankless new; and "
+            help="A shipped recipe, a YAML file, or a data set, for the recipe of rankless new; and "
             "changes: optim.lr=0.02. Default: a resumed run's; fine-tune with model.pretrained; otherwise "
             "digits, or the defaults for other data.",
         ),

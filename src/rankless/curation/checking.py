@@ -7,6 +7,7 @@ so nearly equal images are only reported and do not make the check fail.
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,15 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from rankless.curation.data_set import DataSet, open_data_set
+from rankless.curation.data_set import DataSet, beside, open_data_set
+from rankless.curation.facts import refuse_too_little
 from rankless.curation.near_duplicates import Look, Thumbnails, look_at, near_pairs
 from rankless.curation.progress import each
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.class_matching import further_classes, match_classes
 from rankless.data.datasets.open_split import examine, without_boxes
+from rankless.data.formats.splits import VAL_FRACTION, is_for_training
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.findings import KINDS, Findings
 from rankless.errors import UserError, listed
+from rankless.files.remote import is_remote
 from rankless.recipe.schema import Data
 
 LEAK, NEAR_LEAK, TWIN = "same in two splits", "nearly same in two splits", "same image twice"
@@ -40,7 +44,8 @@ class Checked:
         quick: whether images were neither decoded nor compared.
         classes: sentences about disagreements between the splits' classes; each stops a training.
         missing: sentences about splits that a training with default settings does not find, or that have no
-            boxes; each stops a training.
+            boxes; each stops it.
+        undivided: a sentence about data without a validation split that ``rankless train ROOT`` divides.
     """
 
     data: DataSet
@@ -51,6 +56,7 @@ class Checked:
     quick: bool = False
     classes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    undivided: str = ""
 
     @property
     def ok(self) -> bool:
@@ -96,6 +102,7 @@ class Checked:
             "between": self.between.as_json(),
             "classes": self.classes,
             "missing": self.missing,
+            "undivided": self.undivided,
         }
 
 
@@ -138,6 +145,25 @@ def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
+def _undivided(data: DataSet) -> str:
+    """Return a sentence if the only split is for training and can be divided; otherwise an empty text."""
+    (name, whole), *others = data.splits.items()
+    if others or not is_for_training(name) or is_remote(data.root):
+        return ""
+    try:
+        refuse_too_little(data.root, whole)
+    except UserError:
+        return ""
+    if without_boxes(data.root, name, whole):
+        return ""
+    root = shlex.quote(data.root)
+    return (
+        f"no split 'val': `rankless train {root}` divides '{name}', as `rankless new {root}` does; for other "
+        f"recipes: rankless data split {root} --val {VAL_FRACTION:g} --out "
+        f"{shlex.quote(str(beside(data.root, 'split')))}"
+    )
+
+
 def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
     """Return whether an evaluation would find all these classes among the model's."""
     try:
@@ -172,7 +198,9 @@ def check(
         findings[name].update(whole.findings)
         unreadable[name] = {int(n) for n in (whole.sizes.min(1, initial=1) <= 0).nonzero()[0]}
     made = Checked(data, findings, Findings(), unreadable, quick=quick, classes=disagreements(data))
-    made.missing = [] if splits else _missing(data, format, classes)
+    if not splits and (missing := _missing(data, format, classes)):
+        made.undivided = _undivided(data)
+        made.missing = [] if made.undivided else missing
     if not quick:
         _decode_and_compare(made)
     return made

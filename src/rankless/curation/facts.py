@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -21,14 +22,17 @@ from rankless.data.formats.registry import format_named, recognize
 from rankless.data.formats.splits import VAL_FRACTION, is_for_tests, is_for_training, known_as
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError, counted, listed, printable
+from rankless.files.reading import NAMES, read_text
 from rankless.files.remote import is_remote, location
+from rankless.files.writing import write_atomically
 from rankless.hardware import memory
 from rankless.hardware.cores import usable_cores
 
 FEWEST = 10
 """Least number of training images that a recipe is written for."""
 
-_ALIKE = 1.1  # the largest ratio of two aspect ratios for which one input shape is suitable
+_MARK = ".rankless-division"
+_ALIKE = 1.1  # the largest ratio of two aspect ratios that one shape of input suits
 _MAX_BAD = 0.01  # the default of data.max_bad
 
 
@@ -104,8 +108,12 @@ def facts_of(root: str, divided: Path, format: str = "auto", *, classes: Classes
     refuse_too_little(root, whole)
     val = known_as("val", existing)
     if val not in existing and not is_remote(root):
-        divide(root, train, divided, format, classes)
         note = f"Divided by Rankless: {printable(root, 1000)} has no validation split."
+        if _is_divided(root, divided, whole.digest()):
+            note = f"Divided by Rankless before; {printable(root, 1000)} has not changed since."
+        else:
+            divide(root, train, divided, format, classes)
+            _mark(root, divided, whole.digest())
         root, train, format, classes = str(divided), "train", "auto", "auto"
         whole = _opened(root, train, format, classes)
     elif is_for_tests(val):
@@ -146,6 +154,36 @@ def divide(root: str, train: str, out: Path, format: str, classes: Classes) -> N
             "it is that division, give it as the data; else move it away"
         )
     split(root, out, format, splits=(train,), classes=classes, val=VAL_FRACTION, link=True)
+
+
+def _mark(root: str, divided: Path, digest: str) -> None:
+    """Record in a divided folder which data it was made from."""
+    write_atomically(divided / _MARK, json.dumps({"root": _real(root), "digest": digest}) + "\n")
+
+
+def _is_divided(root: str, divided: Path, digest: str) -> bool:
+    """Return whether ``divided`` was made from this data; raise if the data has changed since.
+
+    Images are links, so only a change of annotations or of the number of images matters.
+    """
+    try:
+        made = json.loads(read_text(divided / _MARK, NAMES))
+        if made["root"] != _real(root):
+            return False
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+    if made.get("digest") != digest:
+        raise UserError(
+            f"{divided}: Rankless divided {root} there, but {root} has changed since, or other classes are "
+            f"chosen; expected the same; move {divided} away, so that the data is divided again"
+        )
+    return True
+
+
+def _real(root: str) -> str:
+    """Return the path of the data's folder without links."""
+    path = Path(os.path.realpath(Path(root).expanduser()))
+    return str(path if path.is_dir() else path.parent)
 
 
 def _train(existing: Sequence[str]) -> str:

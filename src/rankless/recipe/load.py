@@ -300,7 +300,10 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         ) from None
     except IsADirectoryError:
         if (path / "recipe.yaml").is_file():
-            expected = f"a recipe file, such as {path}/recipe.yaml"
+            expected = (
+                f"a recipe file, such as {path}/recipe.yaml; to continue the run: "
+                f"rankless train --resume --run {shlex.quote(str(path))}"
+            )
         else:
             expected = (
                 f"a recipe; if it contains data, add data.root={name} to a recipe, or write one for it: "
