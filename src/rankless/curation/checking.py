@@ -107,9 +107,9 @@ class Checked:
 
 
 def disagreements(data: DataSet) -> list[str]:
-    """Return sentences about class disagreements that stop a training on these splits.
+    """Return sentences about class mismatches that prevent training on these splits.
 
-    A model gets its classes from ``train``, or else from the first split. Other splits must not have further
+    A model gets its classes from ``train``, or else from the first split. Other splits must not have other
     classes; order and spelling do not matter.
     """
     parts = data.parts

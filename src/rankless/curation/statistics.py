@@ -22,7 +22,7 @@ UNEVEN = 10
 
 @dataclass(frozen=True)
 class Spread:
-    """Quantiles 0, 0.05, 0.5, 0.95 and 1, and the mean, of some numbers; None if there are no numbers."""
+    """The 0, 0.05, 0.5, 0.95 and 1 quantiles and the mean of numbers; None if there are none."""
 
     least: float | None = None
     low: float | None = None

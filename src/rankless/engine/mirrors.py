@@ -57,7 +57,7 @@ class Mirrors:
         return self.world.is_first or self.keepers[self.world.rank] == self.world.rank
 
     def name(self, rank: int) -> str:
-        """Return the name of the machine of ``rank``, for messages."""
+        """Return the name of the machine that runs ``rank``, for messages."""
         return _name(self.hosts, rank)
 
     def recipe(self, own: Recipe) -> Recipe:

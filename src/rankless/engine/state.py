@@ -88,7 +88,7 @@ class TrainingState:
         self.other_data = False
 
     def _wrap(self) -> None:
-        """Make the accumulator and the list of parameters for the currently trained parameters and norms."""
+        """Build the accumulator and the parameter list from the parameters and norms that are trained now."""
         self.training_mode()
         self.accumulator = make_accumulator(self.task, self.model, self.statistics, self.recipe, self.world)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]

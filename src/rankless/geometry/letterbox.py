@@ -231,7 +231,7 @@ def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 
 
 def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:
-    """Convert boxes xyxy of shape (…, 4) from pixels of the input to pixels of the source, not clipped."""
+    """Convert xyxy boxes of shape (…, 4) from input pixels to source pixels, without clipping."""
     lifted = torch.empty_like(boxes)
     x, y = (letterbox.scale * factor for factor in letterbox.stretch)
     lifted[..., 0::2] = (boxes[..., 0::2] - letterbox.left) / x

@@ -31,7 +31,7 @@ class SoundConvolutions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function; compute unsound convolutions in float32."""
+        """Call the function; run convolutions that oneDNN computes wrongly in float32."""
         kwargs = kwargs or {}
         if (is_unsound := _CHECKS.get(func)) is None or not is_unsound(*args, **kwargs):
             return func(*args, **kwargs)

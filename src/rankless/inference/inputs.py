@@ -31,7 +31,7 @@ _EXPECTED = (
 
 
 def file_source(name: str) -> Source:
-    """Return the source of a file or a built-in scene."""
+    """Return an image source for a file or a built-in scene."""
     return Source(name, lambda finder: read(name, finder))
 
 

@@ -116,7 +116,7 @@ class PredictionReport:
 
     @property
     def per_second(self) -> float:
-        """Images and frames per second, with reading and writing; 0.0 if nothing was computed."""
+        """Images and frames per second, including reading and writing; 0.0 if nothing was computed."""
         return self.computed / self.seconds if self.seconds else 0.0
 
     def predictions(self) -> list[dict[str, Any]]:

@@ -216,7 +216,7 @@ def _split_is_an_option(split: str | None) -> Iterator[None]:
 
 @contextmanager
 def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]:
-    """Write the job into ``traces`` or a private folder and yield its path; ranks count from ``first``."""
+    """Write the job to ``traces`` or a private folder and yield its path; the first rank is ``first``."""
     with ExitStack() as stack:
         try:
             folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None, first))

@@ -97,7 +97,7 @@ class MemberRun:
         return recipe if first and self.environment.local_rank else resolve_recipe(recipe)
 
     def _join_and_train(self, recipe: Recipe | None) -> int:
-        """Meet the other ranks, train, and return the exit code."""
+        """Join the other ranks, train, and return the exit code."""
         notes: Notes | None = None
         with ExitStack() as held:  # the lock of the run directory is released last
             try:

@@ -1,6 +1,6 @@
 """The work of one rank under Rankless's launcher (``worker``) or a cluster's (``member``).
 
-This module imports PyTorch, so fix the instruction set before importing it.
+This module imports PyTorch, so set the instruction set before importing it.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
 
 @contextmanager
 def _shown(screen: IO[str] | None) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a function that shows the progress (images done, images in total); None without a ``screen``."""
+    """Yield a function that shows progress (images done, images in total), or None without a ``screen``."""
     if screen is None:
         yield None
         return

@@ -70,7 +70,7 @@ class RoundEnd(msgspec.Struct):
 
     @classmethod
     def merged(cls, ends: Sequence[RoundEnd], lost: Sequence[str], *, regrouping: bool) -> RoundEnd:
-        """Merge the ends of a round on the hosts that were not lost."""
+        """Combine the outcomes of a round on the hosts that were not lost."""
         return cls(
             notes=[note for end in ends for note in end.notes],
             failed={rank: failure for end in ends for rank, failure in end.failed.items()},

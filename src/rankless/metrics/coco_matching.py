@@ -57,7 +57,7 @@ class Objects(NamedTuple):
 
 
 def in_ranges(areas: Floats) -> Flags:
-    """Check whether areas (N,) in pixels are in each of the ranges :data:`AREAS`, (N, 4)."""
+    """Return whether each area (N,), in square pixels, lies in each of the ranges :data:`AREAS`, (N, 4)."""
     flags: Flags = (areas[:, None] >= _RANGES[:, 0]) & (areas[:, None] <= _RANGES[:, 1])
     return flags
 

@@ -33,7 +33,7 @@ class ThresholdCurve:
 
 
 def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> ThresholdCurve:
-    """Compute precision, recall and F1 of answers with scores in 0..1 (D,) against the threshold.
+    """Compute precision, recall and F1 as functions of the threshold, for answers with scores in 0..1 (D,).
 
     ``truths`` is the number of truths to be found, at least 1.
     """

@@ -27,11 +27,11 @@ def add_in_place(left: Tensor, right: Tensor) -> Tensor:
 
 
 class Exchange:
-    """A sum of the ranks' values along the tree, whose nodes are distributed over the ranks.
+    """A sum of the ranks' values in the order of the fixed tree, whose nodes are distributed over the ranks.
 
     Attributes:
         own: the micro-batches of this rank.
-        nodes: per rank, the largest complete nodes over its micro-batches.
+        nodes: per rank, the largest tree nodes that cover only its own micro-batches.
     """
 
     def __init__(

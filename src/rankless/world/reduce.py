@@ -1,8 +1,8 @@
 """The sum of gradients over all micro-batches of a step, overlapped with the last backward pass.
 
 It uses a communication hook of ``DistributedDataParallel``. All micro-batches except the last run under
-``no_sync``, and their gradients are added along the tree. During the last backward pass, each bucket that is
-ready is exchanged while the next ones are computed.
+``no_sync``, and their gradients are added along the fixed tree (:mod:`rankless.world.tree`). During the last
+backward pass, each bucket that is ready is exchanged while the next ones are computed.
 """
 
 # No `from __future__ import annotations` here: DDP checks the hooks' annotations as types.

@@ -1,7 +1,7 @@
-"""Reader of the Python versions of CIFAR-10 and CIFAR-100, as torchvision stores them.
+"""Reader for the Python versions of CIFAR-10 and CIFAR-100, as torchvision stores them.
 
 See Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. The files are pickles of Python
-2: a dict with lists of numbers and texts, and one NumPy array of pixels whose bytes are contiguous in the
+2: a dict with lists of numbers and strings, and one NumPy array of pixels whose bytes are contiguous in the
 file. Nothing is unpickled: only opcodes for plain values are interpreted, and nothing is imported. An image
 is a byte range of its file, three planes of 32 × 32.
 """
@@ -59,7 +59,7 @@ _FRESH: dict[str, Callable[[], Any]] = {
 
 
 def contents(file: Path) -> dict[str, Any]:
-    """Return the dict in a file; values are numbers, texts, lists of them, :class:`Run` or :class:`Named`."""
+    """Return the dict in a file; values are numbers, strings, lists, :class:`Run` or :class:`Named`."""
     try:
         data = reading.read_bytes(file, MOST_BYTES)
         found = _followed(data)

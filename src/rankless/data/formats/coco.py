@@ -102,7 +102,7 @@ def read(root: Path, split: str) -> Raw:
 
 @dataclass
 class _Reader(ListedImages):
-    """Reader of one annotation file."""
+    """Reader for one annotation file."""
 
     classes: Classes = field(kw_only=True)
     ids: dict[Any, int] = field(default_factory=dict)  # an image's id to its number

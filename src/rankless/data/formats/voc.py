@@ -276,7 +276,7 @@ def read(root: Path, split: str) -> Raw:
 
 
 def read_annotations(items: list[tuple[str, ...]]) -> Raw:
-    """Parse XML files and read image headers, given as (image, XML file or empty)."""
+    """Parse XML files and read image headers, given as (image, XML file) pairs; the XML file may be empty."""
     made, labels, from_zero = RawBuilder(), dict[str, int](), False
     for file, annotation in items:
         parsed = Annotation([], (0, 0), [])

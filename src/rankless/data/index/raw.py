@@ -75,7 +75,7 @@ class Raw:
     about: list[str] = field(default_factory=list)
 
     def only(self, images: Sequence[int]) -> None:
-        """Keep only these images, in this order, with their boxes; the findings do not change."""
+        """Keep only these images, in this order, with their boxes; the findings are left unchanged."""
         numbers = np.full(len(self.paths), -1, np.int64)
         numbers[list(images)] = np.arange(len(images))
         rows = np.flatnonzero(numbers[self.image] >= 0)

@@ -90,7 +90,7 @@ class JournalSink(JournalCopy):
         self._write(event=name, at=step, text=text, timing=_now())
 
     def checkpoint(self, entry: Mapping[str, Any]) -> None:
-        """Write a line of the chain, unless it is there."""
+        """Write a line of the chain unless it is already there."""
         if entry["link"] not in self.links:
             self._write(**entry)
 

@@ -44,7 +44,7 @@ class TensorBoardSink(Sink):
         self._writer.close()
 
     def _add_graph(self, recipe: Mapping[str, Any]) -> None:
-        """Add the graph of the recipe's network, traced with one black image, or the reason for a failure."""
+        """Trace the recipe's network with one black image and add its graph, or the reason for a failure."""
         import torch
 
         from rankless.recipe.load import from_json

@@ -1,4 +1,4 @@
-"""``--detach`` and ``attach``: a training coordinated by the first host, independent of this machine."""
+"""``--detach`` and ``attach``: a run that the first host coordinates, independent of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hosts of a training as the user gives them: ``a,b:4,c:4:/mnt/data``, or a file with one per line."""
+"""The hosts of a run, as the user gives them: ``a,b:4,c:4:/mnt/data``, or a file with one per line."""
 
 from __future__ import annotations
 

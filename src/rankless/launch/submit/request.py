@@ -69,7 +69,7 @@ class Problems:
             self.found += error.problems
 
     def match(self, options: Mapping[str, tuple[str | None, str, str]]) -> None:
-        """Check options; each has its value or None, a pattern and a description of what is expected."""
+        """Check options, each given as its value or None, a pattern, and a text about the expected value."""
         for option, (value, pattern, expected) in options.items():
             self.check(
                 value is None or re.fullmatch(pattern, value) is not None,

@@ -180,7 +180,7 @@ class TransformersDetector(nn.Module):
         return ["loss_vfl" if focal else "loss_ce", "loss_bbox", "loss_giou", *fine]
 
     def _targets(self, images: Tensor, batch: DetectionBatch) -> list[dict[str, Tensor]]:
-        """Return each image's truths in transformers' form: center and size as fractions of the input."""
+        """Return each image's ground truth for transformers: center and size as fractions of the input."""
         height, width = images.shape[-2:]
         truths = Truths.of(batch.boxes, batch.labels, batch.valid, _wide(images[:0]).dtype)
         boxes = torch.cat((truths.center, truths.size), -1)
@@ -198,7 +198,7 @@ def _postponed(*given: Any, **named: Any) -> tuple[Any, None, None]:
 
 @contextmanager
 def _unchecked() -> Iterator[None]:
-    """Disable transformers' checks of values within the block: the meta device and exports have no values."""
+    """Disable transformers' value checks within the block: the meta device and exports have no values."""
     name, before = "TRANSFORMERS_DISABLE_TORCH_CHECK", os.environ.get("TRANSFORMERS_DISABLE_TORCH_CHECK")
     os.environ[name] = "1"
     try:
@@ -284,7 +284,7 @@ class TransformersSpec:
     def activations(self, size: tuple[int, int]) -> list[int]:
         """Count the output values of each convolution for one image of (height, width) pixels.
 
-        For DETR, count only the backbone: its encoder reads values, which the meta device does not have.
+        For DETR, count only the backbone: its encoder depends on values, which the meta device does not have.
         """
         if normalizes(self.config["model_type"]):
             return convolution_outputs(lambda: _Backbone(self.build(1)), size)

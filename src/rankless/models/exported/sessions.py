@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime and OpenVINO that compute exported files, which contain no code."""
+"""ONNX Runtime and OpenVINO sessions that run exported models; the files contain no code."""
 
 from __future__ import annotations
 
