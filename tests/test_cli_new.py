@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from rankless import cli
-from rankless.cli.new import holds_data, recipe_for
+from rankless.cli.new import recipe_for
 from rankless.errors import UserError
 from rankless.recipe import load
 
@@ -100,14 +100,6 @@ def test_a_misspelt_folder_and_a_run_directory_are_no_recipes(flowers, capsys):
     Path("runs/s/recipe.yaml").write_text("epochs: 2\n")
     (line,) = problems(capsys, "train", "runs/s")
     assert line.endswith("to continue the run: rankless train --resume --run runs/s")
-
-
-def test_the_description_of_data_counts_as_its_folder(flowers):
-    described = Path("flowers/data.yaml")
-    described.write_text("train: rose\nval: tulip\nnames: [a]\n")
-    assert holds_data("flowers/data.yaml")
-    Path("my.yaml").write_text("model: {image_size: 64}\ndata: {root: flowers}\n")
-    assert not holds_data("my.yaml") and not holds_data("nope.yaml")
 
 
 def test_mistakes_in_the_data_are_reported_by_train(flowers, capsys):

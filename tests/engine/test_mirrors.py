@@ -25,7 +25,7 @@ from rankless.engine.mirrors import find
 from rankless.engine.settings import computes_like
 from rankless.errors import UserError
 from rankless.models.checkpoints.weights import digest_file
-from rankless.recipe.load import changed
+from rankless.recipe.load import changed, default, dump
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
 from rankless.runs import chain, journal
 from rankless.runs.directory import RunDirectory, damage
@@ -201,7 +201,7 @@ def two(tmp_path: Path) -> list[Path]:
     """The run directories of two machines; the launcher has written the recipe on the first."""
     folders = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
     folders[0].mkdir(parents=True)
-    (folders[0] / "recipe.yaml").write_text("epochs: 6\n")
+    (folders[0] / "recipe.yaml").write_text(dump(default(["epochs=6"])))
     return folders
 
 

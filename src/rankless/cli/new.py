@@ -68,14 +68,11 @@ def new(
 
 
 def holds_data(word: str | None) -> bool:
-    """Check whether a word in place of a recipe is a folder with a data set, or the YAML file of one."""
-    if word is None or (Path(word) / "recipe.yaml").exists():
+    """Check whether a word in place of a recipe is a folder with a data set."""
+    if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
         return False
     from rankless.data.formats.registry import recognize
-    from rankless.recipe.load import is_recipe
 
-    if not Path(word).is_dir() and (not _is_yaml(Path(word)) or is_recipe(Path(word))):
-        return False
     try:
         recognize(word)
     except UserError:
@@ -107,10 +104,6 @@ def folders_like(name: str) -> str:
     """Return the end of a message about a recipe that is not there, with a folder of a similar name."""
     folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
     return f"; a folder with data is taken as well{nearest(name.rstrip('/'), folders)}"
-
-
-def _is_yaml(path: Path) -> bool:
-    return path.suffix.lower() in (".yaml", ".yml") and path.is_file()
 
 
 def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> Iterator[str]:

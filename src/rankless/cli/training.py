@@ -290,7 +290,7 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe, a YAML file, or a data set, for the recipe of rankless new; and "
+            help="A shipped recipe, a YAML file, or a folder with data, for the recipe of rankless new; and "
             "changes: optim.lr=0.02. Default: a resumed run's; fine-tune with model.pretrained; otherwise "
             "digits, or the defaults for other data.",
         ),
