@@ -1,4 +1,4 @@
-"""Optional libraries: a missing and a broken one are told apart, and what installs them is named."""
+"""Optional libraries: a message names a missing or a broken one, and the command that installs it."""
 
 from __future__ import annotations
 

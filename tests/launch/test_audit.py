@@ -160,7 +160,7 @@ def test_a_changed_weight_is_found_though_all_checksums_were_made_again(run: Run
     folder = run.step_directory(4)
     name = forge(folder)
     assert examined(run).problems == [
-        f"{folder}: model.safetensors is not what was saved after step 4, by {run.journal}"
+        f"{folder}: model.safetensors differs from the file saved after step 4, by {run.journal}"
     ]
     report = audited(run.path, steps=None)
     assert not report.ok and [one.interval for one in report.results] == [
@@ -217,7 +217,7 @@ def test_exchanged_checkpoints(run: RunDirectory) -> None:
         state = json.loads((folder / "state.json").read_text())
         (folder / "state.json").write_text(json.dumps({**state, "step": step}))
         sum_again(folder)
-    assert [problem.partition(" is not what was saved")[0] for problem in examined(run).problems] == [
+    assert [problem.partition(" differs from the file")[0] for problem in examined(run).problems] == [
         f"{one}: ema.safetensors, model.safetensors, state.json, training.safetensors",
         f"{other}: ema.safetensors, model.safetensors, state.json, training.safetensors",
     ]

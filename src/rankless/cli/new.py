@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Classes, Format, Root, chosen_classes, flag, part
+from rankless.cli.options import Classes, Force, Format, Root, chosen_classes, part
 from rankless.errors import UserError, counted, nearest
 from rankless.printing import say
 
@@ -43,7 +43,7 @@ def new(
     ] = None,
     format: Format = "auto",
     classes: Classes = "auto",
-    force: Annotated[bool, Parameter(help="Replace an existing recipe."), flag] = False,
+    force: Force = False,
 ) -> int:
     """Write a recipe for a data set and this machine, with the reason for each value."""
     from rankless.files.outputs import Outputs

@@ -15,8 +15,8 @@ from rankless.runs.chain import sum_of
 class DataSums:
     """A thread that writes the list at ``path``, one line per file as ``sha256sum`` does.
 
-    A list of an earlier start with other content is kept beside it, and one that is newer than every file is
-    used again. ``files`` returns the paths; if there are none, nothing is written.
+    A list of an earlier start with other content is kept beside it. ``files`` returns the paths; if there are
+    none, nothing is written.
     """
 
     def __init__(self, path: Path, files: Callable[[], Sequence[str]]) -> None:
@@ -35,11 +35,8 @@ class DataSums:
 
     def _make(self) -> None:
         try:
-            lines, files = [], self._files()
-            if self._is_current(files):
-                self._sum = sum_of(self._path)
-                return
-            for name, digest in sums_of(files):
+            lines = []
+            for name, digest in sums_of(self._files()):
                 if self._closed:
                     return
                 lines.append(f"{digest}  {name}\n")
@@ -47,15 +44,6 @@ class DataSums:
                 self._sum = self._write("".join(lines))
         finally:
             self._done.set()
-
-    def _is_current(self, files: Sequence[str]) -> bool:
-        """Return whether the list has the names of these files, none of which has changed since."""
-        try:
-            made = self._path.stat().st_mtime
-            names = [line[66:-1] for line in self._path.read_text(errors="surrogateescape").splitlines(True)]
-            return names == names_of(files) and all(Path(file).stat().st_ctime < made for file in files)
-        except OSError:
-            return False
 
     def _write(self, text: str) -> str | None:
         digest = hashlib.sha256(os.fsencode(text)).hexdigest()
@@ -71,14 +59,9 @@ class DataSums:
 
 def sums_of(files: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the name of each file below :func:`common_folder`, and its SHA-256."""
-    for name, file in zip(names_of(files), files, strict=True):
-        yield name, sum_of(Path(file)) or "unreadable"
-
-
-def names_of(files: Sequence[str]) -> list[str]:
-    """Return the name of each file in a list, relative to :func:`common_folder`."""
     root = common_folder(files)
-    return [os.path.relpath(file, root).replace("\n", "\\n") for file in files]
+    for file in files:
+        yield os.path.relpath(file, root).replace("\n", "\\n"), sum_of(Path(file)) or "unreadable"
 
 
 def common_folder(files: Sequence[str]) -> str:

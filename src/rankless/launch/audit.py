@@ -72,8 +72,8 @@ class AuditReport:
     Attributes:
         seed: the seed that intervals were drawn with.
         link: the last link of the run's chain; None if it has none.
-        problems: sentences on what is not as it was recorded.
-        notes: sentences on what was not recorded.
+        problems: sentences about differences from the recorded run.
+        notes: sentences about missing records.
         results: one per interval trained again.
         not_shown: the other intervals, each with the reason.
         stopped: number of the signal that stopped the audit; 0 if none did.

@@ -210,7 +210,7 @@ def _is_count(value: object) -> bool:
 def _checked(
     name: str, tree: dict[str, Any], key: str, default: object, check: Callable[[object], bool], expected: str
 ) -> Any:
-    """Return the value of a key, or the default; raise if it is not what is expected."""
+    """Return the value of a key, or the default; raise if ``check`` refuses it."""
     value = tree.get(key, default)
     if not check(value):
         raise UserError(f"{name}: {key} is {json.dumps(value)}; expected {expected}")
@@ -236,5 +236,5 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: is not JSON: {error}; expected the {CONFIG} of a detector") from None
     if not isinstance(tree, dict):
-        raise UserError(f"{name}: holds no JSON object; expected the {CONFIG} of a detector of transformers")
+        raise UserError(f"{name}: is not a JSON object; expected the {CONFIG} of a detector of transformers")
     return tree

@@ -170,7 +170,7 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
         here = checksums.read(folder) or {}
         names = [name for name, digest in lines[-1].files.items() if here.get(name) != digest]
         chain.problems.append(
-            f"{folder}: {', '.join(names) or NAME} is not what was saved after step {step}, by {source}"
+            f"{folder}: {', '.join(names) or NAME} differs from the file saved after step {step}, by {source}"
         )
     elif last is None or step < chain.lines[0].checkpoint:
         if entry:

@@ -78,11 +78,11 @@ def _samples(root: Path) -> list[Sample]:
         samples = msgspec.json.decode(reading.read_bytes(file))["samples"]
         if isinstance(samples, list) and all(isinstance(each, dict) for each in samples):
             return samples
-        problem = "'samples' is no list of objects"
+        problem = "'samples' is not a list of objects"
     except OSError as error:
         problem = f"cannot be read: {reading.reason(error)}"
     except (msgspec.MsgspecError, KeyError, TypeError, RecursionError) as error:
-        problem = f"no JSON with 'samples': {printable(str(error))}"
+        problem = f"is not JSON with 'samples': {printable(str(error))}"
     raise UserError(f"{file}: {problem}; {_EXPECTED}")
 
 

@@ -134,7 +134,7 @@ class ParquetTable(Table):
 
 
 def _fields(kind: Any) -> dict[str, str]:
-    """Return the names and types of the fields of a struct; of another type none or others."""
+    """Return the names and types of a type's fields; a type without fields has none."""
     fields = [kind.field(at) for at in range(kind.num_fields)]
     return {field.name: str(field.type) for field in fields}
 

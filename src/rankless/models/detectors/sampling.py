@@ -50,8 +50,8 @@ class DeterministicSampling(TorchFunctionMode):
     ) -> Any:
         """Call the function, or ``bilinear`` in its place."""
         options = kwargs or {}
-        if function is not F.grid_sample:
-            return function(*args, **options)
-        if options != {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}:
-            raise NotImplementedError(f"grid_sample with {options}")
-        return bilinear(*args)
+        is_bilinear = options == {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}
+        # PyTorch itself refuses the backward pass of the others if it has to be deterministic.
+        if function is F.grid_sample and is_bilinear:
+            return bilinear(*args)
+        return function(*args, **options)
