@@ -25,6 +25,7 @@ SMALL = [
     "batch.micro=2", "workers=0", "precision=fp32",
 ]  # fmt: skip
 DETECTOR = ["data.train_images=16", "data.val_images=8", "model.image_size=64", "model.width=0.25"]
+QUERIES = ["data.train_images=16", "data.val_images=8", "model.image_size=256"]  # cells for 300 queries
 CLASSIFIER = ["model.image_size=32"]
 VARIANTS = {
     "digits, mosaic, mixup, copy-paste, sync": [
@@ -65,16 +66,14 @@ def main() -> None:
     words = parser.parse_args().words
     changes = [word for word in words if "=" in word]
     chosen = [word for word in words if word not in changes]
-    shipped = sorted(path.stem for path in Path(rankless.__file__).parent.rglob("*.yaml"))
+    shipped = sorted((Path(rankless.__file__).parent / "recipe" / "shipped").glob("*.yaml"))
     cases = {}
-    for name in shipped:
-        text = next(Path(rankless.__file__).parent.rglob(f"{name}.yaml")).read_text(encoding="utf-8")
+    for path in shipped:
+        text = path.read_text(encoding="utf-8")
         if "pretrained: path/to" in text:  # fine-tune, which needs a file of weights
             continue
-        cases[name] = [
-            name,
-            *(CLASSIFIER if "\ntask: classify" in text else [*DETECTOR, "data.multi_scale=0"]),
-        ]
+        small = CLASSIFIER if "\ntask: classify" in text else [*DETECTOR, "data.multi_scale=0"]
+        cases[path.stem] = [path.stem, *(QUERIES if "name: hf/" in text else small)]
     cases |= VARIANTS
     if unknown := set(chosen) - set(cases):
         parser.error(f"no such recipe or variant: {', '.join(sorted(unknown))}")

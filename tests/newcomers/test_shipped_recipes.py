@@ -26,6 +26,7 @@ pytestmark = pytest.mark.processes
 # norm needs two values of each channel.
 SMALL = ["batch.images=2", "batch.micro=2", "model.image_size=96", "precision=fp32", "workers=0"]
 NARROW = ["model.width=0.1"]
+QUERIES = {"rtdetr": "model.image_size=160", "dfine": "model.image_size=256"}  # with cells for 300 queries
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,8 @@ def step(world: World, name: str, given: list[str], folder: str) -> list[float]:
 def test_it_runs_with_a_data_set_and_nothing_else(
     ranks: Any, name: str, roots: dict[str, Path], pretrained: Path, tmp_path: Path
 ) -> None:
+    if name in QUERIES:
+        pytest.importorskip("transformers")
     given = [f"data.root={roots[load(name).task]}"]
     if name == "fine-tune":
         given.append(f"model.pretrained={pretrained}")
@@ -67,6 +70,7 @@ def test_it_runs_with_a_data_set_and_nothing_else(
     assert StepSchedule(recipe, len(data)).steps >= 1
     assert data.item(0, 0).image.shape[0] == 3
     narrow = NARROW if recipe.task == "detect" and name != "fine-tune" else []
+    narrow = [QUERIES[name]] if name in QUERIES else narrow
     ((loss,),) = ranks(1, step, name, [*given, *SMALL, *narrow], str(tmp_path / "run"))
     assert 0 < loss < 1000
 
