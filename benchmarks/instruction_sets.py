@@ -1,16 +1,19 @@
 """Compare the bits of recipes on different x86 CPUs, with ``cpu_isa: avx2`` and without, and its cost.
 
-    python benchmarks/instruction_sets.py                     # this CPU, limited by variables
-    python benchmarks/instruction_sets.py --emulate Haswell   # also a CPU that qemu-user emulates: slow
-    python benchmarks/instruction_sets.py --cost              # step times of digits, side by side
+    python benchmarks/instruction_sets.py                           # this CPU, limited by variables
+    python benchmarks/instruction_sets.py --emulate Haswell EPYC    # also CPUs that qemu-user emulates: slow
+    python benchmarks/instruction_sets.py --kernels --emulate Haswell EPYC    # PyTorch's functions alone
+    python benchmarks/instruction_sets.py --cost                    # step times of digits, side by side
 
 Model, loss, optimizer and augmentation are the recipe's; the data is the built-in digits, the input and the
-batch are small, and two steps are trained in one process. The SHA-256 of the weights is compared.
+batch are small, and two steps are trained in one process. The SHA-256 of the weights is compared. Emulation
+needs QEMU 10: version 7 crashes in PyTorch's gather instructions.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import os
 import statistics
@@ -35,6 +38,8 @@ SMALL = [
     "data.root=digits", "data.format=auto", "data.train=train", "data.val=val", "batch.images=4",
     "batch.micro=2", "workers=0", "model.image_size=64", "epochs=1",
 ]  # fmt: skip
+UNARY = "sqrt rsqrt exp expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf erfc erfinv"
+ACTIVATIONS = "sigmoid gelu silu mish softplus logsigmoid elu hardswish"
 FEW = ["data.train_images=16", "data.val_images=4", "data.multi_scale=0"]  # of detectors alone
 
 
@@ -79,6 +84,67 @@ def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
     print("result", found[0], statistics.median(seconds))
 
 
+def kernels() -> None:
+    """Print a digest of each function's result with ``cpu_isa: avx2``; runs in its own process."""
+    fix("avx2")
+    import torch
+    from torch.nn import functional as f
+
+    from rankless.hardware.portable import PortableFunctions
+
+    torch.set_num_threads(1)
+    for dtype in (torch.float32, torch.float64):
+        whole = torch.randint(1, 2**24, (4096,), generator=torch.Generator().manual_seed(1))
+        inside = whole.to(dtype) / 2**24 * 0.98 + 0.01  # in 0.01..0.99, where every function is defined
+        signed = inside * 8 - 4
+        square = signed.view(64, 64)
+        made = {name: getattr(torch, name)(inside) for name in UNARY.split()}
+        with PortableFunctions():
+            made |= {f"portable {name}": getattr(torch, name)(inside) for name in ("sqrt", "atan")}
+        activations = (
+            "sigmoid",
+            "tanh",
+            "gelu",
+            "silu",
+            "mish",
+            "softplus",
+            "logsigmoid",
+            "elu",
+            "hardswish",
+        )
+        made |= {name: getattr(f, name)(signed) for name in activations}
+        made |= {
+            "gelu (tanh)": f.gelu(signed, approximate="tanh"),
+            "pow 1.7": inside**1.7,
+            "pow 0.5": inside**0.5,
+        }
+        made |= {"atan2": torch.atan2(signed, inside), "norm": signed.norm(), "std": signed.std()}
+        made |= {
+            "softmax": square.softmax(1),
+            "layer_norm": f.layer_norm(square, (64,)),
+            "product": square @ square,
+        }
+        maps = square.view(4, 16, 8, 8)
+        made |= {"batch_norm": f.batch_norm(maps, None, None, training=True), "sum": signed.sum()}
+        made |= {"conv2d": f.conv2d(maps, square[:36].reshape(16, 16, 3, 3)), "cumsum": signed.cumsum(0)}
+        made["normal_"] = torch.empty(999, dtype=dtype).normal_(generator=torch.Generator().manual_seed(1))
+        for name, tensor in made.items():
+            digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+            print("result", name.replace(" ", "_") + f" {dtype}", digest[:8])
+
+
+def compare_kernels(emulate: list[str]) -> None:
+    """Print the functions whose bits differ between this CPU and the emulated ones."""
+    found = {cpu: _results(["--one-kernels"], {}, cpu) for cpu in (None, *emulate)}
+    native = found.pop(None)
+    different = [line for line in native if any(line not in lines for lines in found.values())]
+    print(
+        f"{len(native) - len(different)} of {len(native)} functions agree on {', '.join(found)} and this CPU"
+    )
+    for _, name, dtype, _ in (line.split() for line in different):
+        print(f"differs: {name} {dtype}")
+
+
 def measured(
     name: str,
     cpu_isa: str,
@@ -89,17 +155,24 @@ def measured(
     cpu: str | None = None,
 ) -> tuple[str, float]:
     """Return digest and CPU seconds a step of a fresh process of one thread."""
-    command = [sys.executable, __file__, "--one", name, cpu_isa, str(steps), *overrides]
+    _, digest, seconds = _results(["--one", name, cpu_isa, str(steps), *overrides], environment, cpu)[
+        0
+    ].split()
+    return digest, float(seconds)
+
+
+def _results(words: list[str], environment: dict[str, str], cpu: str | None) -> list[str]:
+    """Return the lines with results of this script, run in a process of one thread, perhaps emulated."""
     emulated = [f"qemu-{os.uname().machine}", "-cpu", cpu] if cpu else []
     done = subprocess.run(
-        [*emulated, *command],
+        [*emulated, sys.executable, __file__, *words],
         env={**os.environ, "RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1", **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("result ")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
     if not lines:
-        raise SystemExit(f"{name}, {cpu_isa}, {cpu or environment}: {done.stderr[-2000:]}")
-    return lines[0][1], float(lines[0][2])
+        raise SystemExit(f"{' '.join(words)}, {cpu or environment}: {done.stderr[-2000:]}")
+    return lines
 
 
 def agreement(names: list[str], emulate: list[str]) -> None:
@@ -117,6 +190,8 @@ def agreement(names: list[str], emulate: list[str]) -> None:
         for cpu_isa in ("native", "avx2"):
             cells = [
                 measured(name, cpu_isa, env, steps=2, overrides=overrides, cpu=cpu)[0][:8]
+                if cpu_isa == "avx2" or not cpu
+                else "–"  # it is slow, and tells nothing that the limited libraries do not
                 for env, cpu in machines.values()
             ]
             print(f"| {name} | {cpu_isa} | {' | '.join(cells)} |", flush=True)
@@ -147,16 +222,23 @@ def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         train(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:])
         return
+    if sys.argv[1:2] == ["--one-kernels"]:
+        kernels()
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("recipes", nargs="*", help="names of shipped recipes; all if not given")
     parser.add_argument("--emulate", nargs="*", default=[], metavar="CPU", help="CPUs of qemu-user")
+    parser.add_argument("--kernels", action="store_true", help="compare PyTorch's functions, not recipes")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     if given.cost:
         cost(given.rounds)
+        return
+    if given.kernels:
+        compare_kernels(given.emulate)
         return
     from rankless.recipe.installed import shipped
 

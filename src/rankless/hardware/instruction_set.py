@@ -86,6 +86,12 @@ def variables(cpu_isa: str) -> dict[str, str]:
     }
 
 
+@cache
+def is_limited() -> bool:
+    """Check whether this process's libraries are limited to AVX2, by :func:`fix` or by its environment."""
+    return all(os.environ.get(name) == value for name, value in variables("avx2").items())
+
+
 def refuse_unable(cpu_isa: str) -> None:
     """Raise an error that names the missing features if this processor lacks the instruction set."""
     missing = [flag for flag in _NEEDS if flag not in flags()]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 
 from rankless.errors import UserError
 from rankless.hardware.convolutions import SoundConvolutions
-from rankless.hardware.instruction_set import computes_bf16
+from rankless.hardware.instruction_set import computes_bf16, is_limited
+from rankless.hardware.portable import PortableFunctions
 
 if TYPE_CHECKING:
     from rankless.recipe.fields import Precision
@@ -46,12 +47,15 @@ def dtype_of(precision: str) -> torch.dtype:
 @contextmanager
 def autocast(precision: str, device: torch.device) -> Iterator[None]:
     """Run the enclosed forward pass in this precision; parameters and their gradients stay float32."""
-    dtype = _DTYPES.get(precision)
-    if dtype is None:  # fp32 and tf32 are process-wide settings: engine/settings.py
+    dtype = _DTYPES.get(precision)  # None for fp32 and tf32, which are process-wide: engine/settings.py
+    with nullcontext() if dtype is None else torch.autocast(device.type, dtype), replaced_kernels(device):
         yield
-    elif device.type == "cpu":
-        with torch.autocast("cpu", dtype), SoundConvolutions():
-            yield
-    else:
-        with torch.autocast(device.type, dtype):
-            yield
+
+
+def replaced_kernels(device: torch.device) -> AbstractContextManager[object]:
+    """Return the context that replaces kernels which would give wrong or different bits on this CPU."""
+    if device.type != "cpu":
+        return nullcontext()
+    if torch.is_autocast_enabled("cpu"):
+        return SoundConvolutions()
+    return PortableFunctions() if is_limited() else nullcontext()

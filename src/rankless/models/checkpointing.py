@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
-from rankless.hardware.convolutions import SoundConvolutions
+from rankless.hardware.precision import replaced_kernels
 from rankless.world.global_norm import recomputed
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
@@ -60,9 +60,7 @@ def _is_flat(module: nn.Module) -> bool:
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
     """Return contexts for the first computation, which is already inside autocast, and for the second."""
     first, second = recomputed()
-    if torch.is_autocast_enabled("cpu"):
-        return first, _inside(SoundConvolutions(), second)
-    return first, second
+    return first, _inside(replaced_kernels(torch.device("cpu")), second)
 
 
 @contextmanager

@@ -1,0 +1,80 @@
+"""Square roots and arctangents with the same bits on every x86 CPU.
+
+PyTorch computes ``sqrt`` and the float32 ``atan`` with Intel's MKL, whose kernels begin with the processor's
+own approximation of 1/√x or 1/x. These approximations differ between makers of CPUs, and so may the last bit
+of the result, even if MKL is limited to one instruction set. ``benchmarks/instruction_sets.py --kernels``
+compares PyTorch's functions on this CPU and on emulated ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class PortableFunctions(TorchFunctionMode):
+    """A context that replaces this thread's square roots and float32 arctangents on CPUs.
+
+    The in-place forms, and those with ``out``, are not replaced.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function or its replacement."""
+        kwargs = kwargs or {}
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is None or kwargs or not _is_real_on_cpu(args[0]):
+            return func(*args, **kwargs)
+        return replacement(func, *args)
+
+
+def _is_real_on_cpu(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point() and x.device.type == "cpu"
+
+
+def _sqrt(func: Callable[..., Tensor], x: Tensor) -> Tensor:
+    root: Tensor = _SquareRoot.apply(x)
+    return root
+
+
+def _atan(func: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return func(x.double()).to(x.dtype)
+
+
+def _pow(func: Callable[..., Tensor], x: Tensor, exponent: Any) -> Tensor:
+    if isinstance(exponent, float) and exponent == 0.5:  # PyTorch calls sqrt
+        return _sqrt(func, x)
+    return func(x, exponent)
+
+
+class _SquareRoot(torch.autograd.Function):
+    """√x as 1 / (1 / √x) in float64, because ``rsqrt`` uses IEEE's square root and division."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return √x, in the dtype of x."""
+        root = x.double().rsqrt().reciprocal().to(x.dtype)
+        ctx.save_for_backward(root)
+        return root
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Return the gradient of x; infinite at 0, as PyTorch's is."""
+        (root,) = ctx.saved_tensors
+        return gradient / (2 * root)
+
+
+_REPLACEMENTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    **dict.fromkeys((torch.sqrt, Tensor.sqrt), _sqrt),
+    **dict.fromkeys((torch.atan, torch.arctan, Tensor.atan, Tensor.arctan), _atan),
+    **dict.fromkeys((torch.pow, Tensor.pow, Tensor.__pow__), _pow),
+}
