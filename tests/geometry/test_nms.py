@@ -83,24 +83,6 @@ def test_boxes_are_compared_in_parts(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["iou", "diou"])
-def test_of_equal_scores_the_first_stays(kind):
-    boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0]]).expand(5, 4)
-    labels = torch.tensor([1, 0, 0, 1, 0])
-    found = nms(boxes, torch.full((5,), 0.5), labels, kind=kind, threshold=0.5)
-    assert found.tolist() == [0, 1]
-
-
-def test_distance_lets_neighbors_stay():
-    # IoU is 6 / 14; the centers lie 4 px apart on a hull of 14 × 10: 0.429 - (16 / 296) ** 0.6 = 0.255.
-    boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [4.0, 0.0, 14.0, 10.0]])
-    given_ = (boxes, torch.tensor([0.5, 0.9]), torch.zeros(2, dtype=torch.int64))
-    assert nms(*given_, kind="iou", threshold=0.42).tolist() == [1]
-    assert nms(*given_, kind="diou", threshold=0.42).tolist() == [1, 0]
-    assert nms(*given_, kind="diou", threshold=0.26).tolist() == [1, 0]
-    assert nms(*given_, kind="diou", threshold=0.25).tolist() == [1]
-
-
-@pytest.mark.parametrize("kind", ["iou", "diou"])
 def test_points_and_nothing(kind):
     points = torch.tensor([[5.0, 5.0, 5.0, 5.0]]).expand(3, 4)
     labels = torch.zeros(3, dtype=torch.int64)
