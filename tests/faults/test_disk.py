@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import resource
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_for_faults import Run, finish, outcome
+from harness_for_faults import Run, finish, outcome, small_disk
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-@contextlib.contextmanager
-def small_disk(place: Path) -> Iterator[Path]:
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(place)]
-    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk can only be mounted by root")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
 def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path: Path, expected: dict[str, Any]) -> None:
-    with small_disk(tmp_path / "disk") as disk:
+    disk = tmp_path / "disk"
+    with small_disk(disk) as mounted:
+        if not mounted:
+            pytest.skip("a small disk can only be mounted by root")
         ballast = disk / "ballast"
         with Run(disk / "run", 2, environment={"FAULT_SLEEP": "0.05"}) as run:
             run.until(lambda: run.run.pointed("last"))
