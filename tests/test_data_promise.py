@@ -70,13 +70,9 @@ class Way:
 
 
 WAYS = {
-    "two loader processes": Way(more=("workers=2",)),
-    "kept in memory": Way(more=("data.cache=ram",)),
-    "kept on the disk": Way(more=("data.cache=disk",)),
-    "tar shards": Way("shards"),
-    "tar shards, kept, two ranks": Way("shards", 2, ("data.cache=disk", "workers=1")),
-    "coco": Way("coco"),
-    "darknet": Way("darknet", 2),
+    "coco, kept in memory": Way("coco", more=("data.cache=ram",)),
+    "tar shards, kept on the disk, two ranks": Way("shards", 2, ("data.cache=disk", "workers=1")),
+    "darknet, two ranks": Way("darknet", 2),
     "two ranks stopped": Way(ranks=2, stop=4, goes_on=(1, 2)),
 }
 

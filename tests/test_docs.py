@@ -24,7 +24,7 @@ from rankless.recipe import load
 from rankless.recipe.installed import shipped
 
 sys.path.insert(0, str(Path(__file__).parent))
-from documented import HISTORY, PAGES, ROOT, Line, code, commands, makes, scripts
+from documented import PAGES, ROOT, Line, code, commands, makes, scripts
 
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
@@ -213,10 +213,6 @@ def test_tables_of_the_docs_say_what_the_code_says(name: str, row: str):
     text = maker.PAGE.read_text(encoding="utf-8")
     assert maker.page(text) == text, f"run: python docs/{name}.py"
     assert row in text
-
-
-def test_history_is_not_empty():
-    assert {page.name for page in PAGES} >= {*HISTORY, "README.md", "glossary.md"}
 
 
 def test_examples_in_docstrings_have_a_heading_that_is_known():

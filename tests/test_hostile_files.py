@@ -305,10 +305,10 @@ ROOM = 6 << 30
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("numbers", [28, 0])  # the first layer, or nothing
-def test_a_small_cfg_takes_no_gigabytes(tmp_path: Path, numbers: int):
+def test_a_small_cfg_takes_no_gigabytes(tmp_path: Path):
     (tmp_path / "a.cfg").write_text(BOMB)
-    (tmp_path / "a.weights").write_bytes(struct.pack("<3iQ", 0, 2, 5, 0) + bytes(4 * numbers))
+    first_layer = bytes(4 * 28)
+    (tmp_path / "a.weights").write_bytes(struct.pack("<3iQ", 0, 2, 5, 0) + first_layer)
     ended = subprocess.run(
         [sys.executable, "-m", "rankless", "import", "a.weights", "--cfg", "a.cfg", "--out", "o.safetensors"],
         cwd=tmp_path,

@@ -56,6 +56,17 @@ def test_only_environments_know_what_clusters_set():
     assert found == {"launch/environments"}
 
 
+def test_one_function_alone_begins_to_compute_in_half_precision():
+    """``hardware.precision.autocast``, whose convolutions read no memory that nobody wrote."""
+    pattern = re.compile(r"torch\.(\w+\.)*autocast\((?!.*enabled=False)")
+    found = {
+        str(file.relative_to(SOURCE))
+        for file in SOURCE.rglob("*.py")
+        if pattern.search(file.read_text(encoding="utf-8"))
+    }
+    assert found == {"hardware/precision.py"}
+
+
 def additions() -> Iterator[tuple[str, set[str]]]:
     """The example and the files of every row of the table "Where to add things" that names files."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -7,7 +7,6 @@ instead, held to constraints.txt.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -96,15 +95,14 @@ def test_the_wheel_holds_the_whole_package(wheel: Path) -> None:
 
 
 def test_the_demos_first_steps_from_the_wheel(environment: Path, tmp_path: Path) -> None:
-    """``make demo``, shortened: train, evaluate, predict, verify."""
+    """``make demo``, shortened: train on two ranks, and predict."""
     rankless = environment / "rankless"
     settings = {"RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1"}
     where = run(environment / "python", "-c", "import rankless; print(rankless.__file__)", cwd=tmp_path)
     assert Path(where.stdout.strip()).is_relative_to(environment.parent)
-    short = ["data.train_images=48", "data.val_images=8", "epochs=1", "model.width=0.125"]
+    short = ["data.train_images=24", "data.val_images=4", "epochs=1", "model.width=0.125"]
+    short += ["batch.images=8", "batch.micro=4"]
     run(rankless, "train", "digits", *short, "--run", "run", "--devices", "2", cwd=tmp_path, **settings)
-    scores = run(rankless, "evaluate", "run", "--json", "--devices", "1", cwd=tmp_path, **settings)
-    assert 0 <= json.loads(scores.stdout)["AP"] <= 1
     run(rankless, "predict", "run", "digits:val:1000-1001", "--out", "found", cwd=tmp_path, **settings)
     assert (tmp_path / "found" / "digits-val-1000.png").is_file()
 

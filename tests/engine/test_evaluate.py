@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rankless.engine.evaluate import evaluate, fingerprint
-from rankless.engine.settings import computes_like
 from rankless.errors import UserError
 from rankless.recipe.schema import Batch, Data, Evaluate, Recipe
 from rankless.structures import Unreadable
@@ -148,43 +147,6 @@ def test_an_order_that_is_none_is_reported(order: list[float]) -> None:
     check_order(None, np.array([2, 0, 1]), 3)
     with pytest.raises(UserError, match=r"evaluation_order\(\) .* expected None, or an int64 array"):
         check_order(None, np.array(order), 3)
-
-
-class Unpooling(Counting):
-    """Its prediction takes an operation that has no deterministic kernel, on some ranks alone."""
-
-    def predict(self, model: nn.Module, batch: Any) -> list[tuple[int, int, float]]:
-        if batch[0][0] >= 2:
-            model(torch.ones(1, 1, 4, 4))
-        return [(int(index), 0, 0.0) for index, _ in batch]
-
-
-class Unpooled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.up = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.up(*self.down(x))
-        return out
-
-
-def refused(world: World) -> list[str]:
-    recipe = Recipe(batch=Batch(images=2, micro=2), precision="fp32")
-    try:
-        with computes_like(recipe):
-            evaluate(Unpooling(4), Unpooled(), recipe, world)  # type: ignore[arg-type]
-    except UserError as error:
-        return list(error.problems)
-    return []
-
-
-@pytest.mark.processes
-def test_a_layer_that_cannot_be_computed_is_named_on_every_rank(ranks: Any) -> None:
-    for size in (1, 2):
-        for (text,) in ranks(size, refused):
-            assert text.startswith("the layer 'up' (MaxUnpool2d) uses max_unpooling2d_forward_out, which has")
-            assert "use another layer or operation, or reduce: fast" in text
 
 
 def scores(

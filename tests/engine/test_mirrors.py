@@ -5,14 +5,11 @@ A machine is a run directory of its own and the ranks that see it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import json
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ from rankless.runs import chain, journal
 from rankless.runs.directory import RunDirectory, damage
 from rankless.structures import LossSum
 from rankless.world.process_group import World
+from small_disk import fill, small_disk
 
 pytestmark = pytest.mark.processes
 
@@ -137,25 +135,6 @@ def train(world: World, machines: list[list[Any]], how: dict[str, Any] | None = 
     finally:
         checkpoint.save = original
     return {"end": done, "saved": saved}
-
-
-def fill(folder: Path) -> None:
-    """Leave no room on a file system."""
-    with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
-    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk can only be mounted by root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -366,7 +345,7 @@ def test_a_full_disk_on_one_machine_does_not_end_the_run(
     ranks: Any, tmp_path: Path, whole: Path, rank: int
 ) -> None:
     """The first rank's, too; what it missed it gets when there is room."""
-    with small_disk(tmp_path / "small") as disk:
+    with small_disk(tmp_path / "small", 512) as disk:
         folders = [tmp_path / "large" / "run", disk / "run"]
         two = folders[::-1] if rank == 0 else folders
         two[0].mkdir(parents=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,20 +22,8 @@ from rankless.errors import UserError
 from rankless.recipe.schema import Checkpoint, Recipe
 from rankless.runs.directory import RunDirectory, weights_of
 from rankless.world.process_group import World
+from small_disk import small_disk
 from small_saves import ALONE, RECIPE, Messages, Wide, messages_of
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[Path]:
-    """A file system of ``size`` KiB."""
-    folder.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "none", str(folder)]
-    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk can only be mounted by root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def resize(folder: Path, size: int) -> None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from rankless.runs.directory import RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from process_server import AVAILABLE, SERVER, TAG, Forked
+from small_disk import mounted as small_disk  # noqa: F401  # for benchmarks/faults.py
 
 if TYPE_CHECKING:
     import pytest
@@ -61,7 +62,35 @@ class Process:
     kind: str  # launcher, rank 0, rank 1, …, other (loaders, fork servers, trackers)
 
 
-class Run:
+class Watched:
+    """A process whose output goes to a file."""
+
+    process: Any
+    output: Any
+
+    def until(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
+        """Wait for something; fail where it does not come or the run ends before."""
+        end = time.monotonic() + seconds
+        while not (value := condition()):
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise AssertionError(f"it did not come, the run printed:\n{self.text()}")
+            time.sleep(0.01)
+        return value
+
+    def wait(self, seconds: float = 120) -> int:
+        """The exit code."""
+        try:
+            return int(self.process.wait(seconds))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s; it printed:\n{self.text()}") from None
+
+    def text(self) -> str:
+        """What a person saw."""
+        self.output.seek(0)
+        return str(self.output.read())
+
+
+class Run(Watched):
     """One start of ``rankless train``.
 
     Args:
@@ -158,22 +187,6 @@ class Run:
             return False
         return bool(entries) and entries[-1].get("step", 1) % 5 == 0
 
-    def until(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
-        """Wait for something; fail where it does not come or the run ends before."""
-        end = time.monotonic() + seconds
-        while not (value := condition()):
-            if time.monotonic() > end or self.process.poll() is not None:
-                raise AssertionError(f"it did not come, the run printed:\n{self.text()}")
-            time.sleep(0.01)
-        return value
-
-    def wait(self, seconds: float = 90) -> int:
-        """The exit code."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {seconds} s; it printed:\n{self.text()}") from None
-
     def gone(self, seconds: float = 30) -> float:
         """Wait until no process of the run is left; how long it took."""
         began = time.monotonic()
@@ -182,11 +195,6 @@ class Run:
                 raise OrphansError(f"orphans: {[(p.kind, _command(p.pid)) for p in left]}")
             time.sleep(0.01)
         return time.monotonic() - began
-
-    def text(self) -> str:
-        """What a person saw."""
-        self.output.seek(0)
-        return self.output.read()
 
     def noise(self) -> list[str]:
         """Lines that no person should have to read."""
@@ -244,19 +252,6 @@ def finish(folder: Path, world: int, *more: str) -> dict[str, Any]:
         assert not run.noise(), run.text()
         run.gone()
     return outcome(folder)
-
-
-@contextlib.contextmanager
-def small_disk(place: Path, size: str = "256k") -> Iterator[bool]:
-    """A file system of its own at ``place``, which is made; whether it could be mounted."""
-    place.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)]
-    mounted = not os.geteuid() and not subprocess.run(command, capture_output=True, check=False).returncode
-    try:
-        yield mounted
-    finally:
-        if mounted:
-            subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def loaders(run: Run) -> list[int]:

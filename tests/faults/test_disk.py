@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
 import resource
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness_for_faults import Run, finish, outcome
 
+from small_disk import fill, small_disk
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-@contextlib.contextmanager
-def small_disk(place: Path) -> Iterator[Path]:
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(place)]
-    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk can only be mounted by root")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
 def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path: Path, expected: dict[str, Any]) -> None:
-    with small_disk(tmp_path / "disk") as disk:
-        ballast = disk / "ballast"
+    with small_disk(tmp_path / "disk", 256) as disk:
         with Run(disk / "run", 2, environment={"FAULT_SLEEP": "0.05"}) as run:
             run.until(lambda: run.run.pointed("last"))
-            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(4096))
+            filler = fill(disk)
             assert run.wait() == 2, run.text()
             run.gone()
             assert "warning: the checkpoint of step 6 could not be written ([Errno 28]" in run.text()
@@ -44,7 +27,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path: Path, expected: dict
             assert last.startswith("error: ") and "No space left on device" in last and "make room" in last
             assert not run.noise(), run.text()
             assert not list((disk / "run").rglob("*.tmp"))
-        ballast.unlink()
+        filler.unlink()
         assert finish(disk / "run", 3) == expected
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -28,11 +29,12 @@ with outputs.writing(out / "b") as file:
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
+# Prints the exit code and what is there, for each change of a name before which a child is killed.
 KILLED_IN_A_SET = """
-import os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 from rankless.files.outputs import Outputs
-left, real = int(sys.argv[2]), {name: getattr(os, name) for name in ("rename", "replace", "unlink")}
+real = {name: getattr(os, name) for name in ("rename", "replace", "unlink")}
 def counted(name):
     def call(*words, **named):
         global left
@@ -41,12 +43,21 @@ def counted(name):
         left -= 1
         return real[name](*words, **named)
     return call
-for name in real:
-    setattr(os, name, counted(name))
 files = [Path(sys.argv[1], name) for name in ("head", "body", "tail")]
-with Outputs(files, verb=None, force=True).as_one(files) as parts:
-    for part in parts:
-        part.write_text("new")
+for left in range(20):
+    for file in files:
+        file.write_text("old")
+    if not os.fork():
+        for name in real:
+            setattr(os, name, counted(name))
+        with Outputs(files, verb=None, force=True).as_one(files) as parts:
+            for part in parts:
+                part.write_text("new")
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    print(json.dumps([code, {file.name: file.read_text() for file in files if file.exists()}]))
+    if code == 0:
+        break
 """
 
 
@@ -234,19 +245,14 @@ def test_a_killed_command_may_be_repeated(tmp_path):
 @pytest.mark.processes
 def test_a_kill_leaves_no_mixed_set(tmp_path):
     """Whatever change of a name it comes before: all old, all new, or nothing where readers begin."""
-    names, found = ("head", "body", "tail"), []
-    for left in range(20):
-        for name in names:
-            (tmp_path / name).write_text("old")
-        words = [sys.executable, "-c", KILLED_IN_A_SET, str(tmp_path), str(left)]
-        code = subprocess.run(words, timeout=60, check=False).returncode
-        there = {name: (tmp_path / name).read_text() for name in names if (tmp_path / name).exists()}
-        assert len(set(there.values())) <= 1 or "head" not in there, (left, there)
-        found.append(there)
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-    assert found[0] == dict.fromkeys(names, "old") and found[-1] == dict.fromkeys(names, "new")
+    words = [sys.executable, "-c", KILLED_IN_A_SET, str(tmp_path)]
+    done = subprocess.run(words, timeout=60, check=True, capture_output=True, text=True)
+    codes, found = zip(*map(json.loads, done.stdout.splitlines()), strict=True)
+    assert codes == (-signal.SIGKILL,) * (len(codes) - 1) + (0,)
+    names = ("head", "body", "tail")
+    old, new = dict.fromkeys(names, "old"), dict.fromkeys(names, "new")
+    assert all(there in (old, new) or "head" not in there for there in found)
+    assert found[0] == old and found[-1] == new
     assert len(found) > 6 and sorted(each.name for each in tmp_path.iterdir()) == sorted(names)
 
 

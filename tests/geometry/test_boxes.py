@@ -106,21 +106,6 @@ def test_equals_the_papers_equations(measure, literal, a, b):
     assert measure(a, b).item() == pytest.approx(literal(a.tolist(), b.tolist()), abs=1e-9)
 
 
-def test_values_by_hand():
-    a = torch.tensor([0.0, 0.0, 4.0, 4.0])
-    # Side by side on a hull of 8 × 4, 4 px apart: EIoU is 0 - 16 / 80, and α = 0 gives SIoU's γ = 2.
-    b = torch.tensor([4.0, 0.0, 8.0, 4.0])
-    assert boxes.eiou(a, b).item() == pytest.approx(-0.2)
-    assert boxes.siou(a, b).item() == pytest.approx(-(1 - math.exp(-2 * 0.25)) / 2)
-    # On the diagonal α = 45° and γ = 1, on a hull of 8 × 8.
-    c = torch.tensor([4.0, 4.0, 8.0, 8.0])
-    assert boxes.siou(a, c).item() == pytest.approx(-(1 - math.exp(-0.25)))
-    # One center, twice as wide and high: IoU 1/4, every side's difference is half of the larger and the hull.
-    d = torch.tensor([-2.0, -2.0, 6.0, 6.0])
-    assert boxes.eiou(a, d).item() == pytest.approx(0.25 - 0.25 - 0.25)
-    assert boxes.siou(a, d).item() == pytest.approx(0.25 - (1 - math.exp(-0.5)) ** 4)
-
-
 def test_similarities_are_named_after_themselves():
     assert [function.__name__ for function in boxes.SIMILARITIES.values()] == list(boxes.SIMILARITIES)
     assert set(boxes.SIMILARITIES.values()) == set(MEASURES)

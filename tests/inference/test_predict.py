@@ -215,13 +215,6 @@ def test_unreadable_images_are_named_and_the_others_go_on(target):
     assert len(written(report)) == 2 and len(report.as_json()["failed"]) == 2
 
 
-def test_a_image_does_not_depend_on_its_neighbors(target):
-    one = image(target.with_name("1.png"))
-    two = image(target.with_name("2.png"), (77, 300), (5, 5, 60, 99))
-    alone = [run(target, source).predictions()[0] for source in (two, one)]
-    assert run(target, two, one).predictions() == alone
-
-
 def test_what_cannot_work_is_reported(target, tmp_path):
     source = image(tmp_path / "a.png")
     for device in ("gpu", "mps", "meta"):
@@ -312,16 +305,6 @@ def test_results_replace_results_and_nothing_else(target):
     with pytest.raises(UserError, match="changed since"):
         run(target, source, force=False)
     assert len(written(run(target, source, force=True))) == 1
-
-
-def test_results_lie_beside_nothing_else(target):
-    source, out = image(target.with_name("a.png")), target.with_name("out")
-    out.mkdir()
-    (out / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"out: holds other files; expected a new or an empty folder"):
-        run(target, source, force=False)
-    (out / "notes.txt").unlink()
-    assert len(written(run(target, source, force=False))) == 1
 
 
 def test_without_a_folder_every_prediction_has_its_own(target, tmp_path, monkeypatch):

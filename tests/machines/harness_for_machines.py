@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from harness_for_faults import RECIPE, outcome
+from harness_for_faults import RECIPE, Watched, outcome
 from rig import CLIENT, Rig
 
 from rankless.runs import journal
@@ -85,7 +85,7 @@ time_t time(time_t *at) {
 """
 
 
-class HostsRun:
+class HostsRun(Watched):
     """One start of ``rankless train --hosts`` on the client of a rig; a context manager.
 
     Args:
@@ -155,27 +155,6 @@ class HostsRun:
             except OSError:
                 continue
         return max(steps)
-
-    def until(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
-        """Wait for something; fail where it does not come or the run ends before."""
-        end = time.monotonic() + seconds
-        while not (value := condition()):
-            if time.monotonic() > end or self.process.poll() is not None:
-                raise AssertionError(f"it did not come, the run printed:\n{self.text()}")
-            time.sleep(0.02)
-        return value
-
-    def wait(self, seconds: float = 120) -> int:
-        """The exit code."""
-        try:
-            return self.process.wait(seconds)
-        except Exception:
-            raise AssertionError(f"still running after {seconds} s; it printed:\n{self.text()}") from None
-
-    def text(self) -> str:
-        """What a person saw."""
-        self.output.seek(0)
-        return self.output.read()
 
     def steps_on(self, seconds: float = 60) -> None:
         """Wait for a step that is done from now on."""

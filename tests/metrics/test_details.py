@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
-from sklearn.metrics import average_precision_score, precision_recall_curve
 from sklearn.metrics import confusion_matrix as by_sklearn
+from sklearn.metrics import precision_recall_curve
 
 from rankless.metrics import box_matching
 from rankless.metrics.box_matching import IGNORED, RIGHT, confusion, image_boxes, match
@@ -21,13 +19,13 @@ from rankless.metrics.classification_details import classification_details
 from rankless.metrics.coco import Truth, coco_scores
 from rankless.metrics.curves import (
     RECALLS,
-    interpolated,
-    precision_recall,
     threshold_curve,
-    voc_average_precision,
 )
 from rankless.metrics.detection_details import SIDES, confusion_entry, detection_details
 from rankless.structures import Detections
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reference_for_coco import by_pycocotools
 
 CLASSES = 3
 SEEDS = st.integers(0, 2**32 - 1)
@@ -61,42 +59,6 @@ def random_images(seed: int, *, crowds: bool) -> tuple[list[Truth], list[Detecti
     return truths, found
 
 
-def by_pycocotools(truths: list[Truth], found: list[Detections]) -> COCOeval:
-    def row(box: list[float], image: int, label: int) -> dict[str, object]:
-        x1, y1, x2, y2 = box
-        return {"image_id": image, "category_id": label, "bbox": [x1, y1, x2 - x1, y2 - y1]}
-
-    annotations = [
-        {**row(box, image, label), "area": (box[2] - box[0]) * (box[3] - box[1]), "iscrowd": int(crowd)}
-        for image, truth in enumerate(truths)
-        for box, label, crowd in zip(
-            truth.boxes.tolist(),
-            truth.labels.tolist(),
-            (truth.labels * 0 if truth.crowd is None else truth.crowd).tolist(),
-            strict=True,
-        )
-    ]
-    results = [
-        {**row(box, image, label), "score": score}
-        for image, one in enumerate(found)
-        for box, label, score in zip(
-            one.boxes.tolist(), one.labels.tolist(), one.scores.tolist(), strict=True
-        )
-    ]
-    with contextlib.redirect_stdout(io.StringIO()):
-        api = COCO()
-        api.dataset = {
-            "images": [{"id": image} for image in range(len(truths))],
-            "categories": [{"id": label} for label in range(CLASSES)],
-            "annotations": [{**one, "id": number} for number, one in enumerate(annotations, 1)],
-        }
-        api.createIndex()
-        evaluation = COCOeval(api, api.loadRes(results), "bbox")
-        evaluation.evaluate()
-        evaluation.accumulate()
-    return evaluation
-
-
 def prepared(truths: list[Truth], found: list[Detections]) -> list[box_matching.ImageBoxes]:
     return [image_boxes(truth, one) for truth, one in zip(truths, found, strict=True)]
 
@@ -106,7 +68,7 @@ def prepared(truths: list[Truth], found: list[Detections]) -> list[box_matching.
 def test_precision_recall_curves_are_pycocotools(seed, crowds):
     truths, found = random_images(seed, crowds=crowds)
     details, matches = detection_details(prepared(truths, found), CLASSES)
-    evaluation = by_pycocotools(truths, found)
+    evaluation = by_pycocotools(truths, found, CLASSES)
     expected = evaluation.eval["precision"][0, :, :, 0, 2]  # (101, K)
     for label in range(CLASSES):
         if not details["truths"][label]:
@@ -196,15 +158,6 @@ def test_voc_average_precision_is_the_devkits(seed):
             assert details["pascal"]["per_class"][label] == pytest.approx(expected, abs=1e-9)
 
 
-def test_voc_average_precision_by_hand():
-    # Right, wrong, right of 4 objects: precision 1, 1/2, 2/3 at the recalls 1/4, 1/4, 1/2.
-    precision, recall = precision_recall(np.array([0.9, 0.8, 0.7]), np.array([True, False, True]), 4)
-    eleven, every = voc_average_precision(precision, recall)
-    assert eleven == pytest.approx((3 * 1 + 3 * 2 / 3) / 11)  # recalls 0, 0.1, 0.2; then 0.3, 0.4, 0.5
-    assert every == pytest.approx(0.25 * 1 + 0.25 * 2 / 3)
-    assert voc_average_precision(np.zeros(0), np.zeros(0)) == (0, 0)
-
-
 @settings(max_examples=50)
 @given(SEEDS)
 def test_threshold_curve_is_scikit_learns(seed):
@@ -229,15 +182,6 @@ def test_threshold_curve_is_scikit_learns(seed):
             )
         else:
             assert np.isnan(curve.precision[number])
-
-
-def test_interpolated_area_is_near_scikit_learns_average_precision():
-    rng = np.random.default_rng(0)
-    right = rng.random(5000) < 0.3
-    scores = right * 0.3 + rng.random(5000)
-    curve = interpolated(*precision_recall(scores, right, int(right.sum())))
-    assert curve.mean() == pytest.approx(average_precision_score(right, scores), abs=0.01)
-    assert len(curve) == len(RECALLS) == 101
 
 
 @settings(max_examples=30)

@@ -133,19 +133,6 @@ def test_a_frozen_backbone_leaves_the_head_to_learn():
     ]
 
 
-@pytest.mark.parametrize("name", ["resnet18", "densenet-bc-100-12", "timm/resnet10t"])
-def test_equal_chance_gives_equal_weights_and_logits_come_out(name):
-    states = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        model = build_classifier(model_kinds.Model(name=name), 6)
-        states.append(model.state_dict())
-        torch.rand(5)
-    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
-    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 6)
-    assert model.variant == variant(model_kinds.Model(name=name))
-
-
 def test_dropout_of_a_resnet_is_before_its_last_layer():
     plain = build_classifier(model_kinds.Model(name="resnet18"), 4).eval()
     model = build_classifier(model_kinds.Model(name="resnet18", dropout=0.25), 4)

@@ -264,7 +264,7 @@ def classifier(name: str) -> nn.Module:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in CLASSIFIER_NAMES],
+    [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in some(CLASSIFIER_NAMES)],
 )
 def test_classifier_contract(name: str, tmp_path: Path) -> None:
     """Forward, backward, shape, dtype, bf16, channels_last, and its state into a file and back."""

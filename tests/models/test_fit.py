@@ -94,15 +94,6 @@ def test_a_strict_fit_tells_what_does_not():
     )
 
 
-def test_a_head_of_another_number_of_classes_is_reported_as_such():
-    own = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)).state_dict()
-    found = {**own, "1.weight": torch.ones(9, 3), "1.bias": torch.ones(9)}
-    with pytest.raises(UserError, match=r"only the head differs.*--partial"):
-        fit(own, found, head_names=["1.weight", "1.bias"])
-    with pytest.raises(UserError, match="number of classes"):
-        fit(own, found)
-
-
 def test_a_partial_fit_takes_what_fits_and_lists_the_rest():
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     own = {name: tensor.clone() for name, tensor in net.state_dict().items()}

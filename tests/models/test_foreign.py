@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import torchvision
 from hostile_checkpoints import HARM, STORED, archive, tensor
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -116,17 +115,6 @@ def test_safetensors_compute_the_same(tmp_path):
     net = network()
     safetensors.torch.save_file(renamed(net.state_dict(), "module."), tmp_path / "w")
     assert same(net, loaded(tmp_path / "w"))
-
-
-@pytest.mark.parametrize(("name", "prefix"), [("resnet18", ""), ("densenet121", "module.")])
-def test_torchvisions_nets_compute_the_same(tmp_path, name, prefix):
-    torch.manual_seed(0)
-    net, model = (torchvision.models.get_model(name, weights=None).eval() for _ in range(2))
-    torch.save({"state_dict": renamed(net.state_dict(), prefix)}, tmp_path / "w.pth")
-    model.load_state_dict(fit(model.state_dict(), read_checkpoint(tmp_path / "w.pth").state).state)
-    images = torch.randn(1, 3, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(net(images), model(images))
 
 
 def test_the_average_is_preferred_and_the_other_named(tmp_path):
@@ -384,15 +372,6 @@ def read_or_refused(path: Path, content: bytes) -> bool:
 
 
 @fuzz
-@given(
-    content=st.binary(max_size=300), start=st.sampled_from([b"", b"PK\x03\x04", b"\x80\x02", SAVED[0][:40]])
-)
-@example(content=b"", start=b"")
-def test_random_bytes_are_refused(tmp_path, content, start):
-    assert not read_or_refused(tmp_path / "w", start + content)
-
-
-@fuzz
 @given(content=st.binary(max_size=60))
 @example(content=b"}q\x00.")
 def test_random_pickles_are_refused(tmp_path, content):
@@ -406,17 +385,6 @@ def test_cut_and_lengthened_files_are_refused(tmp_path, zipped):
         assert not read_or_refused(tmp_path / "w", content[:end]), end
     if not zipped:  # behind a zip archive there may be a comment
         assert not read_or_refused(tmp_path / "w", content + b"\0")
-
-
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-@fuzz
-@given(data=st.data())
-def test_changed_files_are_read_or_refused(tmp_path, zipped, data):
-    content = bytearray(SAVED[zipped])
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(content) - 1))
-        content[at] = data.draw(st.integers(0, 255))
-    read_or_refused(tmp_path / "w", bytes(content))
 
 
 @fuzz

@@ -542,32 +542,6 @@ def test_port_with_involution_in_its_trunk_gives_the_same_outputs(tmp_path: Path
         assert not torch.allclose(plain(images)[1], theirs(images)[1], rtol=0.01)
 
 
-@pytest.mark.parametrize("prefix", ["", "backbone."])
-def test_partial_import_takes_a_port_s_backbone(tmp_path: Path, prefix: str):
-    theirs = trained(Bubbliiiing3, 5)
-    state = {
-        prefix + key.removeprefix("backbone."): tensor
-        for key, tensor in theirs.state_dict().items()
-        if key.startswith("backbone.")
-    }
-    torch.save({**state, "fc.weight": torch.rand(10, 4)}, tmp_path / "backbone.pth")
-    report = import_weights(
-        tmp_path / "backbone.pth",
-        tmp_path / "ours",
-        port="bubbliiiing-yolov3",
-        partial=True,
-        classes=CLASSES,
-        overrides=["model.width=0.125"],
-    )
-    assert report.taken == len(state)
-    assert any("fc.weight" in note and "unexpected" in note for note in report.notes)
-    loaded = weights.load(tmp_path / "ours")
-    names = [key for key in zoo.build(loaded.recipe.model, CLASSES).state_dict() if "conv.weight" in key]
-    their_convs = [t for key, t in state.items() if key.endswith(".weight") and t.ndim == 4]
-    our_convs = [loaded.state[name] for name in names[:52]]
-    assert all(torch.equal(a, b) for a, b in zip(our_convs, their_convs, strict=True))
-
-
 def test_no_port_moves_centers_as_the_published_network_unless_it_does_so(tmp_path: Path):
     torch.save(trained(Bubbliiiing4, 1).state_dict(), tmp_path / "their.pth")
     narrowed = ["model.width=0.125"]

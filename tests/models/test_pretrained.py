@@ -43,13 +43,6 @@ def written(path: Path, names: tuple[str, ...], seed: int = 1) -> tuple[Path, di
     return path, state
 
 
-def test_all_of_them_are_taken(tmp_path: Path) -> None:
-    path, state = written(tmp_path / "w.safetensors", NAMES)
-    model = Net(3, seed=2)
-    assert start_from(model, str(path), NAMES) == [f"starting from the weights in {path}"]
-    assert weights.digest(model.state_dict()) == weights.digest(state)
-
-
 def test_a_head_of_other_classes_is_made_anew(tmp_path: Path) -> None:
     path, state = written(tmp_path / "w.safetensors", ("a", "b", "c", "d", "e"))
     model = Net(3, seed=2)

@@ -78,10 +78,6 @@ def test_every_key_has_its_line():
     }
 
 
-def test_anchors_work():
-    assert yaml12.read("a: &x {b: 1}\nc: *x", "f")[0] == {"a": {"b": 1}, "c": {"b": 1}}
-
-
 @pytest.mark.parametrize(
     ("text", "problems"),
     [

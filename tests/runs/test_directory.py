@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from rankless.errors import UserError
-from rankless.files.numbered import numbered_folder
 from rankless.files.writing import write_atomically
 from rankless.runs.directory import RunDirectory, weights_of
 
@@ -106,14 +105,6 @@ def test_a_file_is_replaced_whole_or_not(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     write_atomically(path, "ünew")
     assert path.read_text(encoding="utf-8") == "ünew" and list(tmp_path.iterdir()) == [path]
-
-
-def test_new_runs_take_free_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for expected in ("runs/digits", "runs/digits-2", "runs/digits-3"):
-        path = numbered_folder(Path("runs/digits"), "--run")
-        assert path == Path(expected)
-        assert path.is_dir()
 
 
 def test_a_run_means_its_best_and_then_its_last(tmp_path: Path) -> None:

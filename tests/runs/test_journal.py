@@ -40,15 +40,6 @@ def test_a_disturbed_run_leaves_the_numbers_of_an_undisturbed_one(tmp_path: Path
     assert [entry["evaluation"] for entry in journal.numbers(torn) if "evaluation" in entry] == [4, 8, 12]
 
 
-def test_a_line_torn_by_a_crash_does_not_swallow_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    path.write_text('{"step":1}\n{"step":2,"lo')
-    book = Journal(path, 1)
-    book.write(step=2, loss=0.5)
-    book.close()
-    assert list(journal.read(path)) == [{"step": 1}, {"step": 2, "loss": 0.5}]
-
-
 def test_each_line_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     book = Journal(path, 0)

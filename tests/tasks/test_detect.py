@@ -288,11 +288,6 @@ def test_boxes_are_clipped_behind_nms():
         assert found.boxes.tolist() == [pytest.approx(box) for box in ([0, 20, 40, 60], [4, 20, 40, 60])]
 
 
-def test_a_box_in_the_margin_is_not_in_the_image():
-    found = find([([10.0, 1.0, 30.0, 7.0], 0.9, [0.9, LOW, LOW])], confidence=0.05)
-    assert len(found.labels) == 0
-
-
 def test_an_unknown_model_is_refused():
     with pytest.raises(UserError, match="no such model"):
         Detect(Recipe(model=Model(name="yolov9")), NAMES)

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -20,22 +19,6 @@ from rankless.errors import UserError
 from rankless.world import process_group
 from rankless.world.process_group import World, is_lost_peer, join
 from rankless.world.rendezvous import join_store, meet
-
-
-def talk(world: World) -> list[Any]:
-    reported = world.broadcast({"from": world.rank, "text": "ü" * 1000})
-    gathered = world.gather([world.rank] * (1 + world.rank))
-    world.barrier()
-    return [reported["from"], len(reported["text"]), gathered, world.is_first]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("size", [1, 3])
-def test_ranks_gather_on_the_first_and_hear_from_it(ranks: Any, size: int) -> None:
-    answers = ranks(size, talk)
-    everything = [[rank] * (1 + rank) for rank in range(size)]
-    assert answers[0] == [0, 1000, everything, True]
-    assert answers[1:] == [[0, 1000, None, False]] * (size - 1)
 
 
 def test_a_process_that_nobody_launched_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

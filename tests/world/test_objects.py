@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch import Tensor, nn
 
-from rankless.structures import Classification, Detections, Unreadable
+from rankless.structures import Classification, Unreadable
 from rankless.world.objects import UnsendableError, check, pack, unpack
 from rankless.world.process_group import World
 
@@ -228,12 +228,6 @@ def test_what_a_stranger_sends_makes_an_error_and_runs_nothing(
     with pytest.raises((ValueError, LookupError, TypeError)):
         unpack(sent)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_of_a_class_runs_when_it_is_made() -> None:
-    class_of = Detections(1, torch.ones(1, 4), torch.ones(1), torch.ones(1, dtype=torch.int64))
-    assert same(unpack(pack(class_of)), class_of)
-    assert same(unpack(pack(Unreadable(1, "a", "b"))), Unreadable(1, "a", "b"))
 
 
 @pytest.mark.slow

@@ -128,46 +128,30 @@ def digest(steps: list[list[np.ndarray]]) -> list[str]:
     return [hashlib.sha256(b"".join(g.tobytes() for g in step)).hexdigest() for step in steps]
 
 
+BUCKETS = (0.0002, exchange.MESSAGE_BYTES, False)
+MEMORY = (0.0002, exchange.MESSAGE_BYTES, True)
+PARTS = (8, 40, False)  # 390 weights that learn, in messages of at most 10 to each rank
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("size", "leaves"), [(1, 1), (1, 7), (1, 8), (2, 6), (2, 8), (3, 7), (3, 8), (4, 6), (4, 7), (4, 8)]
+    ("size", "leaves", "way"),
+    [
+        *((1, 1, BUCKETS), (1, 7, BUCKETS), (2, 6, BUCKETS), (3, 8, BUCKETS), (4, 7, BUCKETS)),
+        *((2, 8, MEMORY), (3, 7, MEMORY), (4, 6, MEMORY), (2, 6, PARTS), (3, 7, PARTS)),
+    ],
 )
-def test_the_bits_are_those_of_one_process(ranks: Any, size: int, leaves: int) -> None:
+def test_the_bits_are_those_of_one_process(
+    ranks: Any, size: int, leaves: int, way: tuple[float, int, bool]
+) -> None:
+    """Over sockets, in memory that the ranks share, and with buckets larger than a message."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the ranks have
     expected = by_itself(leaves, 0.3, torch.float32)
     torch.set_num_threads(threads)
-    for found, buckets, like in ranks(size, summed, leaves, 0.3, torch.float32, True, 0.0002):
+    for found, exchanges, like in ranks(size, summed, leaves, 0.3, torch.float32, True, *way):
         assert digest(found) == digest(expected)
-        assert buckets > 1, "one bucket alone proves little"
-        assert like
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("size", "leaves"), [(2, 6), (2, 8), (3, 7), (4, 7)])
-def test_ranks_that_share_memory_have_the_bits_of_one_process(ranks: Any, size: int, leaves: int) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    expected = by_itself(leaves, 0.3, torch.float32)
-    torch.set_num_threads(threads)
-    whole = exchange.MESSAGE_BYTES
-    for found, buckets, like in ranks(size, summed, leaves, 0.3, torch.float32, True, 0.0002, whole, True):
-        assert digest(found) == digest(expected)
-        assert buckets > 1
-        assert like
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("size", "leaves"), [(2, 6), (3, 7)])
-def test_large_buckets_go_in_parts(ranks: Any, size: int, leaves: int) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    expected = by_itself(leaves, 0.3, torch.float32)
-    torch.set_num_threads(threads)
-    # 390 weights that learn, in messages of at most 10 to each rank.
-    for found, exchanges, like in ranks(size, summed, leaves, 0.3, torch.float32, True, 8, 40):
-        assert digest(found) == digest(expected)
-        assert exchanges >= 390 / (10 * size)
+        assert exchanges >= 390 / (10 * size) if way == PARTS else exchanges > 1  # one would prove little
         assert like
 
 

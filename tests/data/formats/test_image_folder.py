@@ -72,7 +72,7 @@ def test_splits_of_class_folders(tmp_path):
     assert image_folder.splits(tmp_path) == ["train", "val", "test"]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(settings.get_profile("files"))
 @given(st.lists(st.integers(1, 23), min_size=2, max_size=4))
 def test_without_splits_a_fifth_of_each_class_is_for_validation(tmp_path_factory, sizes):
     root = tmp_path_factory.mktemp("classes")
@@ -230,20 +230,3 @@ def test_written_folders_are_read_back(tmp_path):
         assert after.class_names == before.class_names and np.array_equal(after.labels, before.labels)
         pairs = zip(before.paths(), after.paths(), strict=True)
         assert all(Path(a).read_bytes() == Path(b).read_bytes() for a, b in pairs)
-
-
-@pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
-def test_real_images():
-    """The Sign Language Digits sample: 760 JPEG in folders 0 to 9, 74 to 77 each, endings in upper case."""
-    root = Path(os.environ["RANKLESS_REAL_DATA"]) / "cls_signs"
-    assert image_folder.recognize(root)
-    parts = [opened(root, split) for split in ("train", "val")]
-    assert all(part.class_names == tuple("0123456789") for part in parts)
-    paths = [set(part.annotations.paths()) for part in parts]
-    assert sum(map(len, parts)) == 760 and not paths[0] & paths[1]
-    counts = [np.bincount(part.annotations.labels) for part in parts]
-    assert all(count.min() >= least for count, least in zip(counts, (59, 15), strict=True))
-    assert all((part.annotations.sizes == 100).all() for part in parts)
-    for index in range(0, len(parts[1]), 10):
-        assert parts[1].read(index).shape == (3, 100, 100)
-        assert Path(parts[1].source(index)).parent.name == parts[1].class_names[parts[1].label(index)]

@@ -68,6 +68,7 @@ def found(annotations: Annotations) -> dict[str, list[tuple[str, tuple[float, ..
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", EVERY)
 def test_class_names_and_boxes(layout: str, tmp_path: Path) -> None:
     root = exported(layout, tmp_path)

@@ -100,6 +100,7 @@ def darknet(root: Path, images: str = "images", labels: str = "labels") -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stems", [("train", "valid"), ("2007_train", "2007_val"), ("train", "val")])
 @pytest.mark.parametrize("written", ["images/{}", "./images/{}", "/old/d/images/{}", "{}", "d/images/{}"])
 def test_lists_beside_images_and_labels(tmp_path, stems, written):

@@ -145,17 +145,6 @@ def test_lines_tell_what_they_leave_out(folder, data):
     assert len(set(lost)) == len(lost) and of.count("train") == of.count("val")
 
 
-@pytest.mark.slow
-@settings(settings.get_profile("files"))
-@given(data=st.data())
-def test_all_formats_one_after_another_change_nothing(folder, data):
-    held = data.draw(splits(str(folder)))
-    found = held
-    for format in data.draw(st.permutations(FORMATS)):
-        found, _ = through(format, found, folder.parent / f"chain_{format}")
-    check(held, found)
-
-
 @pytest.mark.parametrize("page", [coco, lines, csv_table])
 def test_what_is_written_is_known_again_and_by_no_other(folder, tmp_path, page: ModuleType):
     held = _one_box(folder)
@@ -202,13 +191,6 @@ def test_other_data_is_not_taken_for_these(tmp_path, name):
                 ".json"
             ):  # which is COCO's if it is given by name, and then rejected with the reason
                 assert page.recognize(tmp_path / file) == ""
-
-
-@pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
-@pytest.mark.parametrize("name", ["det_bccd", "cls_signs", "images", "map_voc_sample2"])
-def test_real_data_of_other_formats_is_not_taken_for_these(name):
-    root = Path(os.environ["RANKLESS_REAL_DATA"]) / name
-    assert [page.TITLE for page in (coco, lines, csv_table) if page.recognize(root)] == []
 
 
 def _one_box(folder: Path) -> Annotations:

@@ -1,8 +1,6 @@
 """Pascal VOC: pixels counted from 1, every layout, and an outcome for everything that can be wrong."""
 
 import contextlib
-import os
-import pickle
 import shutil
 import tracemalloc
 import unicodedata
@@ -451,28 +449,6 @@ def test_whatever_the_reading_depends_on_is_named(tmp_path: Path) -> None:
         assert str(tmp_path / name) in found
 
 
-@settings(max_examples=60)
-@given(
-    st.one_of(
-        st.binary(max_size=200),
-        st.lists(
-            st.sampled_from([*"<>/&; 1x\n", "annotation", "object", "name", "bndbox", "xmin", "size", "<!--",
-                             "<![CDATA[", "]]>", "<?xml ", "encoding='", "utf-7", "'?>", "&lt;",
-                             "\ud800", "nan"]),
-            max_size=40,
-        ).map(lambda words: "".join(words).encode("utf-8", "surrogatepass")),
-        st.lists(st.tuples(st.sampled_from(["xmin", "ymin", "xmax", "ymax", "name"]), st.text(max_size=9)))
-        .map(lambda sides: "".join(f"<{side}>{text}</{side}>" for side, text in sides))
-        .map(lambda text: f"<annotation><object><bndbox>{text}</bndbox></object></annotation>"
-             .encode("utf-8", "surrogatepass")),
-    )
-)  # fmt: skip
-def test_no_bytes_give_a_traceback(content: bytes) -> None:
-    found = parse(content)
-    assert found.problems or found.readable
-    assert {kind for kind, _ in found.problems} <= {"unreadable file", "not understood", "not a number"}
-
-
 @settings(settings.get_profile("files"))
 @given(st.integers(0, 400), st.binary(max_size=5), st.integers(0, 5))
 def test_no_damaged_annotation_gives_a_traceback(
@@ -486,35 +462,3 @@ def test_no_damaged_annotation_gives_a_traceback(
     with contextlib.suppress(UserError):
         data = examine(str(root), "train")
         assert np.isfinite(data.boxes).all() and (data.boxes[:, 2:] > data.boxes[:, :2]).all()
-
-
-@settings(settings.get_profile("files"))
-@given(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(lambda t: t.encode("utf-8", "replace"))))
-def test_no_list_gives_a_traceback(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    root = tmp_path_factory.getbasetemp() / "listed"
-    shutil.rmtree(root, ignore_errors=True)
-    put(root, "a", thing())
-    (root / "ImageSets/Main/other.txt").write_bytes(content)
-    for split in ("train", "other"):
-        with contextlib.suppress(UserError):
-            assert len(examine(str(root), split)) == 1
-
-
-def test_it_pickles(tmp_path: Path) -> None:
-    put(tmp_path, "a", thing())
-    data = BoxedImages(open_annotations(str(tmp_path), "train"))
-    copy = pickle.loads(pickle.dumps(data))
-    assert torch.equal(copy.read(0).boxes, data.read(0).boxes)
-
-
-@pytest.mark.skipif("RANKLESS_REAL_DATA" not in os.environ, reason="RANKLESS_REAL_DATA names no folder")
-def test_the_blood_cells() -> None:
-    """Its README's figures: 4888 boxes; they begin at pixel 1 and end at 640 and 480: counted from 1."""
-    root = str(Path(os.environ["RANKLESS_REAL_DATA"]) / "det_bccd")
-    whole = [open_annotations(root, split) for split in ("trainval", "test")]
-    assert [len(data) for data in whole] == [292, 72] and splits(Path(root)) == ["train", "val", "test"]
-    boxes, labels = (np.concatenate([getattr(d, name) for d in whole]) for name in ("boxes", "labels"))
-    assert whole[0].class_names == ("Platelets", "RBC", "WBC")
-    assert np.bincount(labels).tolist() == [361, 4155, 372]
-    assert boxes.min(0)[:2].tolist() == [0, 0] and boxes.max(0)[2:].tolist() == [640, 480]
-    assert all(not counts(data).keys() & {"over the edge", "counted from 0", "outside"} for data in whole)

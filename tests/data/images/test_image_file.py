@@ -10,7 +10,6 @@ import torch
 from PIL import Image, ImageOps
 
 from rankless.data.images.image_file import EXTENSIONS, UnreadableImage, header, is_image, read
-from rankless.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 RGB = Image.fromarray(PIXELS)
@@ -108,33 +107,6 @@ def test_the_tensor_is_its_own(tmp_path: Path) -> None:
     sample = read(tmp_path / "a.png")
     sample += 1  # a read-only buffer would warn
     assert not np.array_equal(rows(sample), PIXELS)
-
-
-def damaged(folder: Path) -> dict[str, Path]:
-    RGB.resize((300, 200)).save(folder / "whole.jpg")
-    content = (folder / "whole.jpg").read_bytes()
-    files = {
-        "short.jpg": content[: len(content) // 2],
-        "text.png": b"this is no image",
-        "empty.gif": b"",
-        "header.png": b"\x89PNG\r\n\x1a\n" + bytes(40),
-    }
-    for name, bytes_ in files.items():
-        (folder / name).write_bytes(bytes_)
-    Image.fromarray(np.zeros((4, 4), np.float32)).save(folder / "float.tif")
-    (folder / "folder.jpg").mkdir()
-    return {name: folder / name for name in (*files, "float.tif", "folder.jpg", "missing.jpg")}
-
-
-def test_damage_is_reported_with_the_path_and_a_reason(tmp_path: Path) -> None:
-    for path in damaged(tmp_path).values():
-        with pytest.raises(UnreadableImage) as caught:
-            read(path)
-        assert isinstance(caught.value, UserError)
-        assert str(path) in str(caught.value) and caught.value.reason
-        assert "0x" not in str(caught.value)
-    with pytest.raises(UnreadableImage, match="No such file"):
-        header(tmp_path / "missing.jpg")
 
 
 def test_the_error_pickles() -> None:

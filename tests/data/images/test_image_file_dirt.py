@@ -19,6 +19,7 @@ from PIL import Image, ImageCms
 
 from rankless.data.images import image_file
 from rankless.data.images.image_file import UnreadableImage, header, read, read_for
+from rankless.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 RGB = Image.fromarray(PIXELS)
@@ -90,18 +91,11 @@ def test_many_texts_are_no_more_than_one(tmp_path: Path) -> None:
 
 def test_kinds_of_pixels(tmp_path: Path) -> None:
     kinds: dict[str, tuple[Image.Image, tuple[int, int, int]]] = {
-        "gray.png": (flat("L", 77), (77, 77, 77)),
         "gray.jpg": (flat("L", 77), (77, 77, 77)),
         "gray_alpha.png": (flat("LA", (77, 9)), (77, 77, 77)),
-        "alpha.png": (flat("RGBA", (*RED, 0)), RED),
         "alpha.webp": (flat("RGBA", (*RED, 255)), RED),
-        "palette.png": (flat("RGB", RED).quantize(4), RED),
-        "bilevel.png": (flat("1", 1), (255, 255, 255)),
         "bilevel.tif": (flat("1", 0), (0, 0, 0)),
-        "deep.png": (flat("I;16", 77 << 8 | 200), (77, 77, 77)),
-        "deep.tif": (flat("I;16", 77 << 8 | 200), (77, 77, 77)),
         "cmyk.tif": (flat("CMYK", (0, 255, 255, 0)), (255, 0, 0)),
-        "cmyk.jpg": (flat("CMYK", (0, 255, 255, 0)), (255, 0, 0)),
         "lab.tif": (flat("LAB", (128, 128, 128)), (119, 119, 119)),
     }
     for name, (image, expected) in kinds.items():
@@ -227,15 +221,19 @@ def test_what_is_no_file_is_reported_at_once(tmp_path: Path) -> None:
         (b"hello, I am a text\n" * 30, "not an image of a known format"),
         (b"<html><body>404 Not Found</body></html>", "not an image of a known format"),
         (b"\xff\xd8\xff", "not an image of a known format|truncated|broken|end of"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(40), "not an image of a known format"),
     ],
 )
 def test_files_that_are_no_images(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "a.jpg").write_bytes(content)
     for reader in (read, header):
-        with pytest.raises(UnreadableImage, match=reason):
+        with pytest.raises(UnreadableImage, match=reason) as caught:
             reader(tmp_path / "a.jpg")
+        assert isinstance(caught.value, UserError)
+        assert str(tmp_path / "a.jpg") in str(caught.value) and "0x" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "gif", "bmp"])
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 def test_cut_short(tmp_path: Path, ending: str, share: float) -> None:
@@ -269,7 +267,7 @@ def encoded(ending: str) -> bytes:
 
 
 SOUND = {ending: encoded(ending) for ending in ("jpeg", "png", "webp", "tiff")}
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def survives(content: bytes) -> None:

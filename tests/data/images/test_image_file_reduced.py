@@ -86,6 +86,7 @@ def test_what_is_shown_keeps_its_detail(height: int, width: int, detail: float, 
     assert factor == 8 or min(kept) / 2 < detail * (1 + 1e-9)  # and not less was reduced than could be
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["png", "jpg", "tif"])
 @pytest.mark.parametrize("size", [(400, 648), (401, 647)])
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from pathlib import Path
 
@@ -22,14 +21,9 @@ from reference_for_anchor_free import (
     RULES,
     STRIDES,
     case,
-    hard_truths,
     make_batch,
     make_raw,
-    points_of,
-    random_truths,
 )
-
-CASES = ["random", "hard", "crowded", "one-empty", "empty"]
 
 
 def predicted_of(raw, bins=0):
@@ -47,64 +41,6 @@ def predicted_of(raw, bins=0):
 
 def truths_of(batch):
     return Truths.of(batch.boxes, batch.labels, batch.valid, torch.float64)
-
-
-def said(targets, b):
-    """point -> (label, quality, weight, box), of the positive points of an image."""
-    return {
-        p: (
-            targets.labels[b, p].item(),
-            targets.quality[b, p].item(),
-            targets.weight[b, p].item(),
-            targets.boxes[b, p].tolist(),
-        )
-        for p in targets.positive[b].nonzero().flatten().tolist()
-    }
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("bins", [0, 6])
-def test_equals_the_literal_reference(rule, name, bins):
-    batch = case(name)
-    for seed in range(3):
-        raw = make_raw(bins, 2, seed)
-        targets = assign(rule, predicted_of(raw, bins), truths_of(batch))
-        for b in range(2):
-            listed = [
-                (box, label)
-                for box, label, valid in zip(
-                    batch.boxes[b].tolist(), batch.labels[b].tolist(), batch.valid[b].tolist(), strict=True
-                )
-                if valid
-            ]
-            expected = RULES[rule](points_of([one[b].tolist() for one in raw], STRIDES, bins), listed)
-            found = said(targets, b)
-            assert set(found) == set(expected)
-            for p, (label, quality, weight, box) in found.items():
-                assert label == expected[p].label
-                assert quality == pytest.approx(expected[p].quality, rel=1e-9)
-                assert weight == pytest.approx(expected[p].weight, rel=1e-9)
-                assert box == pytest.approx(expected[p].box, rel=1e-9, abs=1e-9)
-        assert not targets.quality[~targets.positive].any() and not targets.weight[~targets.positive].any()
-
-
-@pytest.mark.parametrize("rule", RULES)
-@settings(deadline=None, max_examples=15)
-@given(order=st.permutations(range(12)), padding=st.integers(0, 5), seed=st.integers(0, 3))
-def test_neither_the_order_of_the_truths_nor_padding_changes_a_bit(rule, order, padding, seed):
-    listed = hard_truths() + random_truths(random.Random(seed), 3)
-    predicted = predicted_of(make_raw(0, 1, seed))
-    plain = assign(rule, predicted, truths_of(make_batch([listed])))
-    other = make_batch([[listed[number] for number in order]], padding)
-    other.boxes[~other.valid] = torch.tensor([1.0, 2.0, 50.0, 60.0], dtype=torch.float64)
-    other.labels[~other.valid] = 2
-    shuffled = assign(rule, predicted, truths_of(other))
-    assert torch.equal(plain.positive, shuffled.positive)
-    for name in ("quality", "weight"):
-        assert torch.equal(getattr(plain, name), getattr(shuffled, name))
-    assert torch.equal(plain.labels[plain.positive], shuffled.labels[plain.positive])
-    assert torch.equal(plain.boxes[plain.positive], shuffled.boxes[plain.positive])
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -15,7 +15,6 @@ from rankless.models.heads.anchor_free.codec import (
     decode,
     decode_boxes,
     encode,
-    expectation,
     neighbors,
     points,
     split,
@@ -27,11 +26,6 @@ CLASSES = 3
 def raw_of(head, shape=(3, 5), dtype=torch.float64):
     rng = torch.Generator().manual_seed(1)
     return torch.randn(2, head.outputs(CLASSES), *shape, generator=rng, dtype=torch.float64).to(dtype)
-
-
-@pytest.mark.parametrize(("bins", "outputs"), [(0, 7), (1, 7), (16, 67)])
-def test_a_head_has_four_numbers_or_four_distributions_and_the_classes(bins, outputs):
-    assert AnchorFreeHead(8, bins).outputs(CLASSES) == outputs
 
 
 def test_decode_without_bins_is_yolox_formula_from_the_middle_of_the_cell():
@@ -107,16 +101,6 @@ def test_neighbors_are_two_bins_whose_mean_is_the_value(value):
     taken = row.nonzero().flatten()
     assert taken[-1] - taken[0] <= 1
     assert (row * torch.arange(8)).sum().item() == pytest.approx(min(max(value, 0), 7))
-
-
-def test_equal_logits_expect_the_middle():
-    assert expectation(torch.full((2, 9), 3.0)).tolist() == pytest.approx([4.0, 4.0])
-
-
-def test_points_are_the_middles_of_cells_in_pixels():
-    at = points((2, 3), AnchorFreeHead(8), torch.zeros(1))
-    assert at[..., 0].tolist() == [[4, 12, 20]] * 2
-    assert at[..., 1].tolist() == [[4] * 3, [12] * 3]
 
 
 def test_a_box_without_sides_is_encoded_finitely():

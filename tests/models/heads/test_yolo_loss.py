@@ -543,3 +543,21 @@ def test_yolov3_of_a_cfg_has_no_further_anchors():
 def test_gamma_and_alpha_belong_to_both_focal_losses(kind):
     found = yolo("yolov4", objectness_loss=kind, gamma=1.0, alpha=0.25).options
     assert (found.gamma, found.alpha) == (1.0, 0.25)
+
+
+def classes_of_heads(anchors, batch):
+    """The class loss of a head of each anchor: 0 where no truth is assigned."""
+    heads = [YoloHead(anchors, mask=(number,), stride=32) for number in range(len(anchors))]
+    raw = torch.zeros(1, 5 + CLASSES, 1, 1)
+    return [yolo("yolov3")([raw], [head], batch).parts["classes"].item() for head in heads]
+
+
+def test_of_equal_anchors_the_first_is_best():
+    anchors = ((8.0, 8.0), (16.0, 16.0), (16.0, 16.0))
+    first, second, third = classes_of_heads(anchors, make_batch([[([2.0, 2.0, 18.0, 18.0], 0)]]))
+    assert (first, third) == (0, 0) and second > 0
+
+
+def test_padding_takes_no_slot_of_the_smallest_anchor():
+    """Zeros look like the smallest box in the first cell."""
+    assert classes_of_heads(ANCHORS, make_batch([[]], padding=3)) == [0] * len(ANCHORS)

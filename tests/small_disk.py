@@ -1,0 +1,41 @@
+"""A file system as small as a test needs it, which only root can mount."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: str) -> Iterator[bool]:
+    """A file system of ``size``, such as 256k, at ``folder``, which is made; whether it could be mounted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+    done = not os.geteuid() and not subprocess.run(command, capture_output=True, check=False).returncode
+    try:
+        yield done
+    finally:
+        if done:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """A file system of ``size`` KiB at ``folder``; without it the test is skipped."""
+    with mounted(folder, f"{size}k") as done:
+        if not done:
+            pytest.skip("a small disk can only be mounted by root")
+        yield folder
+
+
+def fill(folder: Path) -> Path:
+    """Leave no room on a file system; the file that takes it."""
+    with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return folder / "filler"
