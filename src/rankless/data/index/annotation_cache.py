@@ -89,27 +89,13 @@ def _valid(store: Path) -> Annotations | None:
         if json.loads((folder / _ENTRY).read_text(encoding="utf-8"))["reader"] != reader_version():
             return None
         annotations = Annotations.load(folder)
-        if not _is_whole(annotations) or changed_file(os.fspath(folder), usable_cores()):
+        if changed_file(os.fspath(folder), usable_cores()):
             return None
     except _NOT_WHOLE:
         return None
     with suppress(OSError):
         os.utime(current)
     return annotations
-
-
-def _is_whole(annotations: Annotations) -> bool:
-    """Check whether all arrays have their full length."""
-    count, boxes = len(annotations), len(annotations.labels)
-    return (
-        len(annotations.sizes) == count
-        and len(annotations.byte_ranges) in (0, count)
-        and len(annotations.offsets) == count + 1
-        and int(annotations.offsets[-1]) == boxes
-        and (int(annotations.path_ends[-1]) if count else 0) == len(annotations.path_bytes)
-        and len(annotations.flags) == len(annotations.areas) == boxes
-        and len(annotations.boxes) in (0, boxes)
-    )
 
 
 def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:
