@@ -20,12 +20,12 @@ from rankless.curation.statistics import MEDIUM, SMALL, box_centers, box_sides, 
 from rankless.data.index.annotations import Annotations
 from rankless.errors import counted
 from rankless.files.outputs import Outputs
+from rankless.report.plot import COLORS
 
 MOST_CLASSES = 40
 """Maximum number of classes shown as bars, the most frequent first."""
 _FEW_CLASSES = 12  # maximum number of classes in a panel of normal height
 _PANEL = (4.6, 3.7)  # inches
-_COLORS = ("#3b6ea5", "#e08e45", "#5a9e6f", "#b05a7a", "#7d6bb0", "#8a8a8a")
 _HEAT = "viridis"
 Splits = dict[str, Annotations]
 
@@ -230,7 +230,7 @@ def _split_bars(axes: Any, splits: Splits) -> None:
 
 
 def _colors(splits: Splits) -> list[str]:
-    return [_COLORS[number % len(_COLORS)] for number in range(len(splits))]
+    return [COLORS[number % len(COLORS)] for number in range(len(splits))]
 
 
 def _finish(axes: Any, title: str, x: str = "", y: str = "", *, percent: bool = False) -> None:

@@ -90,7 +90,8 @@ def changed_file(folder: str, processes: int) -> str:
 
 
 def _blocks(folder: str) -> list[str]:
-    return [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.startswith(_PREFIX)]
+    names = sorted(os.listdir(folder))  # noqa: PTH208
+    return [f"{folder}/{name}" for name in names if name.startswith(_PREFIX)]
 
 
 def _saved(block: str) -> Iterator[tuple[bytes, int, int]]:
