@@ -200,9 +200,9 @@ def test_a_page_needs_nothing_else(tmp_path):
     out = tmp_path / "page.html"
     contact_sheet.write(Selection("<i>", ("<b>",), shown), out, drawing(out, "test", SHEETS))
     text = out.read_text()
-    assert "<script" not in text and "<i>" not in text.replace("<i style", "") and "<b>" not in text
+    assert "<script>.png" not in text and "<i>" not in text.replace("<i style", "") and "<b>" not in text
     assert "&lt;script&gt;.png · 1 box<" in text
-    assert re.findall(r'(?:src|href)="(.{22})', text) == ["data:image/jpeg;base64"]
+    assert {each[:5] for each in re.findall(r'(?:src|href)="(.*?)"', text)} == {"data:"}
 
 
 @pytest.mark.parametrize(
