@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,9 +91,10 @@ def read(root: Path, split: str) -> Raw:
     if reader.made.paths:
         reader.read_boxes(parts)
     odd = reader.made.findings.first.get("not understood", [])
+    looked = () if root.is_file() else (root, root / "annotations", *(file.parent for file in files.values()))
     return reader.raw(
         classes.names,
-        [*_looked_into(root, files.values()), *map(str, files.values())],
+        [*map(str, looked), *map(str, files.values())],
         classes.notes,
         f"no entry of 'images' can be used; the first: {odd[0].problem}" if odd else "it lists no image",
         counted="annotation",
@@ -126,7 +127,9 @@ class _Reader(ListedImages):
             elif path in self.numbers:
                 self.report("listed twice", where, name)
             elif path:
-                self.image(path, _stated(entry))
+                sides = (entry.height, entry.width)
+                numbers = (side if side is None or isinstance(side, int | float) else 0 for side in sides)
+                self.image(path, stated_size(*numbers))
 
     def read_boxes(self, parts: Parts) -> None:
         """Add the boxes in the file's order."""
@@ -203,12 +206,6 @@ def _area(entry: Annotation, width: float, height: float) -> float:
     return NO_AREA if abs(area - width * height) <= _SAME * abs(width * height) else float(area)
 
 
-def _stated(entry: Image) -> tuple[int, int]:
-    sides = (entry.height, entry.width)
-    height, width = (side if side is None or isinstance(side, int | float) else 0 for side in sides)
-    return stated_size(height, width)
-
-
 def _short(value: Any) -> str:
     return printable(str(value))
 
@@ -258,11 +255,6 @@ def _stem(file: Path) -> str:
     if file.name == _BESIDE[0]:
         return file.parent.name
     return _AFFIXES.sub("", file.stem.removesuffix(".coco")) or file.stem
-
-
-def _looked_into(root: Path, files: Iterable[Path]) -> list[str]:
-    """Return the folders in which new annotation files would change :func:`_annotation_files`."""
-    return [] if root.is_file() else list(map(str, (root, root / "annotations", *(f.parent for f in files))))
 
 
 def _image_folders(root: Path, split: str, file: Path) -> list[Path]:

@@ -159,8 +159,8 @@ def find_split(root: Path, split: str, class_names: Sequence[str] | None = None)
     if not unique:
         raise UserError(
             [
-                f"{root}: the split '{split}' has no images; looked in {_shown(looked)} for files "
-                f"that end in {', '.join(sorted(EXTENSIONS))}",
+                f"{root}: the split '{split}' has no images; looked in {', '.join(looked[:4])}"
+                f"{' …' * (len(looked) > 4)} for files that end in {', '.join(sorted(EXTENSIONS))}",
                 *(str(finding) for _, _, first in result.findings for finding in first[:3]),
             ]
         )
@@ -297,10 +297,6 @@ def _beside(folder: Path) -> bool:
     return not images.files.keys().isdisjoint(labels.files)
 
 
-def _shown(folders: list[str]) -> str:
-    return ", ".join(folders[:4]) + (" …" if len(folders) > 4 else "")
-
-
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
     """Read one split; see :class:`rankless.data.formats.registry.Format`."""
     files = find_split(root, split, class_names)
@@ -393,12 +389,12 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
             shown = printable(line.decode().strip())
             made.findings.add("not finite", f"{file}:{number}", f"'{shown}'; expected finite numbers")
             continue
-        made.add_box(
-            image,
-            outlines.around(row[::2], row[1::2]) if polygon else _corners(*row),
-            int(max(-(2.0**31), min(2.0**31, label))),
-            number,
-        )
+        if polygon:
+            box = outlines.around(row[::2], row[1::2])
+        else:
+            x, y, width, height = row
+            box = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+        made.add_box(image, box, int(max(-(2.0**31), min(2.0**31, label))), number)
 
 
 def _is_text(content: bytes) -> bool:
@@ -406,10 +402,6 @@ def _is_text(content: bytes) -> bool:
         return b"\0" not in content and (content.isascii() or bool(content.decode()))
     except UnicodeDecodeError:
         return False
-
-
-def _corners(x: float, y: float, width: float, height: float) -> tuple[float, float, float, float]:
-    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:

@@ -180,7 +180,7 @@ _MUCH = 1024**3  # bytes; for less data, starting processes takes longer than re
 def recognize(root: Location) -> str:
     """Return how shards were recognized in ``root``; empty if there are none."""
     first = shards.looks_like_shards(root)
-    return f"it has tar shards such as '{_below(first, root)}'" if first else ""
+    return f"it has tar shards such as '{str(first).removeprefix(f'{root}/')}'" if first else ""
 
 
 def splits(root: Location) -> list[str]:
@@ -209,7 +209,10 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
             others = [each for name, each in by_split.items() if name != split]
             others = [each for each in others if not any(map(shards.is_compressed, each))]
         named = {name for each in others for name in _scanned(each, kind, None).names} | {*raw.names}
-        raw.rename(_numbered(sorted(named)))
+        if all(map(is_number, named)):  # they have no names, and a number may be unused
+            raw.rename([str(number) for number in range(max(map(int, named), default=-1) + 1)])
+        else:
+            raw.rename(sorted(named))
         if class_names and all(map(is_number, raw.names)) and not all(map(is_number, class_names)):
             raw.names = _given(root, class_names, len(raw.names))
     if isinstance(root, RemotePath):  # its fingerprint reveals changes
@@ -218,17 +221,6 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
     folders = dict.fromkeys(str(folder) for shard in scanned for folder in (root, shard.parent))
     raw.depends = [*folders, *([names_file] if names_file else []), *map(str, scanned)]
     return raw
-
-
-def _numbered(names: list[str]) -> list[str]:
-    """Return names for classes that have none; if all are numbers, every number up to the largest."""
-    if all(map(is_number, names)):
-        return [str(number) for number in range(max(map(int, names), default=-1) + 1)]
-    return names
-
-
-def _below(shard: Location, root: Location) -> str:
-    return str(shard).removeprefix(f"{root}/")
 
 
 def _given(root: Location, names: Sequence[str], count: int) -> list[str]:
