@@ -64,8 +64,10 @@ def write(selection: Selection, out: Path, outputs: Outputs) -> None:
 
 def sheet(selection: Selection) -> Image.Image:
     """Arrange all images in full rows, with a title and captions; nothing is cropped."""
-    rows = [row for group in _groups(selection.shown) for row in _rows(group)]
-    wide = max(_width_of(row) for row in rows)
+    starts = [at for at, one in enumerate(selection.shown) if one.heading or not at]
+    groups = pairwise([*starts, len(selection.shown)])
+    rows = [row for start, end in groups for row in _rows(selection.shown[start:end])]
+    wide = max(sum(room.width for room in row) + _GAP * (len(row) - 1) for row in rows)
     title = _Text(selection.title, 20, wide)
     headings = [_Text(row[0].shown.heading, 17, wide) for row in rows]
     captions = [[_Text(room.shown.caption, 14, room.width) for room in row] for row in rows]
@@ -137,12 +139,6 @@ class _Room(NamedTuple):
     height: int
 
 
-def _groups(shown: Sequence[Shown]) -> list[Sequence[Shown]]:
-    """Return the images in groups; each heading begins a group."""
-    starts = [0, *(at for at, one in enumerate(shown) if at and one.heading)]
-    return [shown[start:end] for start, end in pairwise([*starts, len(shown)])]
-
-
 def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
     """Return the images in rows of equal width and similar height."""
     aspects = [_aspect(one) for one in shown]
@@ -192,21 +188,17 @@ def _evenly(lengths: Sequence[float], count: int) -> list[int]:
     return ends[::-1]
 
 
-def _width_of(row: Sequence[_Room]) -> int:
-    return sum(room.width for room in row) + _GAP * (len(row) - 1)
-
-
 def page(selection: Selection) -> str:
     """Return a self-contained HTML page."""
-    chips = "".join(_chip(label, selection.class_names[label]) for label in _classes(selection.shown))
+    chips = "".join(
+        f'<span class="chip"><i style="background:rgb{color(label)}"></i>'
+        f"{markup.text(selection.class_names[label])}</span>"
+        for label in _classes(selection.shown)
+    )
     figures = "\n".join(map(_figure, selection.shown))
     return document(
         selection.title, f"<style>{_STYLE}</style><p>{chips}</p><div class='sheet'>{figures}</div>"
     )
-
-
-def _chip(label: int, name: str) -> str:
-    return f'<span class="chip"><i style="background:rgb{color(label)}"></i>{markup.text(name)}</span>'
 
 
 def _figure(one: Shown) -> str:
@@ -226,7 +218,11 @@ def _figure(one: Shown) -> str:
 def _cell(one: Shown, width: int, height: int) -> Image.Image:
     """Return an image scaled to a cell; boxes are drawn after scaling, so that labels are legible."""
     if one.image is None:
-        return _blank(width, height)
+        made = Image.new("RGB", (width, height), (235, 236, 238))
+        font = ImageFont.load_default(16)
+        middle = (width / 2, height / 2)
+        ImageDraw.Draw(made).text(middle, "cannot be read", fill=_FAINT, font=font, anchor="mm")
+        return made
     scale = min(width / one.image.width, height / one.image.height)
     # Rounding must not leave a gap of a pixel.
     size = [max(1, round(one.image.width * scale)), max(1, round(one.image.height * scale))]
@@ -247,13 +243,6 @@ def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
     covered = sum(letters) * 0.6 * side * 1.4 * side <= COVERED * size[0] * size[1]
     has_room = len(one.marks) <= CROWDED and covered and max(letters, default=0) * 0.6 * side <= size[0]
     return [mark.text if has_room else mark.short for mark in one.marks]
-
-
-def _blank(width: int, height: int) -> Image.Image:
-    made = Image.new("RGB", (width, height), (235, 236, 238))
-    font = ImageFont.load_default(16)
-    ImageDraw.Draw(made).text((width / 2, height / 2), "cannot be read", fill=_FAINT, font=font, anchor="mm")
-    return made
 
 
 def _classes(shown: Sequence[Shown]) -> list[int]:

@@ -25,7 +25,9 @@ _LEAST = 96  # minimum side of a close-up, in pixels
 
 def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: Outputs) -> None:
     """Draw the worst ``count`` images and as many likely wrong labels into ``out``."""
-    selection = Selection(_title(errors), errors.class_names, shown(errors, opened, count))
+    wrong = counted(len(errors.images), "image")
+    title = f"{errors.model} · {errors.split} · errors in {wrong} of {errors.looked_at:,}"
+    selection = Selection(title, errors.class_names, shown(errors, opened, count))
     outputs.refuse_inputs([opened.path, *(image.source for image in errors.images)])
     contact_sheet.write(selection, out, outputs)
 
@@ -62,11 +64,6 @@ def doubt(errors: ModelErrors, one: Mistake) -> str:
     return f"{labeled}, predicted {errors.name(one.predicted)} ({score:.0%})"
 
 
-def _named(source: str) -> str:
-    """Return a file's name, or a built-in scene's name, which ``rankless predict`` accepts."""
-    return Path(source).name if Path(source).suffix else source
-
-
 def text(errors: ModelErrors, one: Mistake) -> str:
     """Return the label drawn at an error's box."""
     if one.kind == "missed":
@@ -80,11 +77,6 @@ def is_whole(one: Mistake) -> bool:
     return one.kind == "classification" and not any(one.box)
 
 
-def _title(errors: ModelErrors) -> str:
-    wrong = counted(len(errors.images), "image")
-    return f"{errors.model} · {errors.split} · errors in {wrong} of {errors.looked_at:,}"
-
-
 def _cell(
     errors: ModelErrors,
     opened: Opened,
@@ -96,7 +88,8 @@ def _cell(
     near: bool,
 ) -> Shown:
     """Return an image with the marks of its errors; ``near`` shows only the surroundings of the first."""
-    caption = f"{text} · {_named(image.source)}"
+    file = Path(image.source)
+    caption = f"{text} · {file.name if file.suffix else image.source}"  # built-in scenes have no suffix
     try:
         read: Any = opened.task.evaluation_data().images.read(image.index)
     except UnreadableImage:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -158,11 +158,6 @@ class Joined:
     def join(self, one: int, other: int) -> None:
         low, high = sorted((self.root(one), self.root(other)))
         self._above[high] = low
-
-    def join_all(self, numbers: Iterable[int]) -> None:
-        first, *rest = numbers
-        for other in rest:
-            self.join(first, other)
 
     def groups(self) -> list[list[int]]:
         """Return the groups of two or more numbers, ordered by their lowest number."""

@@ -254,7 +254,8 @@ def _merged(
     """
     joined = Joined(count)
     for members in (*units.values(), *groups):
-        joined.join_all(members)
+        for other in members[1:]:
+            joined.join(members[0], other)
     merged: dict[int, tuple[str, list[int]]] = {}
     for name, members in sorted(units.items()):
         merged.setdefault(joined.root(members[0]), (name, []))[1].extend(members)

@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as TF
 
 from rankless.data.augment.degrade import Key, degrade, drawing
-from rankless.data.augment.resample import color_matrix, recolor
+from rankless.data.augment.resample import drawn_color, recolor
 from rankless.data.augment.warp import Matrix, drawn_warp, origins, sampled, shrunk
 from rankless.data.images.image_file import Shown
 from rankless.geometry.letterbox import GRAY
@@ -81,7 +81,7 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
     """
     rng = generator(*key)
     mirrored, upside_down = rng.random() < options.flip, rng.random() < options.flip_vertical
-    hue, saturation, value, zoom, shift_x, shift_y = rng.uniform(-1, 1, 6).tolist()
+    *color, zoom, shift_x, shift_y = rng.uniform(-1, 1, 6).tolist()
     if options.crop < 1:
         with drawing(key, "crop"):
             top, left, height, width = _crop(image, options.crop)
@@ -96,9 +96,8 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
         augmented = _resize(image, size).flip(axes)
         if options.scale or options.translate:
             augmented = _zoom_and_shift(augmented, factor, shift)
-    if options.hue or options.saturation or options.value:
-        factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
-        augmented = recolor(augmented, color_matrix(hue * options.hue, *factors))
+    if (matrix := drawn_color(options, *color)) is not None:
+        augmented = recolor(augmented, matrix)
     if options.policy != "none":
         with drawing(key, "policy"):
             augmented = _POLICIES[options.policy](augmented)
