@@ -13,8 +13,7 @@ from small_data import classes, detection, write_image
 
 from rankless.curation import contact_sheet
 from rankless.curation.sampling import Selection, Shown, select
-from rankless.data.images.drawing import Mark
-from rankless.data.images.palette import color
+from rankless.data.images.drawing import Mark, color
 from rankless.errors import UserError
 from rankless.files.outputs import SHEETS, drawing
 from rankless.recipe import load

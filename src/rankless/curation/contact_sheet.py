@@ -14,8 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rankless.curation.data_set import spare
 from rankless.curation.sampling import Selection, Shown
-from rankless.data.images.drawing import annotate
-from rankless.data.images.palette import color
+from rankless.data.images.drawing import annotate, color
 from rankless.errors import UserError, counted
 from rankless.files.outputs import Outputs
 from rankless.report import markup

@@ -14,8 +14,7 @@ from matplotlib.font_manager import FontProperties, get_font
 from PIL import Image, ImageCms, ImageFont
 
 from rankless.data.images import fonts
-from rankless.data.images.drawing import Mark, _ink, _link, annotate, place
-from rankless.data.images.palette import COUNT, color
+from rankless.data.images.drawing import COUNT, Mark, _ink, _link, annotate, color, place
 
 DEJAVU = Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
 

@@ -29,8 +29,7 @@ from rankless.data.formats.coco_json import (
     read_classes,
     save,
 )
-from rankless.data.formats.folders import ImageSearch, subfolders
-from rankless.data.formats.listed_images import ListedImages
+from rankless.data.formats.folders import ImageSearch, ListedImages, subfolders
 from rankless.data.formats.splits import as_file_name, chosen, usual_order, without_year
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations

@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankless.data.formats.folders import ImageSearch, names_file, read_names, subfolders
-from rankless.data.formats.listed_images import ListedImages
+from rankless.data.formats.folders import ImageSearch, ListedImages, names_file, read_names, subfolders
 from rankless.data.formats.splits import as_file_name, chosen, usual_order
 from rankless.data.formats.writing import ImageFiles, file_names, fit_names, on_one_line, shortest
 from rankless.data.images.image_file import is_image

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from rankless.data.formats.folders import NAMES_PATTERNS, ImageSearch, numbered_names
-from rankless.data.formats.listed_images import ListedImages
+from rankless.data.formats.folders import NAMES_PATTERNS, ImageSearch, ListedImages, numbered_names
 from rankless.data.formats.splits import (
     as_file_name,
     chosen,

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankless.data.formats.folders import ImageSearch, numbered_names
-from rankless.data.formats.listed_images import ListedImages
+from rankless.data.formats.folders import ImageSearch, ListedImages, numbered_names
 from rankless.data.images.image_file import MOST_BYTES, too_large
 from rankless.data.index.annotations import CROWD
 from rankless.data.index.findings import Findings

@@ -21,8 +21,7 @@ from pathlib import Path
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import COPY, ORIGINAL, file_of
 from rankless.data.index.file_states import changed_file, save_states, state, touched_since
-from rankless.data.index.scan import storing_in
-from rankless.data.index.scan_chunks import TICK, reader_version, remove_others
+from rankless.data.index.scan import TICK, reader_version, remove_others, storing_in
 from rankless.errors import UserError
 from rankless.files.cache_folder import cache_folder, locked, private_folder, remove_unheld, remove_unused
 from rankless.files.writing import flush, write_atomically
