@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rankless.data.index.byte_ranges import CIFAR_BYTES, CIFAR_ENDING, CIFAR_SIDE, path_in
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.errors import UserError
@@ -179,20 +177,18 @@ def read(root: Path, split: str) -> Raw:
     names = contents(meta).get(kind.meta[1])
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"{meta}: no list '{kind.meta[1]}'; expected the class names; download it again")
-    made, ranges = RawBuilder(), list[tuple[int, int]]()
+    made, side = RawBuilder(), (CIFAR_SIDE, CIFAR_SIDE)
     files = [folder / name for name in kind.files[wanted]]
     for file in files:
         labels, start = _images(file, kind.labels, len(names))
         for number, label in enumerate(labels):
             path = path_in(str(file), f"{number:05}{CIFAR_ENDING}")
-            made.add_label(made.add_image(path, str(file)), label)
-            ranges.append((start + number * CIFAR_BYTES, CIFAR_BYTES))
+            where = start + number * CIFAR_BYTES, CIFAR_BYTES
+            made.add_label(made.add_image(path, str(file), size=side, byte_range=where), label)
     about = ["'val' is CIFAR's test split: there is no other"] if split == "val" else []
     return made.raw(
         boxed=False,
         names=names,
-        sizes=np.full((len(ranges), 2), CIFAR_SIDE, np.int32),
-        byte_ranges=np.array(ranges, np.int64).reshape(-1, 2),
         depends=[str(folder), *map(str, (meta, *files))],
         about=about,
     )

@@ -256,7 +256,7 @@ class ListedImages:
     def raw(
         self, names: Sequence[str], depends: Iterable[str], about: Iterable[str], nothing: str, **rest: Any
     ) -> Raw:
-        """Return the split, with image sizes read from the image headers.
+        """Return the split, with the sizes of image files read from their headers.
 
         Args:
             names: class names.
@@ -271,7 +271,7 @@ class ListedImages:
             raise UserError(f"{self.file}: {what if self.missing else nothing}")
         raw = self.made.raw(names=names, depends=list(dict.fromkeys([*depends, *self.search.listed])), **rest)
         raw.about = [*about, *self.search.notes()]
-        return with_sizes(raw)
+        return raw if self.made.byte_ranges else with_sizes(raw)
 
 
 def names_files(folders: Iterable[Path]) -> list[Path]:

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rankless.data.formats import packing, shards
 from rankless.data.formats.shards import KINDS, Member, Sample, samples
 from rankless.data.formats.splits import how_to_divide
@@ -302,8 +300,6 @@ class _Part:
     names: Sequence[str] | None
     labels: dict[str, int]  # numbers by class, which grow if no names are given
     made: RawBuilder = field(default_factory=RawBuilder)
-    byte_ranges: list[tuple[int, int]] = field(default_factory=list)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
 
     def add_shard(self, shard: str) -> None:
         """Index one shard."""
@@ -337,13 +333,12 @@ class _Part:
         labels = [self._label(row.label, path) for row in rows]
         if self.kind == "cls" and labels in ([], [None]):
             return
-        image = self.made.add_image(path, path, stated)
+        byte_range = sample.image.offset, sample.image.length
+        shape = size(io.BufferedReader(Window(file, *byte_range)), path, findings)
+        image = self.made.add_image(path, path, stated, size=shape, byte_range=byte_range)
         for line, (row, number) in enumerate(zip(rows, labels, strict=True), 1):
             if number is not None:
                 self.made.add_box(image, row.box, number, line, row.flags, row.area)
-        self.byte_ranges.append((sample.image.offset, sample.image.length))
-        window = Window(file, sample.image.offset, sample.image.length)
-        self.sizes.append(size(io.BufferedReader(window), path, findings))
 
     def _label(self, label: str, path: str) -> int | None:
         """Return a class's number; report it and return None if the class is unknown."""
@@ -369,8 +364,6 @@ class _Part:
             counted="box",
             names=list(self.labels) if self.names is None else self.names,
             normalized=self.kind == "txt",
-            byte_ranges=np.array(self.byte_ranges, np.int64).reshape(-1, 2),
-            sizes=np.array(self.sizes, np.int32).reshape(-1, 2),
         )
         if self.names is None:
             raw.rename(sorted(self.labels))
