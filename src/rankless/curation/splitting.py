@@ -8,6 +8,7 @@ the scores if they were in two splits.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from rankless.curation.data_set import (
     must_be_outside,
     names_below,
     open_data_set,
-    pattern,
     together,
 )
 from rankless.curation.near_duplicates import Joined, find_alike
@@ -100,7 +100,10 @@ def split(
         link: link images instead of copying them.
     """
     wanted = _fractions(val, test)
-    expression = None if group is None else pattern(group, "--group")
+    try:
+        expression = None if group is None else re.compile(group)
+    except re.error as error:
+        raise UserError(f"--group is '{group}': expected a regular expression, but {error}") from error
     must_be_outside(root, out)
     refuse_existing(out)
     data = open_data_set(root, format, splits, classes=classes)

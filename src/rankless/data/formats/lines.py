@@ -54,8 +54,7 @@ _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|labels?|lines)$", re.IGNORE
 
 def recognize(root: Path) -> str:
     """Return how ``root`` was recognized, by a ``.txt`` file in which a box follows a path; else empty."""
-    files = [(root, list_kind(root))] if root.is_file() else list(_files(root).values())
-    first = next((file for file, kind in files if kind == "boxes"), None)
+    first = next((file for file in _splits(root).values() if list_kind(file) == "boxes"), None)
     return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
 
 
@@ -191,14 +190,6 @@ def list_kind(file: Path) -> str:
     return kind
 
 
-def _files(folder: Path) -> dict[str, tuple[Path, str]]:
-    files = sorted(folder.glob("*.txt"))
-    if len(files) > _MOST:
-        return {}
-    kinds = {file: list_kind(file) for file in files if file.is_file()}
-    return {_SUFFIX.sub("", file.stem): (file, kind) for file, kind in kinds.items() if kind}
-
-
 def _lone(files: Mapping[str, Path]) -> str:
     """Return the name of the only list if it is a training list not called ``train``; else empty."""
     (name, *more) = files or [""]
@@ -218,6 +209,7 @@ def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
 
 
 def _splits(root: Path) -> dict[str, Path]:
-    if root.is_file():
-        return {_SUFFIX.sub("", root.stem): root}
-    return {name: file for name, (file, _) in _files(root).items()}
+    """Return the list of every split; ``root`` is a folder or a list."""
+    files = [root] if root.is_file() else sorted(file for file in root.glob("*.txt") if file.is_file())
+    lists = [file for file in files if file == root or (len(files) <= _MOST and list_kind(file))]
+    return {_SUFFIX.sub("", file.stem): file for file in lists}
