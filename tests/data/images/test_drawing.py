@@ -104,7 +104,8 @@ def test_a_font_is_asked_letter_by_letter(monkeypatch):
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
     """A machine with no font but Matplotlib's and the one that is named."""
-    monkeypatch.setattr(fonts, "_folders", lambda: iter(()))
+    for name in ("XDG_DATA_DIRS", "XDG_DATA_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.delenv(fonts.VARIABLE, raising=False)
     for cache in (fonts._path_for, fonts._files):
         cache.cache_clear()

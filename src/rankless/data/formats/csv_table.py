@@ -219,7 +219,9 @@ def read(root: Path, split: str) -> Raw:
     known = _stated_classes(top)
     names = known[1] if known else _names_in(files)
     labels = {each: label for label, each in enumerate(names)}
-    reader = _Reader(file, ImageSearch(_image_folders(top, name, file)), columns=columns, labels=labels)
+    inside = [top / name, top / "images" / name, top / name / "images", top / "images"]
+    folders = [file.parent, *inside, file.parent / "images", top / "JPEGImages", top, top.parent]
+    reader = _Reader(file, ImageSearch(folders), columns=columns, labels=labels)
     reader.read()
     raw = reader.raw(
         names,
@@ -281,12 +283,6 @@ def _name(file: Path) -> str:
     if file.name == _BESIDE[0]:
         return file.parent.name
     return _AFFIXES.sub("", _AFFIXES.sub("", file.stem)) or file.stem
-
-
-def _image_folders(top: Path, split: str, file: Path) -> list[Path]:
-    """Folders that the names in a file may be relative to, the most likely first."""
-    inside = [top / split, top / "images" / split, top / split / "images", top / "images"]
-    return [file.parent, *inside, file.parent / "images", top / "JPEGImages", top, top.parent]
 
 
 def _stated_classes(top: Path) -> tuple[Path, tuple[str, ...]] | None:

@@ -188,7 +188,9 @@ def shards_of(root: Location) -> dict[str, list[Location]]:
             if inside:
                 shards.setdefault(entry.name, []).extend(inside)
         elif _is_shard(entry):
-            shards.setdefault(_split_of(_stem(entry.name)), []).append(entry)
+            # train-000012 is of the split train, and so is a name that is only a number.
+            split = re.sub(r"(?:^|[-_.])\d+(?:-of-\d+)?$", "", _stem(entry.name)) or _ONE
+            shards.setdefault(split, []).append(entry)
     order = splits.usual_order({_last(name) for name in shards})
     return dict(sorted(shards.items(), key=lambda item: (order.index(_last(item[0])), item[0])))
 
@@ -258,11 +260,6 @@ def fingerprint(root: RemotePath) -> str:
 def _stem(name: str) -> str:
     ending = next(each for each in (*_COMPRESSED, ".tar") if name.lower().endswith(each))
     return name[: -len(ending)]
-
-
-def _split_of(stem: str) -> str:
-    """Return the split of a shard: ``train`` for ``train-000012`` or for a name that is only a number."""
-    return re.sub(r"(?:^|[-_.])\d+(?:-of-\d+)?$", "", stem) or _ONE
 
 
 def _last(split: str) -> str:

@@ -225,7 +225,8 @@ def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixel
         image.load()
         whole = _rgb(image)
         pixels = np.array(whole if early == 1 else whole.reduce(early))
-    pixels = _upright(pixels, turn)
+    turned = pixels[:: -1 if turn in _UPSIDE_DOWN else 1, :: -1 if turn in _SIDEWAYS else 1]
+    pixels = np.ascontiguousarray(turned.transpose(1, 0, 2) if turn in _TURNED else turned)
     return np.array(Image.fromarray(pixels).reduce(factor)) if uneven else pixels
 
 
@@ -250,12 +251,6 @@ def _orientation(image: Image.Image) -> int:
     if image.format == "PNG" and "exif" not in image.info:
         return 1  # reading more would decode the image to search behind its pixels
     return cast(int, image.getexif().get(_ORIENTATION, 1))
-
-
-def _upright(pixels: Pixels, turn: int) -> Pixels:
-    """Return an image turned by its EXIF orientation."""
-    turned = pixels[:: -1 if turn in _UPSIDE_DOWN else 1, :: -1 if turn in _SIDEWAYS else 1]
-    return np.ascontiguousarray(turned.transpose(1, 0, 2) if turn in _TURNED else turned)
 
 
 def _rgb(image: Image.Image) -> Image.Image:
