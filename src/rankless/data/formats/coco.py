@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,22 +214,19 @@ def _annotation_files(root: Path) -> dict[str, Path]:
     if root.is_file():
         return {_stem(root): root}
     files: dict[str, Path] = {}
-    for file in _candidates(root):
-        name = file.parent.name if file.name in _BESIDE and file.parent != root else _stem(file)
-        files.setdefault(name, file)
+    for folder in (root / "annotations", root):
+        found = sorted(folder.glob("*.json"))
+        for file in found if len(found) <= _MOST else ():
+            if not _OTHERS.match(file.name) and _is_coco(file):
+                beside = file.name in _BESIDE and folder != root
+                files.setdefault(folder.name if beside else _stem(file), file)
+    for folder in subfolders(root):
+        there = [folder / name for name in _BESIDE if folder.name != "annotations"]
+        if first := next(filter(_is_coco, there), None):
+            files.setdefault(folder.name, first)
     if len(files) == 1 and next(iter(files.values())).name in _BESIDE:
         return files if next(iter(files.values())).parent != root else {"train": next(iter(files.values()))}
     return {short: files[name] for short, name in without_year(files).items()}
-
-
-def _candidates(root: Path) -> Iterator[Path]:
-    for folder in (root / "annotations", root):
-        files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-        if len(files) <= _MOST:
-            yield from (file for file in files if not _OTHERS.match(file.name) and _is_coco(file))
-    for folder in subfolders(root):
-        beside = [folder / file for file in _BESIDE if folder.name != "annotations"]
-        yield from [file for file in beside if _is_coco(file)][:1]
 
 
 def _is_coco(file: Path) -> bool:

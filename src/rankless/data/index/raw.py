@@ -135,11 +135,7 @@ class RawBuilder:
         self, image: int, box: Iterable[float], label: int, line: int, flags: int = 0, area: float = NO_AREA
     ) -> None:
         """Add one box, xyxy."""
-        try:
-            self.boxes.extend(box)
-        except (TypeError, OverflowError):
-            del self.boxes[4 * len(self.image) :]
-            raise
+        self.boxes.extend(array("d", box))  # all numbers or, on an error, none
         self.image.append(image)
         self.labels.append(label)
         self.flags.append(flags)
