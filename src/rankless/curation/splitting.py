@@ -25,7 +25,7 @@ from rankless.curation.data_set import (
     open_data_set,
     together,
 )
-from rankless.curation.near_duplicates import Joined, find_alike
+from rankless.curation.near_duplicates import find_alike, joined
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles
@@ -255,13 +255,11 @@ def _merged(
 
     Therefore the split of an image without duplicates depends only on its name.
     """
-    joined = Joined(count)
-    for members in (*units.values(), *groups):
-        for other in members[1:]:
-            joined.join(members[0], other)
+    parts = [*units.values(), *groups]
+    lowest = joined(count, ((members[0], other) for members in parts for other in members))
     merged: dict[int, tuple[str, list[int]]] = {}
     for name, members in sorted(units.items()):
-        merged.setdefault(joined.root(members[0]), (name, []))[1].extend(members)
+        merged.setdefault(lowest[members[0]], (name, []))[1].extend(members)
     return {name: sorted(members) for name, members in merged.values()}
 
 
