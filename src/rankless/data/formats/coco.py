@@ -93,9 +93,10 @@ def read(root: Path, split: str) -> Raw:
     looked = () if root.is_file() else (root, root / "annotations", *(file.parent for file in files.values()))
     return reader.raw(
         classes.names,
-        [*map(str, looked), *map(str, files.values())],
-        classes.notes,
+        None,
+        [*looked, *files.values()],
         f"no entry of 'images' can be used; the first: {odd[0].problem}" if odd else "it lists no image",
+        classes.notes,
         counted="annotation",
     )
 

@@ -254,23 +254,32 @@ class ListedImages:
         return self.numbers[path]
 
     def raw(
-        self, names: Sequence[str], depends: Iterable[str], about: Iterable[str], nothing: str, **rest: Any
+        self,
+        names: Sequence[str],
+        names_file: Path | None,
+        depends: Iterable[Path],
+        nothing: str,
+        about: Sequence[str] = (),
+        **rest: Any,
     ) -> Raw:
         """Return the split, with the sizes of image files read from their headers.
 
         Args:
             names: class names.
-            depends: files and folders that were read, except those of the search.
-            about: sentences about how the split was read.
+            names_file: the file that lists them, if any.
+            depends: further files and folders that were read, except those of the search.
             nothing: the error message if the file lists no image.
+            about: sentences about how the split was read.
             rest: see :meth:`RawBuilder.raw`.
         """
         if not self.made.paths:
             looked = ", ".join(self.search.bases[:4])
             what = f"none of its images exists; the first: '{printable(self.missing)}'; looked in {looked}"
             raise UserError(f"{self.file}: {what if self.missing else nothing}")
-        raw = self.made.raw(names=names, depends=list(dict.fromkeys([*depends, *self.search.listed])), **rest)
-        raw.about = [*about, *self.search.notes()]
+        read = map(str, depends if names_file is None else (*depends, names_file))
+        raw = self.made.raw(names=names, depends=list(dict.fromkeys([*read, *self.search.listed])), **rest)
+        named = [f"class names from {names_file}"] if names_file else []
+        raw.about = [*named, *about, *self.search.notes()]
         return raw if self.made.byte_ranges else with_sizes(raw)
 
 

@@ -85,12 +85,8 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     search = ImageSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
     reader = _Reader(file, search, classes=len(names))
     reader.read()
-    raw = reader.raw(
-        names,
-        [str(file), *([str(classes)] if classes else []), *map(str, folders)],
-        [f"class names from {classes or 'data.classes'}"],
-        f"it has no line; expected {LAYOUT}",
-    )
+    about = [] if classes else ["class names from data.classes"]
+    raw = reader.raw(names, classes, [file, *folders], f"it has no line; expected {LAYOUT}", about)
     if divided:
         _divide(raw, split, file, top)
     return raw

@@ -120,10 +120,9 @@ def read_tables(
     reader = _Reader(first, ImageSearch([first.parent]), columns=columns, names=names)
     for table in tables:
         reader.add(table)
-    depends = [str(each) for each in (root, *(table.file.parent for table in tables), names_file) if each]
-    depends += [str(table.file) for table in (*tables, *others)]
-    about = [f"class names from {names_file}"] if names_file else []
-    raw = reader.raw(names, depends, about, "it has no row with an image", boxed=bool(columns.box))
+    depends = [root, *(table.file.parent for table in tables), *(table.file for table in (*tables, *others))]
+    boxed = bool(columns.box)
+    raw = reader.raw(names, names_file, depends, "it has no row with an image", boxed=boxed)
     if tables[0].normalized is None:
         return _with_corners(raw)
     raw.normalized = tables[0].normalized
