@@ -206,8 +206,6 @@ class DigitImages(_Digits, ClassificationImages):
 
     def read(self, index: int) -> Tensor:
         """Return digit ``index``, uint8 (3, 64, 64), with three equal channels."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"digits: no image {index}; the {self.split} split has 0 to {len(self) - 1}")
         gray = (self._levels[index].astype(np.uint16) * 255 // 16).astype(np.uint8)
         enlarged = Image.fromarray(gray).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
         return torch.from_numpy(np.array(enlarged)).expand(3, SIDE, SIDE).contiguous()
