@@ -74,7 +74,7 @@ ALLOWED = {
     # Its values are read as bytes; the one of rank 0 listens at one address.
     ("world/rendezvous.py", "TCPStore"),
     # Arrays; pickled ones are refused, which is NumPy's default too.
-    ("data/index/scan_chunks.py", "np.load(allow_pickle=False)"),
+    ("data/index/scan.py", "np.load(allow_pickle=False)"),
 }
 
 

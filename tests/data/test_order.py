@@ -86,12 +86,6 @@ def test_a_billion_images_are_quick() -> None:
     assert min(seconds) < 1e-3
 
 
-@pytest.mark.parametrize(("n", "positions"), [(0, 0), (5, 5), (5, -1), (2**63, 0)])
-def test_what_is_not_a_position_is_refused(n: int, positions: int) -> None:
-    with pytest.raises(ValueError, match="permute"):
-        permute(n, 0, positions)
-
-
 @settings(max_examples=30)
 @given(n=st.integers(1, 50), images=st.integers(1, 60), micro=st.integers(1, 8), seed=st.integers(0, 9))
 def test_steps_cut_epochs_without_remainder(n: int, images: int, micro: int, seed: int) -> None:

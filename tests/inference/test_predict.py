@@ -16,8 +16,7 @@ import rankless.inference.predict as page
 import rankless.inference.predict_detect as predict_detect
 from rankless.curation.converting import convert
 from rankless.data.datasets.detection import collate
-from rankless.data.images.drawing import Mark, annotate
-from rankless.data.images.palette import color
+from rankless.data.images.drawing import Mark, annotate, color
 from rankless.errors import UserError
 from rankless.geometry.letterbox import Placing
 from rankless.models import zoo

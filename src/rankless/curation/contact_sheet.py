@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import math
 from collections.abc import Sequence
@@ -15,10 +14,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rankless.curation.data_set import spare
 from rankless.curation.sampling import Selection, Shown
-from rankless.data.images.drawing import annotate
-from rankless.data.images.palette import color
-from rankless.errors import UserError, counted, escaped
+from rankless.data.images.drawing import annotate, color
+from rankless.errors import UserError, counted
 from rankless.files.outputs import Outputs
+from rankless.report import markup
+from rankless.report.page import document
 
 WIDTH, HEIGHT = 1656, 300
 """Maximum width of a sheet's rows, and approximate height of its images, in pixels."""
@@ -33,6 +33,18 @@ _HIGHEST = 3 * HEIGHT  # limit of a row's height
 _GAP, _CAPTION, _TITLE, _LEGEND, _HEADING = 14, 24, 46, 30, 38
 _LINE = 1.3  # line spacing, in letter heights
 _INK, _FAINT, _PAPER = (28, 30, 34), (105, 110, 118), (255, 255, 255)
+# Images of a page share a row by aspect, so rows are full; the pseudo-element fills the last row.
+_STYLE = """
+body { max-width: 1800px; }
+.sheet { display: flex; flex-wrap: wrap; gap: 1.2rem; }
+.sheet::after { content: ""; flex: 1000 1 0; }
+.sheet h2 { flex-basis: 100%; margin: .6rem 0 0; }
+.sheet figure { border: 0; flex: var(--aspect) 1 calc(var(--aspect) * 19rem); max-width: 100%; padding: 0; }
+.sheet img { border-radius: 4px; display: block; height: auto; width: 100%; }
+.sheet figcaption { opacity: .7; overflow-wrap: anywhere; padding: .3rem 0; }
+.chip { display: inline-block; margin: 0 1rem .4rem 0; }
+.chip i { border-radius: 3px; display: inline-block; height: .8em; margin-right: .4em; width: .8em; }
+"""
 
 
 def write(selection: Selection, out: Path, outputs: Outputs) -> None:
@@ -51,8 +63,10 @@ def write(selection: Selection, out: Path, outputs: Outputs) -> None:
 
 def sheet(selection: Selection) -> Image.Image:
     """Arrange all images in full rows, with a title and captions; nothing is cropped."""
-    rows = [row for group in _groups(selection.shown) for row in _rows(group)]
-    wide = max(_width_of(row) for row in rows)
+    starts = [at for at, one in enumerate(selection.shown) if one.heading or not at]
+    groups = pairwise([*starts, len(selection.shown)])
+    rows = [row for start, end in groups for row in _rows(selection.shown[start:end])]
+    wide = max(sum(room.width for room in row) + _GAP * (len(row) - 1) for row in rows)
     title = _Text(selection.title, 20, wide)
     headings = [_Text(row[0].shown.heading, 17, wide) for row in rows]
     captions = [[_Text(room.shown.caption, 14, room.width) for room in row] for row in rows]
@@ -124,12 +138,6 @@ class _Room(NamedTuple):
     height: int
 
 
-def _groups(shown: Sequence[Shown]) -> list[Sequence[Shown]]:
-    """Return the images in groups; each heading begins a group."""
-    starts = [0, *(at for at, one in enumerate(shown) if at and one.heading)]
-    return [shown[start:end] for start, end in pairwise([*starts, len(shown)])]
-
-
 def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
     """Return the images in rows of equal width and similar height."""
     aspects = [_aspect(one) for one in shown]
@@ -179,53 +187,17 @@ def _evenly(lengths: Sequence[float], count: int) -> list[int]:
     return ends[::-1]
 
 
-def _width_of(row: Sequence[_Room]) -> int:
-    return sum(room.width for room in row) + _GAP * (len(row) - 1)
-
-
 def page(selection: Selection) -> str:
     """Return a self-contained HTML page."""
+    chips = "".join(
+        f'<span class="chip"><i style="background:rgb{color(label)}"></i>'
+        f"{markup.text(selection.class_names[label])}</span>"
+        for label in _classes(selection.shown)
+    )
     figures = "\n".join(map(_figure, selection.shown))
-    chips = "".join(_chip(label, selection.class_names[label]) for label in _classes(selection.shown))
-    title = _html(selection.title)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 15px/1.4 system-ui, sans-serif; margin: 2rem auto; max-width: 1800px; padding: 0 1.5rem; }}
-h1 {{ font-size: 1.3rem; }}
-h2 {{ flex-basis: 100%; font-size: 1.1rem; margin: .6rem 0 0; }}
-main {{ display: flex; flex-wrap: wrap; gap: 1.2rem; }}
-/* Images share a row by aspect, so rows are full; the pseudo-element fills the last row. */
-figure {{ flex: var(--aspect) 1 calc(var(--aspect) * 19rem); margin: 0; max-width: 100%; }}
-main::after {{ content: ""; flex: 1000 1 0; }}
-img {{ border-radius: 4px; display: block; height: auto; width: 100%; }}
-figcaption {{ opacity: .7; overflow-wrap: anywhere; padding: .3rem 0; }}
-.chip {{ display: inline-block; margin: 0 1rem .4rem 0; }}
-.chip i {{ border-radius: 3px; display: inline-block; height: .8em; margin-right: .4em; width: .8em; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p>{chips}</p>
-<main>
-{figures}
-</main>
-</body>
-</html>
-"""
-
-
-def _html(text: str) -> str:
-    return html.escape(escaped(text))
-
-
-def _chip(label: int, name: str) -> str:
-    return f'<span class="chip"><i style="background:rgb{color(label)}"></i>{_html(name)}</span>'
+    return document(
+        selection.title, f"<style>{_STYLE}</style><p>{chips}</p><div class='sheet'>{figures}</div>"
+    )
 
 
 def _figure(one: Shown) -> str:
@@ -233,11 +205,11 @@ def _figure(one: Shown) -> str:
     _cell(one, PAGE_WIDTH, PAGE_HEIGHT).save(buffer, "JPEG", quality=88)
     encoded = base64.b64encode(buffer.getvalue()).decode("ascii")
     boxes = sum(not mark.dashed or bool(mark.text) for mark in one.marks)
-    caption = _html(one.caption) + (f" · {counted(boxes, 'box', 'boxes')}" if boxes else "")
-    heading = f"<h2>{_html(one.heading)}</h2>\n" if one.heading else ""
+    caption = markup.text(one.caption) + (f" · {counted(boxes, 'box', 'boxes')}" if boxes else "")
+    heading = f"<h2>{markup.text(one.heading)}</h2>\n" if one.heading else ""
     return (
         f'{heading}<figure style="--aspect:{_aspect(one):.3f}">'
-        f'<img alt="{_html(one.caption)}" src="data:image/jpeg;base64,{encoded}">'
+        f'<img alt="{markup.text(one.caption)}" src="data:image/jpeg;base64,{encoded}">'
         f"<figcaption>{caption}</figcaption></figure>"
     )
 
@@ -245,7 +217,11 @@ def _figure(one: Shown) -> str:
 def _cell(one: Shown, width: int, height: int) -> Image.Image:
     """Return an image scaled to a cell; boxes are drawn after scaling, so that labels are legible."""
     if one.image is None:
-        return _blank(width, height)
+        made = Image.new("RGB", (width, height), (235, 236, 238))
+        font = ImageFont.load_default(16)
+        middle = (width / 2, height / 2)
+        ImageDraw.Draw(made).text(middle, "cannot be read", fill=_FAINT, font=font, anchor="mm")
+        return made
     scale = min(width / one.image.width, height / one.image.height)
     # Rounding must not leave a gap of a pixel.
     size = [max(1, round(one.image.width * scale)), max(1, round(one.image.height * scale))]
@@ -266,13 +242,6 @@ def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
     covered = sum(letters) * 0.6 * side * 1.4 * side <= COVERED * size[0] * size[1]
     has_room = len(one.marks) <= CROWDED and covered and max(letters, default=0) * 0.6 * side <= size[0]
     return [mark.text if has_room else mark.short for mark in one.marks]
-
-
-def _blank(width: int, height: int) -> Image.Image:
-    made = Image.new("RGB", (width, height), (235, 236, 238))
-    font = ImageFont.load_default(16)
-    ImageDraw.Draw(made).text((width / 2, height / 2), "cannot be read", fill=_FAINT, font=font, anchor="mm")
-    return made
 
 
 def _classes(shown: Sequence[Shown]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -188,11 +187,3 @@ def beside(root: str, ending: str) -> Path:
             raise UserError(problems)
         raise UserError(f"{root}: this is the root of the file system; give the data set's folder")
     return folder.with_name(f"{folder.name}-{ending}")
-
-
-def pattern(text: str, option: str) -> re.Pattern[str]:
-    """Compile the user's regular expression."""
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise UserError(f"{option} is '{text}': expected a regular expression, but {error}") from error

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from rankless.curation import contact_sheet
 from rankless.curation.model_errors import Box, Mistake, ModelErrors, Opened, WrongImage
-from rankless.curation.sampling import Selection, Shown
+from rankless.curation.sampling import Selection, Shown, picture
 from rankless.data.images.drawing import Mark
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import counted
@@ -25,22 +25,25 @@ _LEAST = 96  # minimum side of a close-up, in pixels
 
 def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: Outputs) -> None:
     """Draw the worst ``count`` images and as many likely wrong labels into ``out``."""
-    selection = Selection(_title(errors), errors.class_names, shown(errors, opened, count))
+    wrong = counted(len(errors.images), "image")
+    title = f"{errors.model} · {errors.split} · errors in {wrong} of {errors.looked_at:,}"
+    selection = Selection(title, errors.class_names, shown(errors, opened, count))
     outputs.refuse_inputs([opened.path, *(image.source for image in errors.images)])
     contact_sheet.write(selection, out, outputs)
 
 
 def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
     """Return the cells of the sheet: the worst images, then close-ups of the doubtful labels."""
+    whole = [(image, summary(errors, image), image.mistakes) for image in errors.images[:count]]
+    doubtful = [(image, doubt(errors, one), [one]) for image, one in errors.doubtful()[:count]]
     cells: list[Shown] = []
-    doubtful = errors.doubtful()[:count]
-    worst = (_whole(errors, opened, image) for image in errors.images[:count])
-    for heading, made in (
-        ("Worst images" + _KEY * isinstance(opened.task, Detect), worst),
-        ("Labels to check, the surest first", (_near(errors, opened, image, one) for image, one in doubtful)),
+    for heading, rows in (
+        ("Worst images" + _KEY * isinstance(opened.task, Detect), whole),
+        ("Labels to check, the surest first", doubtful),
     ):
-        for at, cell in enumerate(made):
-            cells.append(cell._replace(heading="" if at else heading))
+        for image, text, mistakes in rows:
+            cells.append(_cell(errors, opened, image, text, mistakes, heading, near=rows is doubtful))
+            heading = ""
     return cells
 
 
@@ -61,11 +64,6 @@ def doubt(errors: ModelErrors, one: Mistake) -> str:
     return f"{labeled}, predicted {errors.name(one.predicted)} ({score:.0%})"
 
 
-def _named(source: str) -> str:
-    """Return a file's name, or a built-in scene's name, which ``rankless predict`` accepts."""
-    return Path(source).name if Path(source).suffix else source
-
-
 def text(errors: ModelErrors, one: Mistake) -> str:
     """Return the label drawn at an error's box."""
     if one.kind == "missed":
@@ -79,34 +77,34 @@ def is_whole(one: Mistake) -> bool:
     return one.kind == "classification" and not any(one.box)
 
 
-def _title(errors: ModelErrors) -> str:
-    wrong = counted(len(errors.images), "image")
-    return f"{errors.model} · {errors.split} · errors in {wrong} of {errors.looked_at:,}"
-
-
-def _whole(errors: ModelErrors, opened: Opened, image: WrongImage) -> Shown:
-    caption = f"{summary(errors, image)} · {_named(image.source)}"
-    if (read := _image_of(opened, image.index)) is None:
-        return Shown(None, [], caption, frozenset())
-    pixels = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
-    marks = [mark for one in image.mistakes for mark in _marks(errors, one, read[1])]
-    return Shown(pixels, marks, caption, frozenset(mark.label for mark in marks))
-
-
-def _near(errors: ModelErrors, opened: Opened, image: WrongImage, one: Mistake) -> Shown:
-    caption = f"{doubt(errors, one)} · {_named(image.source)}"
-    if (read := _image_of(opened, image.index)) is None:
-        return Shown(None, [], caption, frozenset())
-    pixels = Image.fromarray(read[0].permute(1, 2, 0).contiguous().numpy())
-    if not (marks := _marks(errors, one, read[1])):
-        return Shown(pixels, [], caption, frozenset())
-    x1, y1, x2, y2 = marks[0].box
-    reach = max(_AROUND * max(x2 - x1, y2 - y1), _LEAST / 2)
-    left, top = max(0, round(x1 - reach)), max(0, round(y1 - reach))
-    right, bottom = min(pixels.width, round(x2 + reach)), min(pixels.height, round(y2 + reach))
-    cut = pixels.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
-    moved = [mark._replace(box=_moved(mark.box, left, top)) for mark in marks]
-    return Shown(cut, moved, caption, frozenset(mark.label for mark in marks))
+def _cell(
+    errors: ModelErrors,
+    opened: Opened,
+    image: WrongImage,
+    text: str,
+    mistakes: Sequence[Mistake],
+    heading: str,
+    *,
+    near: bool,
+) -> Shown:
+    """Return an image with the marks of its errors; ``near`` shows only the surroundings of the first."""
+    file = Path(image.source)
+    caption = f"{text} · {file.name if file.suffix else image.source}"  # built-in scenes have no suffix
+    try:
+        read: Any = opened.task.evaluation_data().images.read(image.index)
+    except UnreadableImage:
+        return Shown(None, [], caption, frozenset(), heading)
+    pixels, reduced = (read, 1) if isinstance(read, torch.Tensor) else (read.image, read.reduced)
+    drawn = picture(pixels)
+    marks = [mark for one in mistakes for mark in _marks(errors, one, reduced)]
+    if near and marks:
+        x1, y1, x2, y2 = marks[0].box
+        reach = max(_AROUND * max(x2 - x1, y2 - y1), _LEAST / 2)
+        left, top = max(0, round(x1 - reach)), max(0, round(y1 - reach))
+        right, bottom = min(drawn.width, round(x2 + reach)), min(drawn.height, round(y2 + reach))
+        drawn = drawn.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+        marks = [mark._replace(box=_moved(mark.box, left, top)) for mark in marks]
+    return Shown(drawn, marks, caption, frozenset(mark.label for mark in marks), heading)
 
 
 def _moved(box: Box, left: float = 0, top: float = 0, reduced: int = 1) -> Box:
@@ -125,12 +123,3 @@ def _marks(errors: ModelErrors, one: Mistake, reduced: int) -> list[Mark]:
     if one.annotated is not None and not is_missed:
         marks.append(Mark(_moved(one.annotated, reduced=reduced), "", one.label, dashed=True))
     return marks
-
-
-def _image_of(opened: Opened, index: int) -> tuple[torch.Tensor, int] | None:
-    """Return an evaluation image, uint8 (3, H, W), and its reduction factor; None if it cannot be read."""
-    try:
-        read: Any = opened.task.evaluation_data().images.read(index)
-    except UnreadableImage:
-        return None
-    return (read, 1) if isinstance(read, torch.Tensor) else (read.image, read.reduced)

@@ -93,22 +93,23 @@ def find_alike(whole: Annotations, *, near: bool = True) -> Alike:
     An image that cannot be decoded is compared only by its bytes.
     """
     look = partial(look_at, whole, near=near)
-    joined = Joined(len(whole))
     first: dict[bytes, int] = {}
-    thumbnails, numbers, identical = [], [], 0
+    pairs: list[tuple[int, int]] = []
+    thumbnails, numbers = [], []
     for index, seen in enumerate(each(look, range(len(whole)), "comparing images")):
         other = first.setdefault(seen.digest, index) if seen.digest else index
         if other != index:
-            identical += 1
-            joined.join(other, index)
+            pairs.append((other, index))
         elif seen.thumbnail is not None:
             thumbnails.append(seen.thumbnail)
             numbers.append(index)
-    found: set[int] = set()
-    for one, other in near_pairs(np.array(thumbnails, np.uint8)) if len(thumbnails) > 1 else ():
-        joined.join(numbers[one], numbers[other])
-        found.add(numbers[max(one, other)])
-    return Alike(joined.groups(), identical, len(found))
+    close = near_pairs(np.array(thumbnails, np.uint8)) if len(thumbnails) > 1 else ()
+    similar = [(numbers[one], numbers[other]) for one, other in close]
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for index, lowest in enumerate(joined(len(whole), [*pairs, *similar])):
+        groups[lowest].append(index)
+    found = len({other for _, other in similar})
+    return Alike([group for group in groups.values() if len(group) > 1], len(pairs), found)
 
 
 def thumbnail(data: bytes, name: str) -> Thumbnails:
@@ -142,31 +143,20 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
                 yield from ((one, int(other)) for other in others[close])
 
 
-class Joined:
-    """The numbers from 0 to ``count`` - 1, joined into groups pair by pair (union-find)."""
+def joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the lowest number of the group of each number below ``count`` (union-find).
 
-    def __init__(self, count: int) -> None:
-        self._above = list(range(count))
+    Two numbers are in one group if a pair joins them, directly or over others.
+    """
+    above = list(range(count))
 
-    def root(self, number: int) -> int:
-        """Return the lowest number in the group."""
-        while self._above[number] != number:
-            self._above[number] = self._above[self._above[number]]
-            number = self._above[number]
+    def lowest(number: int) -> int:
+        while above[number] != number:
+            above[number] = above[above[number]]
+            number = above[number]
         return number
 
-    def join(self, one: int, other: int) -> None:
-        low, high = sorted((self.root(one), self.root(other)))
-        self._above[high] = low
-
-    def join_all(self, numbers: Iterable[int]) -> None:
-        first, *rest = numbers
-        for other in rest:
-            self.join(first, other)
-
-    def groups(self) -> list[list[int]]:
-        """Return the groups of two or more numbers, ordered by their lowest number."""
-        made: defaultdict[int, list[int]] = defaultdict(list)
-        for number in range(len(self._above)):
-            made[self.root(number)].append(number)
-        return [group for group in made.values() if len(group) > 1]
+    for pair in pairs:
+        low, high = sorted(map(lowest, pair))
+        above[high] = low
+    return list(map(lowest, range(count)))

@@ -8,6 +8,7 @@ the scores if they were in two splits.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +23,9 @@ from rankless.curation.data_set import (
     must_be_outside,
     names_below,
     open_data_set,
-    pattern,
     together,
 )
-from rankless.curation.near_duplicates import Joined, find_alike
+from rankless.curation.near_duplicates import find_alike, joined
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.formats.registry import write
 from rankless.data.formats.writing import ImageFiles
@@ -100,7 +100,10 @@ def split(
         link: link images instead of copying them.
     """
     wanted = _fractions(val, test)
-    expression = None if group is None else pattern(group, "--group")
+    try:
+        expression = None if group is None else re.compile(group)
+    except re.error as error:
+        raise UserError(f"--group is '{group}': expected a regular expression, but {error}") from error
     must_be_outside(root, out)
     refuse_existing(out)
     data = open_data_set(root, format, splits, classes=classes)
@@ -252,12 +255,11 @@ def _merged(
 
     Therefore the split of an image without duplicates depends only on its name.
     """
-    joined = Joined(count)
-    for members in (*units.values(), *groups):
-        joined.join_all(members)
+    parts = [*units.values(), *groups]
+    lowest = joined(count, ((members[0], other) for members in parts for other in members))
     merged: dict[int, tuple[str, list[int]]] = {}
     for name, members in sorted(units.items()):
-        merged.setdefault(joined.root(members[0]), (name, []))[1].extend(members)
+        merged.setdefault(lowest[members[0]], (name, []))[1].extend(members)
     return {name: sorted(members) for name, members in merged.values()}
 
 

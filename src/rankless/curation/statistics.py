@@ -94,6 +94,8 @@ def _of_split(whole: Annotations) -> SplitStatistics:
     per_image = np.diff(whole.offsets)
     boxed = whole.has_boxes
     sides = box_sides(whole)
+    boxes = np.asarray(whole.boxes, np.float64)
+    aspects = (boxes[:, 2] - boxes[:, 0]) / (boxes[:, 3] - boxes[:, 1]).clip(1e-9)
     areas = object_areas(whole)
     return SplitStatistics(
         images=len(whole),
@@ -112,7 +114,7 @@ def _of_split(whole: Annotations) -> SplitStatistics:
         medium=int(((areas >= SMALL) & (areas < MEDIUM)).sum()),
         large=int((areas >= MEDIUM).sum()),
         box_side=_spread(np.sqrt(sides[:, 0] * sides[:, 1])) if boxed else None,
-        box_aspect=_spread(box_aspects(whole)) if boxed else None,
+        box_aspect=_spread(aspects) if boxed else None,
     )
 
 
@@ -130,12 +132,6 @@ def box_sides(whole: Annotations) -> NDArray[np.float64]:
 def box_centers(whole: Annotations) -> NDArray[np.float64]:
     """Return the center (x, y) of every box, normalized by its image's size, (T, 2)."""
     return (_corners(whole)[:, 2:] + _corners(whole)[:, :2]) / 2
-
-
-def box_aspects(whole: Annotations) -> NDArray[np.float64]:
-    """Return the width over height of every box, (T,)."""
-    boxes = np.asarray(whole.boxes, np.float64)
-    return np.asarray((boxes[:, 2] - boxes[:, 0]) / (boxes[:, 3] - boxes[:, 1]).clip(1e-9))
 
 
 def object_areas(whole: Annotations) -> NDArray[np.float64]:

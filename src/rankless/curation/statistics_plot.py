@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,12 @@ from rankless.curation.statistics import MEDIUM, SMALL, box_centers, box_sides, 
 from rankless.data.index.annotations import Annotations
 from rankless.errors import counted
 from rankless.files.outputs import Outputs
+from rankless.report.plot import COLORS
 
 MOST_CLASSES = 40
 """Maximum number of classes shown as bars, the most frequent first."""
 _FEW_CLASSES = 12  # maximum number of classes in a panel of normal height
 _PANEL = (4.6, 3.7)  # inches
-_COLORS = ("#3b6ea5", "#e08e45", "#5a9e6f", "#b05a7a", "#7d6bb0", "#8a8a8a")
 _HEAT = "viridis"
 Splits = dict[str, Annotations]
 
@@ -44,7 +43,7 @@ def plot(data: DataSet, out: Path, outputs: Outputs) -> None:
 def figure(data: DataSet) -> Figure:
     """Draw the panels: classes, positions and sizes of boxes, images."""
     splits = data.splits
-    panels = list(_panels(data, splits))
+    panels = _panels(data)
     count = len(next(iter(splits.values())).class_names)
     layout: Any = _layout(len(panels), min(count, MOST_CLASSES))
     width, height = _PANEL[0] * len(layout[0]), _PANEL[1] * len(layout)
@@ -72,32 +71,30 @@ def figure(data: DataSet) -> Figure:
     return drawn
 
 
-def _panels(data: DataSet, splits: Splits) -> Iterator[Callable[[Any], None]]:
-    """Yield the functions that draw the panels, the class panel first."""
+def _panels(data: DataSet) -> list[Callable[[Any], None]]:
+    """Return the functions that draw the panels, the class panel first."""
+    splits = data.splits
     every = list(splits.values())
-    yield partial(_class_bars, splits=splits, what="boxes" if data.has_boxes else "images")
+    what = "boxes" if data.has_boxes else "images"
+    panels: list[Callable[[Any], None]] = [lambda axes: _class_bars(axes, splits, what)]
     if data.has_boxes:
-        yield partial(_centers, splits=every)
-        yield partial(_sides, splits=every)
-        yield partial(_boxes_per_image, splits=splits)
-        yield partial(_object_sizes, splits=splits)
+        panels += [
+            lambda axes: _centers(axes, every),
+            lambda axes: _sides(axes, every),
+            lambda axes: _boxes_per_image(axes, splits),
+            lambda axes: _object_sizes(axes, splits),
+        ]
     else:
-        yield partial(_split_bars, splits=splits)
-    yield partial(_image_sizes, splits=splits)
+        panels.append(lambda axes: _split_bars(axes, splits))
+    panels.append(lambda axes: _image_sizes(axes, splits))
     sizes = [readable_sizes(each) for each in every]
     if not data.has_boxes and len(np.unique(np.concatenate(sizes), axis=0)) > 1:
         aspects, areas = [each[:, 1] / each[:, 0] for each in sizes], [each.prod(1) / 1e6 for each in sizes]
-        yield partial(
-            _histogram,
-            splits=splits,
-            values=aspects,
-            bins=None,
-            title="Aspect of the images",
-            label="width / height",
-        )
-        yield partial(
-            _histogram, splits=splits, values=areas, bins=None, title="Area of the images", label="megapixels"
-        )
+        panels += [
+            lambda axes: _histogram(axes, splits, aspects, None, "Aspect of the images", "width / height"),
+            lambda axes: _histogram(axes, splits, areas, None, "Area of the images", "megapixels"),
+        ]
+    return panels
 
 
 def _layout(panels: int, classes: int) -> list[list[str]]:
@@ -230,7 +227,7 @@ def _split_bars(axes: Any, splits: Splits) -> None:
 
 
 def _colors(splits: Splits) -> list[str]:
-    return [_COLORS[number % len(_COLORS)] for number in range(len(splits))]
+    return [COLORS[number % len(COLORS)] for number in range(len(splits))]
 
 
 def _finish(axes: Any, title: str, x: str = "", y: str = "", *, percent: bool = False) -> None:

@@ -87,8 +87,6 @@ def average_iou(sizes: ArrayLike, anchors: ArrayLike) -> float:
 def _distinct(sizes: ArrayLike) -> tuple[Sizes, NDArray[Any]]:
     """Return the distinct sizes in order, (U, 2), and the number of boxes of each size, (U,)."""
     boxes = np.asarray(sizes, np.float64).reshape(-1, 2)
-    if not ((boxes > 0) & np.isfinite(boxes)).all():
-        raise ValueError("sizes of boxes must be finite and above 0")
     return np.unique(boxes, axis=0, return_counts=True)
 
 

@@ -152,9 +152,6 @@ class _Fetch(Dataset[Any]):
             return _failure(error)
         return items
 
-    def __getitem__(self, position: tuple[int, int]) -> Any:
-        raise NotImplementedError("items are drawn a micro-batch at a time")
-
 
 class _Guarded:
     """A wrapper of ``collate`` that passes failures through."""

@@ -175,9 +175,8 @@ def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return (
-            one.shape == other.shape and one.dtype == other.dtype and torch.equal(*map(_bits, (one, other)))
-        )
+        without_nan = [torch.nan_to_num(each) if each.is_floating_point() else each for each in (one, other)]
+        return one.dtype == other.dtype and torch.equal(*without_nan)
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
     if isinstance(one, Mapping):
@@ -187,8 +186,3 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, float | int | str | bytes) or hasattr(one, "tobytes"):
         return bool(one == other) or one != one
     return True
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor with zeros for NaNs, so that NaNs compare as equal."""
-    return torch.nan_to_num(tensor) if tensor.is_floating_point() else tensor

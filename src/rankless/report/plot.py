@@ -16,7 +16,8 @@ from rankless.report.training import by_task, score_points, spans_decades
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLORS = ("#2467b3", "#c25a0c", "#2a8352", "#a83a72", "#6a55b8", "#84681a", "#137f8a", "#b03a3a")
+COLORS = ("#2467b3", "#c25a0c", "#2a8352", "#a83a72", "#6a55b8", "#84681a", "#137f8a", "#b03a3a")
+"""Colors of lines and bars, also in other charts."""
 _GRAY = "#8a8a8a"
 
 
@@ -43,7 +44,7 @@ def figure(runs: Sequence[Collected], *, details: bool = True) -> Figure:
     for (loss, scores), (task, members) in zip(panels, tasks.items(), strict=False):
         for at in members:
             beside = tuple(panels[-1]) if details else ()
-            _draw(runs[at], _COLORS[at % len(_COLORS)], (loss, scores, *beside), alone=len(runs) == 1)
+            _draw(runs[at], COLORS[at % len(COLORS)], (loss, scores, *beside), alone=len(runs) == 1)
         of = f" ({task})" if len(tasks) > 1 else ""
         if spans_decades([(0, y) for line in loss.lines for y in line.get_ydata()]):
             loss.set_yscale("log")
@@ -69,12 +70,12 @@ def _draw(run: Collected, color: str, panels: tuple[Any, ...], *, alone: bool) -
     if alone:
         _line(loss, points, _GRAY, lw=0.6, alpha=0.5)
     _line(loss, smoothed(points), color, label="training" if alone else name)
-    label, other = ("validation", _COLORS[1]) if alone else (f"{name}, validation", color)
+    label, other = ("validation", COLORS[1]) if alone else (f"{name}, validation", color)
     _line(loss, score_points(run, "loss"), other, label=label, ls="--", marker="o", ms=3)
     if alone:
         shown = dict.fromkeys(name for name in (run.drawn_score, "AP50", "AP75", "top5") if name)
         for number, score in enumerate(shown):
-            _line(scores, score_points(run, score), _COLORS[number], label=score, marker="o", ms=3)
+            _line(scores, score_points(run, score), COLORS[number], label=score, marker="o", ms=3)
     elif run.drawn_score:
         label = f"{name}: {run.drawn_score}"
         _line(scores, score_points(run, run.drawn_score), color, label=label, marker="o", ms=3)

@@ -63,8 +63,3 @@ def test_crops_are_as_large_as_they_are_called_and_anywhere() -> None:
         places.append(corner_of(part.image))
     assert 0.2 <= min(shares) < 0.23 and 0.95 < max(shares) <= 1 and abs(np.mean(shares) - 0.6) < 0.06
     assert len(set(places)) > 200
-
-
-def test_one_crops_nothing() -> None:
-    source = numbered(20, 30, torch.zeros(0, 4))
-    assert cropped(source, 1.0, np.random.default_rng(0)) is source

@@ -16,8 +16,7 @@ from PIL import Image
 from rankless.curation.data_set import open_data_set
 from rankless.data.datasets.annotated import BoxedImages
 from rankless.data.datasets.open_split import examine, open_annotations
-from rankless.data.formats.darknet import read, recognize, splits
-from rankless.data.formats.darknet_layout import label_folders
+from rankless.data.formats.darknet import label_folders, read, recognize, splits
 from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError
 

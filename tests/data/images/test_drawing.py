@@ -14,8 +14,7 @@ from matplotlib.font_manager import FontProperties, get_font
 from PIL import Image, ImageCms, ImageFont
 
 from rankless.data.images import fonts
-from rankless.data.images.drawing import Mark, _ink, _link, annotate, place
-from rankless.data.images.palette import COUNT, color
+from rankless.data.images.drawing import COUNT, Mark, _ink, _link, annotate, color, place
 
 DEJAVU = Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
 
@@ -105,7 +104,8 @@ def test_a_font_is_asked_letter_by_letter(monkeypatch):
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
     """A machine with no font but Matplotlib's and the one that is named."""
-    monkeypatch.setattr(fonts, "_folders", lambda: iter(()))
+    for name in ("XDG_DATA_DIRS", "XDG_DATA_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.delenv(fonts.VARIABLE, raising=False)
     for cache in (fonts._path_for, fonts._files):
         cache.cache_clear()

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from rankless.data.index.findings import Findings
 from rankless.data.index.raw import Raw
-from rankless.data.index.scan import scan, storing_in
-from rankless.data.index.scan_chunks import chunks, load, save
+from rankless.data.index.scan import chunks, load, save, scan, storing_in
 from rankless.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parent))  # the scan's processes must be able to import it by its name

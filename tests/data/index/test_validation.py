@@ -25,13 +25,6 @@ def test_first_of_equals(rows: list) -> None:
     assert page._first_of_equals(raw, boxes, among).tolist() == expected
 
 
-def test_hashes_of_whole_pixels_differ() -> None:
-    """Numbers with few digits have mostly zero bits, of which a poor hash makes few values."""
-    grid = np.stack(np.meshgrid(*[np.arange(18.0)] * 4), -1).reshape(-1, 4)
-    assert not page._hash_repeats(grid).any()
-    assert page._hash_repeats(np.concatenate((grid, grid[:1]))).sum() == 2
-
-
 def test_repeated_boxes_are_dropped() -> None:
     boxes = np.array([[1.0, 1, 5, 5], [1, 1, 5, 5], [1, 1, 5, 6], [1, 1, 5, 5]])
     made = validate(whole(boxes, [0, 0, 0, 1], [0, 0, 0, 0]), "voc")

@@ -120,12 +120,10 @@ def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample
 
     The part's fraction of the area is uniform from ``smallest`` to 1, its aspect is log-uniform around the
     image's, and its position is uniform. Then it grows until it contains every box that it touches. A part
-    may contain no objects. If ``smallest`` is 1, the image itself is returned.
+    may contain no objects.
     """
     height, width = sample.image.shape[-2:]
     drawn, aspect, across, down = rng.uniform(0, 1, 4).tolist()
-    if smallest >= 1:
-        return sample
     area = smallest + drawn * (1 - smallest)
     # The product of the sides' factors is the area, and neither is above 1.
     factor = min(max(math.sqrt(area) * ASPECT ** (aspect - 0.5), area), 1.0)

@@ -116,12 +116,22 @@ class _Tiles:
         left = self.meeting[0] - (0 if tile % 2 else scaled(width, scale))
         top = self.meeting[1] - (0 if tile // 2 else scaled(height, scale))
         if self._points is None:
-            where = self._lay_flat(tile, sample.image, matrix, (scale, left, top))
-            region = np.array([self._quarter(tile)], np.float32)
+            x0, y0, x1, y1 = self._quarter(tile)
+            room, at = (y1 - y0, x1 - x0), (scale, left - x0, top - y0)
+            patch, corner, where = recolored_patch(sample.image, matrix, room, *at, self.placing)
+            lay(self.canvas[:, y0:y1, x0:x1], patch, corner)
+            where = replace(where, left=where.left + x0, top=where.top + y0)
+            region = np.array([[x0, y0, x1, y1]], np.float32)
             self._regions.append(region.repeat(len(sample.labels), 0))
         else:
             where = Letterbox(scale, left, top, height, width)
-            self._lay_warped(tile, sample.image, matrix, where, self._points)
+            mask = self._mask(tile, self._points)
+            rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
+            part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+            points = (self._points[0][part], self._points[1][part])
+            patch = warped_image(sample.image, matrix, points, where, self.placing)
+            under = self.canvas[:, part[0], part[1]]
+            under.copy_(torch.where(torch.from_numpy(mask[part]), patch, under))
         self._boxes.append((to_input(sample.boxes, where), sample.labels))
 
     def boxes(self, least: float) -> tuple[Tensor, Tensor]:
@@ -134,31 +144,6 @@ class _Tiles:
             boxes = warped_boxes(boxes, self.warp)
         clipped, stays = clip(boxes, region, least)
         return clipped[stays], labels[stays]
-
-    def _lay_flat(
-        self,
-        tile: int,
-        image: Tensor,
-        matrix: NDArray[np.float32] | None,
-        at: tuple[float, int, int],
-    ) -> Letterbox:
-        x0, y0, x1, y1 = self._quarter(tile)
-        scale, left, top = at
-        patch, corner, where = recolored_patch(
-            image, matrix, (y1 - y0, x1 - x0), scale, left - x0, top - y0, self.placing
-        )
-        lay(self.canvas[:, y0:y1, x0:x1], patch, corner)
-        return replace(where, left=where.left + x0, top=where.top + y0)
-
-    def _lay_warped(
-        self, tile: int, image: Tensor, matrix: NDArray[np.float32] | None, where: Letterbox, points: Points
-    ) -> None:
-        mask = self._mask(tile, points)
-        rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-        part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-        patch = warped_image(image, matrix, (points[0][part], points[1][part]), where, self.placing)
-        under = self.canvas[:, part[0], part[1]]
-        under.copy_(torch.where(torch.from_numpy(mask[part]), patch, under))
 
     def _mask(self, tile: int, points: Points) -> NDArray[np.bool_]:
         """Return a mask, (H, W), of the input's pixels that show a tile."""

@@ -61,12 +61,10 @@ class _Digits:
 
     class_names = tuple("0123456789")
 
-    def __init__(self, split: str, *problems: str) -> None:
+    def __init__(self, split: str) -> None:
         if split not in SPLITS:
             expected = f"expected {' or '.join(SPLITS)}; give one of these{IN_RECIPE}"
-            problems = f"digits: no split {split!r}; {expected}", *problems
-        if problems:
-            raise UserError(problems)
+            raise UserError(f"digits: no split {split!r}; {expected}")
         self.split = split
 
     def source(self, index: int) -> str:
@@ -90,15 +88,7 @@ class DigitScenes(_Digits, DetectionImages):
     """
 
     def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
-        problems = []
-        if images < 1:
-            problems.append(f"digits: {images} scenes requested; expected 1 or more; raise the number")
-        if min(size) < 32:
-            sides = f"{size[0]} × {size[1]}"
-            problems.append(
-                f"digits: scenes of {sides} pixels requested; expected sides of 32 or more; enlarge them"
-            )
-        super().__init__(split, *problems)
+        super().__init__(split)
         self.seed, self.size, self._images = seed, size, images
         self._digits = digits_of(split)
         self._truths: dict[int, GroundTruth] = {}
@@ -122,8 +112,6 @@ class DigitScenes(_Digits, DetectionImages):
 
     def _render(self, index: int, hidden: int | None = None) -> Sample:
         """Render a scene without the ink of digit ``hidden``, so that a test can find the digit's pixels."""
-        if not 0 <= index < self._images:
-            raise IndexError(f"digits: no scene {index}; the {self.split} split has 0 to {self._images - 1}")
         rng = Draws(generator(self.seed, "digits", self.split, index))
         digits, labels, boxes = self._layout(rng)
         clutter = self._clutter(rng, boxes)
@@ -218,8 +206,6 @@ class DigitImages(_Digits, ClassificationImages):
 
     def read(self, index: int) -> Tensor:
         """Return digit ``index``, uint8 (3, 64, 64), with three equal channels."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"digits: no image {index}; the {self.split} split has 0 to {len(self) - 1}")
         gray = (self._levels[index].astype(np.uint16) * 255 // 16).astype(np.uint8)
         enlarged = Image.fromarray(gray).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
         return torch.from_numpy(np.array(enlarged)).expand(3, SIDE, SIDE).contiguous()

@@ -66,19 +66,13 @@ def with_classes(
     Boxes of other classes are left out, while their images stay. Classification leaves out images of other
     classes.
     """
-    known = {name: label for label, name in enumerate(whole.class_names)}
-    _refuse_unknown(names, whole.class_names, elsewhere, where)
-    new = np.full(len(known) + 1, -1, np.int64)
-    new[[known[name] for name in names if name in known]] = [
-        label for label, name in enumerate(names) if name in known
-    ]
-    labels = new[np.asarray(whole.labels)]
+    known = whole.class_names
+    _refuse_unknown(names, known, elsewhere, where)
+    label_of = {name: label for label, name in enumerate(names)}
+    labels = np.array([label_of.get(name, -1) for name in known], np.int64)[np.asarray(whole.labels)]
     selected = labels >= 0
-    left_out = {
-        whole.class_names[label]: count
-        for label, count in enumerate(np.bincount(np.asarray(whole.labels), minlength=len(known)).tolist())
-        if new[label] < 0
-    }
+    counts = np.bincount(np.asarray(whole.labels), minlength=len(known)).tolist()
+    left_out = {name: count for name, count in zip(known, counts, strict=True) if name not in label_of}
     note = _note(whole, names, left_out)
     if not whole.has_boxes:
         if not selected.any():

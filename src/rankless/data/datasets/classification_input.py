@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as TF
 
 from rankless.data.augment.degrade import Key, degrade, drawing
-from rankless.data.augment.resample import color_matrix, recolor
+from rankless.data.augment.resample import drawn_color, recolor
 from rankless.data.augment.warp import Matrix, drawn_warp, origins, sampled, shrunk
 from rankless.data.images.image_file import Shown
 from rankless.geometry.letterbox import GRAY
@@ -81,11 +81,12 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
     """
     rng = generator(*key)
     mirrored, upside_down = rng.random() < options.flip, rng.random() < options.flip_vertical
-    hue, saturation, value, zoom, shift_x, shift_y = rng.uniform(-1, 1, 6).tolist()
+    *color, zoom, shift_x, shift_y = rng.uniform(-1, 1, 6).tolist()
     if options.crop < 1:
         with drawing(key, "crop"):
-            top, left, height, width = _crop(image, options.crop)
-        image = image[:, top : top + height, left : left + width]
+            crop = v2.RandomResizedCrop(1, scale=(options.crop, 1.0), ratio=_ASPECTS).make_params([image])
+        top, left = crop["top"], crop["left"]
+        image = image[:, top : top + crop["height"], left : left + crop["width"]]
     axes = [axis for axis, flipped in ((-1, mirrored), (-2, upside_down)) if flipped]
     factor = (1 + options.scale) ** zoom
     shift = [shift_x * options.translate * size[1], shift_y * options.translate * size[0]]
@@ -96,9 +97,8 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
         augmented = _resize(image, size).flip(axes)
         if options.scale or options.translate:
             augmented = _zoom_and_shift(augmented, factor, shift)
-    if options.hue or options.saturation or options.value:
-        factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
-        augmented = recolor(augmented, color_matrix(hue * options.hue, *factors))
+    if (matrix := drawn_color(options, *color)) is not None:
+        augmented = recolor(augmented, matrix)
     if options.policy != "none":
         with drawing(key, "policy"):
             augmented = _POLICIES[options.policy](augmented)
@@ -107,16 +107,6 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
         with drawing(key, "erase"):
             augmented = v2.RandomErasing(options.erase, value=GRAY)(augmented)
     return augmented
-
-
-def _crop(image: Tensor, smallest: float) -> tuple[int, int, int, int]:
-    """Draw a crop (top, left, height, width) with a uniform fraction of the area and a log-uniform aspect.
-
-    After ten failed attempts, return the largest central part with an allowed aspect (Szegedy et al., 2015).
-    """
-    transform = v2.RandomResizedCrop(1, scale=(smallest, 1.0), ratio=_ASPECTS)
-    drawn = transform.make_params([image])
-    return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
 
 
 def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float], warp: Matrix) -> Tensor:

@@ -77,7 +77,8 @@ def download(data: Data) -> list[str]:
     name = named(data)
     if not name or not _by_download(name):
         what = f"{data.root} is your own data" if not name else "torchvision does not download CocoDetection"
-        raise UserError(f"--download: {what}; expected {one_of(_downloadable())} as data.root; leave it out")
+        known = one_of(PREFIX + each for each in _KNOWN if _by_download(each))
+        raise UserError(f"--download: {what}; expected {known} as data.root; leave it out")
     folder = Path(data.folder).expanduser()
     if any(folder.glob(_KNOWN[name].files)):
         return []
@@ -95,10 +96,6 @@ def download(data: Data) -> list[str]:
             ) from error
         said.append(f"downloaded {url} into {folder / into}")
     return said
-
-
-def _downloadable() -> list[str]:
-    return [PREFIX + name for name in _KNOWN if _by_download(name)]
 
 
 def _archives(name: str) -> list[tuple[str, str, str, str]]:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rankless.data.index.byte_ranges import CIFAR_BYTES, CIFAR_ENDING, CIFAR_SIDE, path_in
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.errors import UserError
@@ -23,8 +21,7 @@ from rankless.recipe.schema import IN_RECIPE
 
 MOST_BYTES = 1 << 28
 _IGNORED = {"PROTO", "FRAME"}
-_PLAIN = {"BININT", "BININT1", "BININT2", "LONG1", "INT", "NONE", "NEWTRUE", "NEWFALSE"}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_PLAIN = {"BININT", "BININT1", "BININT2", "LONG1", "INT"}
 _TEXTS = {"SHORT_BINSTRING": 2, "BINSTRING": 5, "SHORT_BINBYTES": 2, "BINBYTES": 5, "BINUNICODE": 5}
 """Opcodes with a text, and the offset of the text, by which the pixels are found in the file."""
 _PUT = {"BINPUT", "LONG_BINPUT", "PUT"}
@@ -42,24 +39,21 @@ class Run(NamedTuple):
     length: int
 
 
-class Named:
-    """A placeholder for an object that a pickle would import or create; an array's state ends in bytes."""
-
-    state: Any = None
-
-
 _FRESH: dict[str, Callable[[], Any]] = {
     "EMPTY_DICT": dict,
     "EMPTY_LIST": list,
     "EMPTY_TUPLE": tuple,
     "MARK": lambda: _MARK,
-    "GLOBAL": Named,
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "GLOBAL": lambda: None,
 }
 """Opcodes that push a new object."""
 
 
 def contents(file: Path) -> dict[str, Any]:
-    """Return the dict in a file; values are numbers, strings, lists, :class:`Run` or :class:`Named`."""
+    """Return the dict in a file; values are numbers, strings, lists, tuples or :class:`Run`."""
     try:
         data = reading.read_bytes(file, MOST_BYTES)
         found = _followed(data)
@@ -78,7 +72,10 @@ def contents(file: Path) -> dict[str, Any]:
 
 
 def _followed(data: bytes) -> Any:
-    """Return the value that the pickle describes, built only from plain values."""
+    """Return the value that the pickle describes, built only from plain values.
+
+    An object that the pickle would create becomes its state, which ends in bytes for an array.
+    """
     stack: list[Any] = []
     memory: dict[Any, Any] = {}
 
@@ -89,7 +86,7 @@ def _followed(data: bytes) -> Any:
             start = (at or 0) + _TEXTS[name]
             stack.append(Run(start, len(text)) if len(text) > _LONG else text)
         elif name in _PLAIN:
-            stack.append(_CONSTANTS.get(name, argument))
+            stack.append(argument)
         elif name in _FRESH:
             stack.append(_FRESH[name]())
         elif name in _PUT:
@@ -107,9 +104,9 @@ def _followed(data: bytes) -> Any:
         elif name == "TUPLE":
             stack.append(tuple(_taken(stack)))
         elif name == "REDUCE":
-            stack[-2:] = [Named()]
+            stack[-2:] = [None]
         elif name == "BUILD":
-            stack[-1].state = stack.pop()  # Python pops the state first
+            stack[-2:] = stack[-1:]
         elif name == "STOP":
             return stack.pop()
         elif name not in _IGNORED:
@@ -180,20 +177,18 @@ def read(root: Path, split: str) -> Raw:
     names = contents(meta).get(kind.meta[1])
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"{meta}: no list '{kind.meta[1]}'; expected the class names; download it again")
-    made, ranges = RawBuilder(), list[tuple[int, int]]()
+    made, side = RawBuilder(), (CIFAR_SIDE, CIFAR_SIDE)
     files = [folder / name for name in kind.files[wanted]]
     for file in files:
         labels, start = _images(file, kind.labels, len(names))
         for number, label in enumerate(labels):
             path = path_in(str(file), f"{number:05}{CIFAR_ENDING}")
-            made.add_label(made.add_image(path, str(file)), label)
-            ranges.append((start + number * CIFAR_BYTES, CIFAR_BYTES))
+            where = start + number * CIFAR_BYTES, CIFAR_BYTES
+            made.add_label(made.add_image(path, str(file), size=side, byte_range=where), label)
     about = ["'val' is CIFAR's test split: there is no other"] if split == "val" else []
     return made.raw(
         boxed=False,
         names=names,
-        sizes=np.full((len(ranges), 2), CIFAR_SIDE, np.int32),
-        byte_ranges=np.array(ranges, np.int64).reshape(-1, 2),
         depends=[str(folder), *map(str, (meta, *files))],
         about=about,
     )
@@ -218,8 +213,7 @@ def _images(file: Path, key: str, classes: int) -> tuple[list[int], int]:
     """Return the labels in a file, and the offset of its images."""
     found = contents(file)
     labels, data = found.get(key), found.get("data")
-    state: Any = data.state if isinstance(data, Named) else None
-    pixels = state[-1] if isinstance(state, tuple) and state else data
+    pixels = data[-1] if isinstance(data, tuple) and data else data
     fine = isinstance(labels, list) and all(type(one) is int and 0 <= one < classes for one in labels)
     if not isinstance(labels, list) or not fine or not isinstance(pixels, Run):
         raise UserError(

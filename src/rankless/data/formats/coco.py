@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,7 @@ from rankless.data.formats.coco_json import (
     read_classes,
     save,
 )
-from rankless.data.formats.folders import ImageSearch, subfolders
-from rankless.data.formats.listed_images import ListedImages
+from rankless.data.formats.folders import ImageSearch, ListedImages, subfolders
 from rankless.data.formats.splits import as_file_name, chosen, usual_order, without_year
 from rankless.data.formats.writing import ImageFiles, file_names
 from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
@@ -91,11 +90,13 @@ def read(root: Path, split: str) -> Raw:
     if reader.made.paths:
         reader.read_boxes(parts)
     odd = reader.made.findings.first.get("not understood", [])
+    looked = () if root.is_file() else (root, root / "annotations", *(file.parent for file in files.values()))
     return reader.raw(
         classes.names,
-        [*_looked_into(root, files.values()), *map(str, files.values())],
-        classes.notes,
+        None,
+        [*looked, *files.values()],
         f"no entry of 'images' can be used; the first: {odd[0].problem}" if odd else "it lists no image",
+        classes.notes,
         counted="annotation",
     )
 
@@ -126,7 +127,9 @@ class _Reader(ListedImages):
             elif path in self.numbers:
                 self.report("listed twice", where, name)
             elif path:
-                self.image(path, _stated(entry))
+                sides = (entry.height, entry.width)
+                numbers = (side if side is None or isinstance(side, int | float) else 0 for side in sides)
+                self.image(path, stated_size(*numbers))
 
     def read_boxes(self, parts: Parts) -> None:
         """Add the boxes in the file's order."""
@@ -203,12 +206,6 @@ def _area(entry: Annotation, width: float, height: float) -> float:
     return NO_AREA if abs(area - width * height) <= _SAME * abs(width * height) else float(area)
 
 
-def _stated(entry: Image) -> tuple[int, int]:
-    sides = (entry.height, entry.width)
-    height, width = (side if side is None or isinstance(side, int | float) else 0 for side in sides)
-    return stated_size(height, width)
-
-
 def _short(value: Any) -> str:
     return printable(str(value))
 
@@ -218,22 +215,19 @@ def _annotation_files(root: Path) -> dict[str, Path]:
     if root.is_file():
         return {_stem(root): root}
     files: dict[str, Path] = {}
-    for file in _candidates(root):
-        name = file.parent.name if file.name in _BESIDE and file.parent != root else _stem(file)
-        files.setdefault(name, file)
+    for folder in (root / "annotations", root):
+        found = sorted(folder.glob("*.json"))
+        for file in found if len(found) <= _MOST else ():
+            if not _OTHERS.match(file.name) and _is_coco(file):
+                beside = file.name in _BESIDE and folder != root
+                files.setdefault(folder.name if beside else _stem(file), file)
+    for folder in subfolders(root):
+        there = [folder / name for name in _BESIDE if folder.name != "annotations"]
+        if first := next(filter(_is_coco, there), None):
+            files.setdefault(folder.name, first)
     if len(files) == 1 and next(iter(files.values())).name in _BESIDE:
         return files if next(iter(files.values())).parent != root else {"train": next(iter(files.values()))}
     return {short: files[name] for short, name in without_year(files).items()}
-
-
-def _candidates(root: Path) -> Iterator[Path]:
-    for folder in (root / "annotations", root):
-        files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-        if len(files) <= _MOST:
-            yield from (file for file in files if not _OTHERS.match(file.name) and _is_coco(file))
-    for folder in subfolders(root):
-        beside = [folder / file for file in _BESIDE if folder.name != "annotations"]
-        yield from [file for file in beside if _is_coco(file)][:1]
 
 
 def _is_coco(file: Path) -> bool:
@@ -258,11 +252,6 @@ def _stem(file: Path) -> str:
     if file.name == _BESIDE[0]:
         return file.parent.name
     return _AFFIXES.sub("", file.stem.removesuffix(".coco")) or file.stem
-
-
-def _looked_into(root: Path, files: Iterable[Path]) -> list[str]:
-    """Return the folders in which new annotation files would change :func:`_annotation_files`."""
-    return [] if root.is_file() else list(map(str, (root, root / "annotations", *(f.parent for f in files))))
 
 
 def _image_folders(root: Path, split: str, file: Path) -> list[Path]:

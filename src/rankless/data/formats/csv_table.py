@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankless.data.formats.folders import ImageSearch, names_file, read_names, subfolders
-from rankless.data.formats.listed_images import ListedImages
+from rankless.data.formats.folders import ImageSearch, ListedImages, names_file, read_names, subfolders
 from rankless.data.formats.splits import as_file_name, chosen, usual_order
 from rankless.data.formats.writing import ImageFiles, file_names, fit_names, on_one_line, shortest
 from rankless.data.images.image_file import is_image
@@ -217,18 +216,15 @@ def read(root: Path, split: str) -> Raw:
     name = chosen(root, split, files, LAYOUT)
     file, columns = files[name]
     top = root if root.is_dir() else root.parent
-    known = _stated_classes(top)
-    names = known[1] if known else _names_in(files)
+    names, names_file = _stated_classes(top) or (_names_in(files), None)
     labels = {each: label for label, each in enumerate(names)}
-    reader = _Reader(file, ImageSearch(_image_folders(top, name, file)), columns=columns, labels=labels)
+    inside = [top / name, top / "images" / name, top / name / "images", top / "images"]
+    folders = [file.parent, *inside, file.parent / "images", top / "JPEGImages", top, top.parent]
+    reader = _Reader(file, ImageSearch(folders), columns=columns, labels=labels)
     reader.read()
-    raw = reader.raw(
-        names,
-        [str(top), *(str(each) for each, _ in files.values()), *([str(known[0])] if known else [])],
-        [f"class names from {known[0]}"] if known else [],
-        "it has no row of an image",
-        boxed=columns.box is not None,
-    )
+    depends = [top, *(each for each, _ in files.values())]
+    boxed = columns.box is not None
+    raw = reader.raw(names, names_file, depends, "it has no row of an image", boxed=boxed)
     if columns.box is not None:
         raw.normalized = _is_normalized(columns, raw)
         unit = "normalized to 0–1" if raw.normalized else "in pixels"
@@ -284,21 +280,15 @@ def _name(file: Path) -> str:
     return _AFFIXES.sub("", _AFFIXES.sub("", file.stem)) or file.stem
 
 
-def _image_folders(top: Path, split: str, file: Path) -> list[Path]:
-    """Folders that the names in a file may be relative to, the most likely first."""
-    inside = [top / split, top / "images" / split, top / split / "images", top / "images"]
-    return [file.parent, *inside, file.parent / "images", top / "JPEGImages", top, top.parent]
-
-
-def _stated_classes(top: Path) -> tuple[Path, tuple[str, ...]] | None:
-    """Return the file beside the data that lists class names, and the names ordered by number.
+def _stated_classes(top: Path) -> tuple[tuple[str, ...], Path] | None:
+    """Return the class names ordered by number, and the file beside the data that lists them.
 
     It is RetinaNet's ``classes.csv`` with rows ``name,number``, or a ``classes.txt``.
     """
     file = next((f for f in (top / "classes.csv", top / "class_list.csv") if f.is_file()), None)
     if file is None:
         listed = names_file([top])
-        return (listed, read_names(listed)) if listed else None
+        return (read_names(listed), listed) if listed else None
     numbered: list[tuple[int, str]] = []
     for line, cells in rows(file, ","):
         if len(cells) > 1 and _is_whole(cells[1]):
@@ -317,7 +307,7 @@ def _stated_classes(top: Path) -> tuple[Path, tuple[str, ...]] | None:
     if not names or twice:
         problem = f"'{printable(twice[0])}' appears more than once" if twice else "no class names"
         raise UserError(f"{file}: {problem}; expected rows such as 'cat,0', each class once")
-    return file, names
+    return names, file
 
 
 def _is_whole(cell: str) -> bool:

@@ -1,14 +1,17 @@
 """Reader and writer of Darknet's text labels (YOLO): one ``.txt`` file of ``class x y w h`` lines per image.
 
 Classes count from 0. A box is its center and size, normalized by the upright image's sides. A line with more
-numbers is a polygon, as written for segmentation; its bounds are the box.
+numbers is a polygon, as written for segmentation; its bounds are the box. The images of a split are found by
+the data's description, by lists or by folders.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,29 +19,282 @@ import yaml
 from numpy.typing import NDArray
 
 from rankless.data.formats import outlines
-from rankless.data.formats.darknet_layout import (
-    LAYOUT,
-    Split,
-    find_split,
-    label_folders,
-    recognize,
-    splits,
+from rankless.data.formats.darknet_description import (
+    YAML_NAMES,
+    Description,
+    description_in,
+    read_description,
 )
-from rankless.data.formats.folders import FolderNames, composed
-from rankless.data.formats.splits import as_file_name
+from rankless.data.formats.folders import (
+    FolderNames,
+    ImageSearch,
+    SplitFiles,
+    composed,
+    names_files,
+    numbered_names,
+    read_text,
+    subfolders,
+    walk,
+)
+from rankless.data.formats.lines import lines_of, list_kind
+from rankless.data.formats.splits import as_file_name, chosen, is_for_tests, is_usual, usual_order
 from rankless.data.formats.writing import ImageFiles, file_names, lost_flags, names_of, rounded, shortest
-from rankless.data.images.image_file import EXTENSIONS
+from rankless.data.images.image_file import EXTENSIONS, is_image
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.raw import Raw, RawBuilder
 from rankless.data.index.scan import scan, with_headers
 from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
-__all__ = ["LAYOUT", "TITLE", "read", "recognize", "splits", "write"]
-
 TITLE = "Darknet (YOLO)"
+LAYOUT = (
+    "a 'data.yaml' or '.data' file, or folders 'images/train' and 'labels/train' (or 'train/images' and "
+    "'train/labels') with a 'classes.txt'"
+)
 # Text files beside labels that are not labels: class names, lists of images, notes.
 _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}
+_TRIED = 20
+"""The number of a list's images that are tried to see whether they have labels."""
+_UNDIVIDED = "there are no splits: all images are 'train'; `rankless data split` creates a 'val'"
+
+
+@dataclass
+class Split(SplitFiles):
+    """The images of one split, in an order that does not depend on the file system."""
+
+    class_names: tuple[str, ...] = ()
+    paths: list[str] = field(default_factory=list)
+
+    def add_folder(self, folder: str) -> None:
+        """Add all images under ``folder``, sorted by path."""
+        images = []
+        for entry in walk(folder, self.depends, self._unreadable):
+            image = is_image(entry.name)
+            if entry.name.startswith(".") and (image or reading.is_folder(entry)):
+                self.findings.add("left out", entry.path, "hidden: its name begins with a dot")
+            elif image:
+                images.append(entry.path)
+        self.paths += sorted(images)
+
+    def _unreadable(self, folder: str, error: OSError) -> None:
+        self.findings.add("unreadable file", folder, f"{error.strerror}; expected a folder")
+
+
+def label_folders(folder: str) -> list[str]:
+    """Return the possible label folders of the images in ``folder``, the most likely first.
+
+    As in Darknet, the last folder ``images``, or else ``JPEGImages``, is replaced by ``labels``. Labels may
+    also be beside the images.
+    """
+    parts = folder.split("/")
+    folders = []
+    for name in ("images", "JPEGImages"):
+        if name in parts:
+            last = len(parts) - 1 - parts[::-1].index(name)
+            folders.append("/".join([*parts[:last], "labels", *parts[last + 1 :]]))
+    return [*folders, folder]
+
+
+def recognize(root: Path) -> str:
+    """Return how a Darknet layout was recognized in ``root``; empty if there is none."""
+    if root.is_file():
+        return f"'{root.name}' describes it" if description_in(root) else ""
+    for name in YAML_NAMES:
+        if (root / name).is_file():
+            return f"it has '{name}'"
+    if any(file.is_file() for file in root.glob("*.data")):
+        return "it has a '.data' file"
+    if first := next(iter(_lists(root).values()), None):
+        return f"'{first.name}' lists images that have label files"
+    for folder in folder_splits(root).values():
+        for labels in label_folders(os.fspath(folder))[:-1]:
+            if Path(labels).is_dir():
+                return (
+                    f"it has the folders '{folder.relative_to(root)}' and '{Path(labels).relative_to(root)}'"
+                )
+    if names_files([root]) and _beside(root):
+        return "it has images with labels beside them, and class names"
+    return ""
+
+
+def splits(root: Path) -> list[str]:
+    """Return the splits in the description, the lists or the folders."""
+    file = description_in(root)
+    described = read_description(file) if file else None
+    if described and described.splits:
+        return usual_order(described.splits.keys() - set(_without_tests(described)))
+    return usual_order(_folders(root.parent if root.is_file() else root))
+
+
+def _without_tests(described: Description) -> list[str]:
+    """Return the described test splits that do not exist: Roboflow always describes one."""
+    given = described.splits.items()
+    return [name for name, paths in given if is_for_tests(name) and not any(map(described.resolve, paths))]
+
+
+def find_split(root: Path, split: str, class_names: Sequence[str] | None = None) -> Split:
+    """Find the class names and image files of ``split``; ``root`` is a folder or a description."""
+    file = description_in(root)
+    described = read_description(file) if file else None
+    if described and described.splits:
+        result = _described(described, split)
+    elif described and described.problems:
+        raise UserError(described.problems)
+    else:
+        result = _from_folders(root.parent if root.is_file() else root, split, described, class_names)
+    unique = list(dict.fromkeys(result.paths))
+    if twice := len(result.paths) - len(unique):
+        result.findings.add_many("listed twice", twice, ())
+    result.paths = unique
+    looked = list(result.depends)
+    if described and described.unnamed and class_names:
+        result.class_names = tuple(class_names)
+    elif described and described.unnamed:
+        result.notes.append(
+            f"'{described.file.name}' has 'nc' but no 'names', so the classes are called 0, 1, 2 …; "
+            "to name them, add 'names: [cat, dog]' to it"
+        )
+    if described:
+        result.depends += [os.fspath(described.file), *described.depends]
+    if not unique:
+        raise UserError(
+            [
+                f"{root}: the split '{split}' has no images; looked in {', '.join(looked[:4])}"
+                f"{' …' * (len(looked) > 4)} for files that end in {', '.join(sorted(EXTENSIONS))}",
+                *(str(finding) for _, _, first in result.findings for finding in first[:3]),
+            ]
+        )
+    return result
+
+
+def _described(described: Description, wanted: str) -> Split:
+    name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
+    result, problems = Split(class_names=described.class_names), list(described.problems)
+    result.notes += [
+        f"'{missing}: {described.splits[missing][0]}' does not exist: there is no such split"
+        for missing in _without_tests(described)
+        if missing != name
+    ]
+    for entry in described.splits[name]:
+        path = described.resolve(entry)
+        if not path:
+            looked = " and ".join(dict.fromkeys(str(base) for base in described.bases[:2]))
+            lost = f", because {described.lost}; correct 'path', or remove it" if described.lost else ""
+            problems.append(
+                f"{described.file}: '{name}: {printable(entry)}' does not exist; looked in {looked}{lost}"
+            )
+        elif Path(path).is_dir():
+            result.add_folder(path)
+        elif path.lower().endswith(".txt"):
+            _add_list(Path(path), described.bases, result)
+        else:
+            problems.append(
+                f"{described.file}: '{name}: {printable(entry)}' is a file; expected a folder or a .txt list"
+            )
+    if problems:
+        raise UserError(problems[:20])
+    return result
+
+
+def _add_list(file: Path, bases: Iterable[Path], result: Split) -> None:
+    """Add the images of a ``.txt`` list in order; its paths may be relative to ``bases``."""
+    lines = read_text(file, "one image path a line").splitlines()
+    search = ImageSearch([file.parent, *bases])
+    for number, line in enumerate(lines, 1):
+        name = line.strip()
+        if not name:
+            continue
+        path = search.find(name)
+        if not is_image(path or name):
+            expected = f"its ending should be {', '.join(sorted(EXTENSIONS))}"
+            result.findings.add(
+                "not understood", f"{file}:{number}", f"'{printable(name)}' is not an image; {expected}"
+            )
+        elif path:
+            result.paths.append(path)
+        else:
+            looked = " and ".join(search.bases[:2])
+            result.findings.add("no image", f"{file}:{number}", f"'{printable(name)}'; looked in {looked}")
+    result.depends += [os.fspath(file), *search.listed]
+    result.notes += search.notes()
+
+
+def _from_folders(
+    root: Path, wanted: str, described: Description | None, class_names: Sequence[str] | None
+) -> Split:
+    splits = _folders(root)
+    name = chosen(root, wanted, splits, LAYOUT)
+    if described:
+        result = Split(class_names=described.class_names)
+    else:
+        names, file = numbered_names(
+            [root, root / "labels"],
+            class_names,
+            f"{root}: no class names; expected a 'classes.txt' (one name a line, the first is "
+            "class 0), a '*.names' file or a 'data.yaml' with 'names'",
+        )
+        result = Split(class_names=names, depends=[os.fspath(file)] if file else [])
+    if splits[name] in (root, root / "images"):
+        result.notes.append(_UNDIVIDED)
+    elif loose := len(FolderNames(os.fspath(root / "images"), EXTENSIONS).files):
+        result.findings.add(
+            "left out", os.fspath(root / "images"), f"{counted(loose, 'image')} outside its folders"
+        )
+    # A folder added later becomes a split or divides one.
+    result.depends += [os.fspath(folder) for folder in (root, root / "images") if folder.is_dir()]
+    if splits[name].is_dir():
+        result.add_folder(os.fspath(splits[name]))
+    else:
+        _add_list(splits[name], _bases(root), result)
+    return result
+
+
+def _folders(root: Path) -> Mapping[str, Path]:
+    """Return each split's image folder or list of images."""
+    return _lists(root) or folder_splits(root) or ({"train": root} if _beside(root) else {})
+
+
+def _lists(root: Path) -> dict[str, Path]:
+    """Return the splits' lists of images, such as ``train.txt`` or ``2007_val.txt``, if labels exist.
+
+    Folders per split take precedence over lists.
+    """
+    if any(folder != root / "images" for folder in folder_splits(root).values()):
+        return {}
+    texts = FolderNames(os.fspath(root), {".txt"}).files  # may include a label file for every image
+    files = {stem: root / texts[stem] for stem in sorted(texts) if is_usual(stem)}
+    lists = {name: file for name, file in files.items() if list_kind(file) == "images"}
+    return lists if any(map(_has_labels, lists.values())) else {}
+
+
+def _has_labels(file: Path) -> bool:
+    """Return whether one of the first images of a list has a label file."""
+    search = ImageSearch([file.parent, *_bases(file.parent)])
+    for _, line in itertools.islice(lines_of(file), _TRIED):
+        image = search.find(line)
+        name = f"{Path(image).stem}.txt"
+        if image and any(Path(folder, name).is_file() for folder in label_folders(os.path.dirname(image))):  # noqa: PTH120
+            return True
+    return False
+
+
+def _bases(root: Path) -> list[Path]:
+    """Return the folders, besides a list's own, that its paths may be relative to in Darknet."""
+    return [root / "images", root.parent, root.parent.parent]
+
+
+def folder_splits(root: Path) -> dict[str, Path]:
+    """Return the folders ``images/NAME`` and ``NAME/images`` by split; else ``images`` as ``train``."""
+    images = root / "images"
+    beside = {each.name: each / "images" for each in subfolders(root) if (each / "images").is_dir()}
+    inside = {each.name: each for each in subfolders(images)}
+    return {**beside, **inside} or ({"train": images} if images.is_dir() else {})
+
+
+def _beside(folder: Path) -> bool:
+    """Return whether an image in ``folder`` has a label file beside it."""
+    images, labels = (FolderNames(os.fspath(folder), endings) for endings in (EXTENSIONS, {".txt"}))
+    return not images.files.keys().isdisjoint(labels.files)
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
@@ -133,12 +389,12 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
             shown = printable(line.decode().strip())
             made.findings.add("not finite", f"{file}:{number}", f"'{shown}'; expected finite numbers")
             continue
-        made.add_box(
-            image,
-            outlines.around(row[::2], row[1::2]) if polygon else _corners(*row),
-            int(max(-(2.0**31), min(2.0**31, label))),
-            number,
-        )
+        if polygon:
+            box = outlines.around(row[::2], row[1::2])
+        else:
+            x, y, width, height = row
+            box = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+        made.add_box(image, box, int(max(-(2.0**31), min(2.0**31, label))), number)
 
 
 def _is_text(content: bytes) -> bool:
@@ -146,10 +402,6 @@ def _is_text(content: bytes) -> bool:
         return b"\0" not in content and (content.isascii() or bool(content.decode()))
     except UnicodeDecodeError:
         return False
-
-
-def _corners(x: float, y: float, width: float, height: float) -> tuple[float, float, float, float]:
-    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:

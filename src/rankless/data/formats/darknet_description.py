@@ -6,7 +6,7 @@ Both name the classes and, for every split, its folders or lists of images.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ YAML_NAMES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 _DATA_SPLITS = ("train", "valid", "val", "test")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Description:
     """The content of a description file.
 
@@ -112,10 +112,11 @@ def _from_yaml(file: Path) -> Description:
         raise UserError(problems)
     described = _with_path(file, content, splits)
     try:
-        names = _yaml_names(file, content)
-        return replace(described, class_names=names, unnamed=not content.get("names"))
+        described.class_names = _yaml_names(file, content)
+        described.unnamed = not content.get("names")
     except UserError as error:
-        return replace(described, problems=error.problems)
+        described.problems = error.problems
+    return described
 
 
 def _with_path(file: Path, content: dict[Any, Any], splits: dict[str, list[str]]) -> Description:
@@ -189,10 +190,11 @@ def _from_data(file: Path) -> Description:
     splits = {name: [options[name]] for name in _DATA_SPLITS if options.get(name)}
     described = Description(file, (), splits, bases)
     try:
-        class_names, listed = _listed_names(described, options)
+        described.class_names, listed = _listed_names(described, options)
+        described.depends = (os.fspath(listed),)
     except UserError as error:
-        return replace(described, problems=error.problems)
-    return replace(described, class_names=class_names, depends=(os.fspath(listed),))
+        described.problems = error.problems
+    return described
 
 
 def _listed_names(described: Description, options: dict[str, str]) -> tuple[tuple[str, ...], Path]:

@@ -1,4 +1,6 @@
-"""Search for files by name in folders; each folder is listed only once.
+"""Search for files by name in folders, and for the images that an annotation file lists.
+
+Each folder is listed only once.
 
 Results depend neither on the order in which a file system lists names nor on their Unicode form (NFC, NFD).
 """
@@ -13,12 +15,14 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from rankless.data.images.image_file import is_image
 from rankless.data.index.findings import Findings
-from rankless.data.index.raw import Raw
-from rankless.errors import UserError, counted
+from rankless.data.index.raw import Raw, RawBuilder
+from rankless.data.index.scan import with_sizes
+from rankless.errors import UserError, counted, printable
 from rankless.files import reading
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
@@ -211,6 +215,72 @@ class ImageSearch:
                     self.listed[path] = FolderNames(path)
             self._resolved[folder] = [self.listed[path] for path in paths if self.listed[path].exists]
         return self._resolved[folder]
+
+
+@dataclass
+class ListedImages:
+    """Base class for readers of one annotation file.
+
+    Attributes:
+        file: the annotation file.
+        search: finds the images.
+        made: images and boxes read so far.
+        numbers: maps an image's path to its number.
+        missing: name of the first missing image.
+    """
+
+    file: Path
+    search: ImageSearch
+    made: RawBuilder = field(default_factory=RawBuilder)
+    numbers: dict[str, int] = field(default_factory=dict)
+    missing: str = ""
+
+    def report(self, kind: str, where: str, problem: str = "") -> None:
+        """Add a finding; ``where`` follows the file's name, as in ``:3`` or ``: annotation 7``."""
+        self.made.findings.add(kind, f"{self.file}{where}", problem)
+
+    def locate(self, name: str, where: str) -> str:
+        """Return the path of the image listed as ``name``; report it and return "" if it is missing."""
+        path = self.search.find(name)
+        if not path:
+            self.missing = self.missing or name
+            self.report("no image", where, f"no file '{printable(name)}'")
+        return path
+
+    def image(self, path: str, stated: tuple[int, int] = (0, 0)) -> int:
+        """Return the number of the image at ``path``; add the image if it is new."""
+        if path not in self.numbers:
+            self.numbers[path] = self.made.add_image(path, str(self.file), stated)
+        return self.numbers[path]
+
+    def raw(
+        self,
+        names: Sequence[str],
+        names_file: Path | None,
+        depends: Iterable[Path],
+        nothing: str,
+        about: Sequence[str] = (),
+        **rest: Any,
+    ) -> Raw:
+        """Return the split, with the sizes of image files read from their headers.
+
+        Args:
+            names: class names.
+            names_file: the file that lists them, if any.
+            depends: further files and folders that were read, except those of the search.
+            nothing: the error message if the file lists no image.
+            about: sentences about how the split was read.
+            rest: see :meth:`RawBuilder.raw`.
+        """
+        if not self.made.paths:
+            looked = ", ".join(self.search.bases[:4])
+            what = f"none of its images exists; the first: '{printable(self.missing)}'; looked in {looked}"
+            raise UserError(f"{self.file}: {what if self.missing else nothing}")
+        read = map(str, depends if names_file is None else (*depends, names_file))
+        raw = self.made.raw(names=names, depends=list(dict.fromkeys([*read, *self.search.listed])), **rest)
+        named = [f"class names from {names_file}"] if names_file else []
+        raw.about = [*named, *about, *self.search.notes()]
+        return raw if self.made.byte_ranges else with_sizes(raw)
 
 
 def names_files(folders: Iterable[Path]) -> list[Path]:

@@ -58,7 +58,10 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     """Read one split; see :class:`rankless.data.formats.registry.Format`."""
     files = _files(root)
     name = chosen(root, split, files, LAYOUT)
-    tables = {each: [_table(file) for file in files[each]] for each in files}
+    tables = {
+        each: [(ParquetTable if file.suffix == ".parquet" else _Lines)(file) for file in files[each]]
+        for each in files
+    }
     raw = read_tables(root, tables.pop(name), [one for each in tables.values() for one in each], class_names)
     # A new folder or file there may be another split.
     raw.depends += [str(each) for each in (root / "data", *subfolders(root)) if each.is_dir()]
@@ -116,10 +119,6 @@ def _has_images(file: Path) -> bool:
     except OSError:
         return True
     return "file_name" in (head.partition("\n")[0] if file.suffix == ".csv" else head)
-
-
-def _table(file: Path) -> Table:
-    return ParquetTable(file) if file.suffix == ".parquet" else _Lines(file)
 
 
 class _Lines(Table):

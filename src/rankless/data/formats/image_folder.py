@@ -44,7 +44,7 @@ def recognize(root: Path) -> str:
     """
     if not root.is_dir():
         return ""
-    splits = [name for name in WORDS if _holds_folders(root / name)]
+    splits = [name for name in WORDS if subfolders(root / name)]
     for folder in (root, *(root / name for name in splits)):
         if any(each.name.casefold() in _OF_DETECTION for each in subfolders(folder)):
             return ""
@@ -60,7 +60,7 @@ def recognize(root: Path) -> str:
 
 def splits(root: Path) -> list[str]:
     """Return the folders of class folders; ``train`` and ``val`` if the root holds the class folders."""
-    if not any(_holds_folders(root / name) for name in WORDS):
+    if not any(subfolders(root / name) for name in WORDS):
         return list(_USUAL)
     return usual_order(_split_folders(root))
 
@@ -98,7 +98,11 @@ def read(root: Path, split: str) -> Raw:
     if divided and split == _ALL:
         about.append(f"{root} has no folders 'train' and 'val': none of its images is set aside")
     elif divided:
-        part = {name: _part_of(files, split) for name, files in contents.classes.items()}
+        aside = {name: set_aside(files, "image folder") for name, files in contents.classes.items()}
+        part = {
+            name: {each: path for each, path in files.items() if (each in aside[name]) == (split == "val")}
+            for name, files in contents.classes.items()
+        }
         count, total = (sum(map(len, each.values())) for each in (part, contents.classes))
         train, val = (total - count, count) if split == "val" else (count, total - count)
         about.append(  # the same for both splits, so that it is printed once
@@ -118,7 +122,8 @@ def read(root: Path, split: str) -> Raw:
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write every split as a folder of class folders."""
-    odd = {name for each in splits.values() for name in each.class_names if not _can_be_a_folder(name)}
+    names = {name for each in splits.values() for name in each.class_names}
+    odd = {name for name in names if not name or name.startswith(".") or set(name) & {"/", "\0"}}
     problems = [f"class '{name}': cannot be the name of a folder; rename it" for name in sorted(odd)]
     if any(each.has_boxes for each in splits.values()):
         problems.append("images with boxes cannot be written as class folders; choose a detection format")
@@ -131,21 +136,13 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     return []
 
 
-def _can_be_a_folder(name: str) -> bool:
-    return bool(name) and not name.startswith(".") and not set(name) & {"/", "\0"}
-
-
 def _is_divided(root: Path, split: str) -> bool:
     """Return whether the root itself holds the class folders, so that the reader makes the splits."""
-    return not any(_holds_folders(root / name) for name in (*WORDS, split))
-
-
-def _holds_folders(folder: Path) -> bool:
-    return bool(subfolders(folder))
+    return not any(subfolders(root / name) for name in (*WORDS, split))
 
 
 def _split_folders(root: Path) -> list[str]:
-    return [each.name for each in subfolders(root) if _holds_folders(each)]
+    return [each.name for each in subfolders(root) if subfolders(each)]
 
 
 @dataclass
@@ -226,12 +223,6 @@ def _class_names(contents: _Contents, top: Path) -> list[str]:
             for name in odd
         )
     return names
-
-
-def _part_of(files: dict[str, str], split: str) -> dict[str, str]:
-    """Return the images of one class in ``split``: the first fifth by a hash of their names, or the rest."""
-    aside = set_aside(files, "image folder")
-    return {name: path for name, path in files.items() if (name in aside) == (split == "val")}
 
 
 def _left_out(contents: _Contents) -> list[str]:

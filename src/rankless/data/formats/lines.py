@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from rankless.data.formats.folders import NAMES_PATTERNS, ImageSearch, numbered_names
-from rankless.data.formats.listed_images import ListedImages
+from rankless.data.formats.folders import NAMES_PATTERNS, ImageSearch, ListedImages, numbered_names
 from rankless.data.formats.splits import (
     as_file_name,
     chosen,
@@ -55,8 +54,7 @@ _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|labels?|lines)$", re.IGNORE
 
 def recognize(root: Path) -> str:
     """Return how ``root`` was recognized, by a ``.txt`` file in which a box follows a path; else empty."""
-    files = [(root, list_kind(root))] if root.is_file() else list(_files(root).values())
-    first = next((file for file, kind in files if kind == "boxes"), None)
+    first = next((file for file in _splits(root).values() if list_kind(file) == "boxes"), None)
     return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
 
 
@@ -87,12 +85,8 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     search = ImageSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
     reader = _Reader(file, search, classes=len(names))
     reader.read()
-    raw = reader.raw(
-        names,
-        [str(file), *([str(classes)] if classes else []), *map(str, folders)],
-        [f"class names from {classes or 'data.classes'}"],
-        f"it has no line; expected {LAYOUT}",
-    )
+    about = [] if classes else ["class names from data.classes"]
+    raw = reader.raw(names, classes, [file, *folders], f"it has no line; expected {LAYOUT}", about)
     if divided:
         _divide(raw, split, file, top)
     return raw
@@ -192,14 +186,6 @@ def list_kind(file: Path) -> str:
     return kind
 
 
-def _files(folder: Path) -> dict[str, tuple[Path, str]]:
-    files = sorted(folder.glob("*.txt"))
-    if len(files) > _MOST:
-        return {}
-    kinds = {file: list_kind(file) for file in files if file.is_file()}
-    return {_SUFFIX.sub("", file.stem): (file, kind) for file, kind in kinds.items() if kind}
-
-
 def _lone(files: Mapping[str, Path]) -> str:
     """Return the name of the only list if it is a training list not called ``train``; else empty."""
     (name, *more) = files or [""]
@@ -219,6 +205,7 @@ def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
 
 
 def _splits(root: Path) -> dict[str, Path]:
-    if root.is_file():
-        return {_SUFFIX.sub("", root.stem): root}
-    return {name: file for name, (file, _) in _files(root).items()}
+    """Return the list of every split; ``root`` is a folder or a list."""
+    files = [root] if root.is_file() else sorted(file for file in root.glob("*.txt") if file.is_file())
+    lists = [file for file in files if file == root or (len(files) <= _MOST and list_kind(file))]
+    return {_SUFFIX.sub("", file.stem): file for file in lists}

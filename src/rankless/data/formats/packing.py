@@ -43,20 +43,15 @@ def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_
         raise UserError("some splits have boxes, others one class for each image; pack them separately")
     with new_folder(out) as made:
         names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
-        _write_names(made, names)
+        if all(name and name == name.strip() and len(name.splitlines()) == 1 for name in names):
+            (made / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        else:
+            (made / "info.json").write_text(json.dumps({"classes": names}), encoding="utf-8")
         shards = []
         with ProgressBar(sum(map(len, splits.values())), "packing images") as bar:
             for split, annotations in splits.items():
                 shards += _write_split(made, split, annotations, names, shard_bytes, bar)
     return shards
-
-
-def _write_names(folder: Path, names: Sequence[str]) -> None:
-    plain = all(name and name == name.strip() and len(name.splitlines()) == 1 for name in names)
-    if plain:
-        (folder / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-    else:
-        (folder / "info.json").write_text(json.dumps({"classes": list(names)}), encoding="utf-8")
 
 
 def _write_split(

@@ -10,7 +10,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,11 @@ class ParquetTable(Table):
             columns = {field.name: field.type for field in schema}
         except self._errors as error:
             raise self._damaged(error) from None
-        images = [name for name, kind in columns.items() if _is_image(_fields(kind))]
+        images = [
+            name
+            for name, fields in ((name, _fields(kind)) for name, kind in columns.items())
+            if set(fields) == {"bytes", "path"} and fields["bytes"] in _BYTES and fields["path"] in _NAME
+        ]
         self.images = images[0] if images else ""
         self.columns = [
             name
@@ -100,7 +104,8 @@ class ParquetTable(Table):
                         continue
                     name = (image.get("path") or "").replace("\\", "/").rpartition("/")[2]
                     if not name or name in names:
-                        name = f"{group}-{number:06}{name and '-'}{name or _ending(content)}"
+                        endings = (ending for start, ending in _ENDINGS.items() if content.startswith(start))
+                        name = f"{group}-{number:06}{name and '-'}{name or next(endings, '.jpg')}"
                     names.add(name)
                     if len(content) > MOST_BYTES:  # reported; its bytes are never read
                         yield Stored(path_in(os.fspath(self.file), name), 0, content)
@@ -137,14 +142,6 @@ def _fields(kind: Any) -> dict[str, str]:
     """Return the names and types of a type's fields; a type without fields has none."""
     fields = [kind.field(at) for at in range(kind.num_fields)]
     return {field.name: str(field.type) for field in fields}
-
-
-def _is_image(fields: Mapping[str, str]) -> bool:
-    return set(fields) == {"bytes", "path"} and fields["bytes"] in _BYTES and fields["path"] in _NAME
-
-
-def _ending(content: bytes) -> str:
-    return next((ending for start, ending in _ENDINGS.items() if content.startswith(start)), ".jpg")
 
 
 def _names_below(feature: Any, key: str) -> list[str] | None:

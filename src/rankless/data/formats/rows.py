@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankless.data.formats.folders import ImageSearch, numbered_names
-from rankless.data.formats.listed_images import ListedImages
+from rankless.data.formats.folders import ImageSearch, ListedImages, numbered_names
 from rankless.data.images.image_file import MOST_BYTES, too_large
 from rankless.data.index.annotations import CROWD
 from rankless.data.index.findings import Findings
@@ -121,9 +120,9 @@ def read_tables(
     reader = _Reader(first, ImageSearch([first.parent]), columns=columns, names=names)
     for table in tables:
         reader.add(table)
-    depends = [str(each) for each in (root, *(table.file.parent for table in tables), names_file) if each]
-    depends += [str(table.file) for table in (*tables, *others)]
-    raw = reader.raw_of(depends, [f"class names from {names_file}"] if names_file else [])
+    depends = [root, *(table.file.parent for table in tables), *(table.file for table in (*tables, *others))]
+    boxed = bool(columns.box)
+    raw = reader.raw(names, names_file, depends, "it has no row with an image", boxed=boxed)
     if tables[0].normalized is None:
         return _with_corners(raw)
     raw.normalized = tables[0].normalized
@@ -223,8 +222,6 @@ class _Reader(ListedImages):
 
     columns: _Columns = field(kw_only=True)
     names: Sequence[str] = field(kw_only=True)
-    ranges: list[tuple[int, int]] = field(default_factory=list)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.labels: dict[Any, int] = {name: label for label, name in enumerate(self.names)}
@@ -248,29 +245,14 @@ class _Reader(ListedImages):
             if stored is None:
                 self.report("no image", f":{number}", "no bytes")
                 continue
-            self.ranges.append((stored.offset, len(stored.content)))
-            self.sizes.append(self._size(stored))
-            self._add(row, self.made.add_image(stored.path, str(table.file)), number)
+            where = {"size": self._size(stored), "byte_range": (stored.offset, len(stored.content))}
+            self._add(row, self.made.add_image(stored.path, str(table.file), **where), number)
 
     def _size(self, stored: Stored) -> tuple[int, int]:
         if len(stored.content) > MOST_BYTES:
             self.made.findings.add("unreadable image", stored.path, too_large(len(stored.content)))
             return 0, 0
         return size(io.BytesIO(stored.content), stored.path, self.made.findings)
-
-    def raw_of(self, depends: list[str], about: list[str]) -> Raw:
-        """Return the split."""
-        boxed = bool(self.columns.box)
-        if not self.ranges:
-            return self.raw(self.names, depends, about, "it has no row with an image", boxed=boxed)
-        return self.made.raw(
-            names=self.names,
-            depends=depends,
-            about=about,
-            boxed=boxed,
-            byte_ranges=np.array(self.ranges, np.int64),
-            sizes=np.array(self.sizes, np.int32),
-        )
 
     def _add(self, row: Mapping[str, Any], image: int, number: int) -> None:
         try:

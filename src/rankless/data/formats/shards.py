@@ -15,7 +15,8 @@ import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import BinaryIO, NamedTuple
 
 from rankless.data.formats import splits
@@ -152,35 +153,23 @@ def _members(
 
 
 def _grouped(members: Iterator[tuple[str, str, Member]], shard: str, findings: Findings) -> Iterator[Sample]:
-    sample, seen = Sample(""), dict[str, bool]()
-    for key, ending, member in members:
-        if key != sample.key:
-            if _is_new(sample, seen, shard, findings):
-                yield sample
-            sample = Sample(key)
-        if ending in sample.members:
-            findings.add("listed twice", path_in(shard, member.name), "the same member again")
+    """Yield the samples; report repeated and scattered ones."""
+    has_image: dict[str, bool] = {}
+    for key, group in groupby(members, itemgetter(0)):
+        sample, path = Sample(key), path_in(shard, key)
+        for _, ending, member in group:
+            if ending in sample.members:
+                findings.add("listed twice", path_in(shard, member.name), "the same member again")
+            else:
+                sample.members[ending] = member
+        if key not in has_image:
+            has_image[key] = sample.image is not None
+            yield sample
+        elif sample.image and has_image[key]:
+            findings.add("listed twice", path, "another sample of this name comes before it")
         else:
-            sample.members[ending] = member
-    if _is_new(sample, seen, shard, findings):
-        yield sample
-
-
-def _is_new(sample: Sample, seen: dict[str, bool], shard: str, findings: Findings) -> bool:
-    """Return whether a finished sample is new; report repeated and scattered ones."""
-    if not sample.members:
-        return False
-    has = sample.image is not None
-    if sample.key not in seen:
-        seen[sample.key] = has
-        return True
-    path = path_in(shard, sample.key)
-    if has and seen[sample.key]:
-        findings.add("listed twice", path, "another sample of this name comes before it")
-    else:
-        problem = "its members do not follow one another; make the archive with `tar --sort=name`"
-        findings.add("not understood", path, problem)
-    return False
+            problem = "its members do not follow one another; make the archive with `tar --sort=name`"
+            findings.add("not understood", path, problem)
 
 
 def shards_of(root: Location) -> dict[str, list[Location]]:
@@ -199,7 +188,9 @@ def shards_of(root: Location) -> dict[str, list[Location]]:
             if inside:
                 shards.setdefault(entry.name, []).extend(inside)
         elif _is_shard(entry):
-            shards.setdefault(_split_of(_stem(entry.name)), []).append(entry)
+            # train-000012 is of the split train, and so is a name that is only a number.
+            split = re.sub(r"(?:^|[-_.])\d+(?:-of-\d+)?$", "", _stem(entry.name)) or _ONE
+            shards.setdefault(split, []).append(entry)
     order = splits.usual_order({_last(name) for name in shards})
     return dict(sorted(shards.items(), key=lambda item: (order.index(_last(item[0])), item[0])))
 
@@ -235,22 +226,16 @@ def class_names(root: Location, shards: list[Location]) -> tuple[list[str] | Non
     """Return the class names from a file beside the shards or from the first shard, and that file, if any."""
     for folder in dict.fromkeys((shards[0].parent, root)):
         for name in NAMES_FILES:
-            if (folder / name).is_file():
+            if (file := folder / name).is_file():
                 try:
-                    names = _parsed(content_of(folder / name, reading.NAMES), name)
-                except (OSError, ValueError) as error:
-                    why = reading.reason(error) if isinstance(error, OSError) else error
-                    raise UserError(f"{folder / name}: {why}; expected a class name per line") from error
-                if names is not None:
-                    return _checked(names, str(folder / name)), str(folder / name)
+                    content = content_of(file, reading.NAMES)
+                except OSError as error:
+                    why = reading.reason(error)
+                    raise UserError(f"{file}: {why}; expected a class name per line") from error
+                if (names := _names_in(content, name, str(file))) is not None:
+                    return names, str(file)
     name, content = first_member(str(shards[0]))
-    if not name:
-        return None, ""
-    try:
-        names = _parsed(content, name)
-    except ValueError as error:
-        raise UserError(f"{shards[0]}, member {name}: {error}; expected a class name per line") from error
-    return (None, "") if names is None else (_checked(names, f"{shards[0]}, {name}"), "")
+    return (_names_in(content, name, f"{shards[0]}, {name}") if name else None), ""
 
 
 def _is_shard(path: Location) -> bool:
@@ -277,31 +262,27 @@ def _stem(name: str) -> str:
     return name[: -len(ending)]
 
 
-def _split_of(stem: str) -> str:
-    """Return the split of a shard: ``train`` for ``train-000012`` or for a name that is only a number."""
-    return re.sub(r"(?:^|[-_.])\d+(?:-of-\d+)?$", "", stem) or _ONE
-
-
 def _last(split: str) -> str:
     return re.split(r"[-_.]", split)[-1]
 
 
-def _parsed(content: bytes, name: str) -> list[str] | None:
-    text = content.decode("utf-8-sig")
-    if name.endswith(".txt"):
-        return [line.strip() for line in text.strip().splitlines()]
-    value = json.loads(text)
-    names = value if isinstance(value, list) else None
+def _names_in(content: bytes, name: str, where: str) -> list[str] | None:
+    """Return the class names in a file called ``name``; None if it is JSON about other things."""
+    try:
+        text = content.decode("utf-8-sig")
+        value = text.strip().splitlines() if name.endswith(".txt") else json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}; expected a class name per line") from error
     if isinstance(value, dict):
-        names = next((value[key] for key in ("classes", "class_names", "names") if key in value), None)
-    if names is None:
+        value = next((value[key] for key in ("classes", "class_names", "names") if key in value), None)
+    elif not isinstance(value, list):
         return None
-    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-        raise ValueError(f"its classes are {printable(repr(names))}")
-    return names
-
-
-def _checked(names: list[str], where: str) -> list[str]:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        shown = printable(repr(value))
+        raise UserError(f"{where}: its classes are {shown}; expected a class name per line")
+    names = [each.strip() for each in value] if name.endswith(".txt") else value
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     problems = [f"{where}: the class name '{name}' appears twice; expected each once" for name in twice]
     if "" in names and "" not in twice:

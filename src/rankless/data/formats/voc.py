@@ -41,11 +41,7 @@ from rankless.files import reading
 
 LAYOUT = "'Annotations' (XML) and 'JPEGImages' with lists in 'ImageSets/Main', or XML files beside the images"
 _ANNOTATIONS, _IMAGES = ("Annotations", "annotations"), ("JPEGImages", "images", "Images")
-_FLAGS = {
-    "-1",
-    "0",
-    "1",
-}  # flags in the list of a class: whether each image shows the class
+_FLAGS = {"-1", "0", "1"}  # in the list of a class: whether each image shows the class
 
 
 @dataclass(frozen=True)

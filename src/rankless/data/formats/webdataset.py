@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rankless.data.formats import packing, shards
 from rankless.data.formats.shards import KINDS, Member, Sample, samples
 from rankless.data.formats.splits import how_to_divide
@@ -180,7 +178,7 @@ _MUCH = 1024**3  # bytes; for less data, starting processes takes longer than re
 def recognize(root: Location) -> str:
     """Return how shards were recognized in ``root``; empty if there are none."""
     first = shards.looks_like_shards(root)
-    return f"it has tar shards such as '{_below(first, root)}'" if first else ""
+    return f"it has tar shards such as '{str(first).removeprefix(f'{root}/')}'" if first else ""
 
 
 def splits(root: Location) -> list[str]:
@@ -209,7 +207,10 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
             others = [each for name, each in by_split.items() if name != split]
             others = [each for each in others if not any(map(shards.is_compressed, each))]
         named = {name for each in others for name in _scanned(each, kind, None).names} | {*raw.names}
-        raw.rename(_numbered(sorted(named)))
+        if all(map(is_number, named)):  # they have no names, and a number may be unused
+            raw.rename([str(number) for number in range(max(map(int, named), default=-1) + 1)])
+        else:
+            raw.rename(sorted(named))
         if class_names and all(map(is_number, raw.names)) and not all(map(is_number, class_names)):
             raw.names = _given(root, class_names, len(raw.names))
     if isinstance(root, RemotePath):  # its fingerprint reveals changes
@@ -218,17 +219,6 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
     folders = dict.fromkeys(str(folder) for shard in scanned for folder in (root, shard.parent))
     raw.depends = [*folders, *([names_file] if names_file else []), *map(str, scanned)]
     return raw
-
-
-def _numbered(names: list[str]) -> list[str]:
-    """Return names for classes that have none; if all are numbers, every number up to the largest."""
-    if all(map(is_number, names)):
-        return [str(number) for number in range(max(map(int, names), default=-1) + 1)]
-    return names
-
-
-def _below(shard: Location, root: Location) -> str:
-    return str(shard).removeprefix(f"{root}/")
 
 
 def _given(root: Location, names: Sequence[str], count: int) -> list[str]:
@@ -310,8 +300,6 @@ class _Part:
     names: Sequence[str] | None
     labels: dict[str, int]  # numbers by class, which grow if no names are given
     made: RawBuilder = field(default_factory=RawBuilder)
-    byte_ranges: list[tuple[int, int]] = field(default_factory=list)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
 
     def add_shard(self, shard: str) -> None:
         """Index one shard."""
@@ -345,13 +333,12 @@ class _Part:
         labels = [self._label(row.label, path) for row in rows]
         if self.kind == "cls" and labels in ([], [None]):
             return
-        image = self.made.add_image(path, path, stated)
+        byte_range = sample.image.offset, sample.image.length
+        shape = size(io.BufferedReader(Window(file, *byte_range)), path, findings)
+        image = self.made.add_image(path, path, stated, size=shape, byte_range=byte_range)
         for line, (row, number) in enumerate(zip(rows, labels, strict=True), 1):
             if number is not None:
                 self.made.add_box(image, row.box, number, line, row.flags, row.area)
-        self.byte_ranges.append((sample.image.offset, sample.image.length))
-        window = Window(file, sample.image.offset, sample.image.length)
-        self.sizes.append(size(io.BufferedReader(window), path, findings))
 
     def _label(self, label: str, path: str) -> int | None:
         """Return a class's number; report it and return None if the class is unknown."""
@@ -377,8 +364,6 @@ class _Part:
             counted="box",
             names=list(self.labels) if self.names is None else self.names,
             normalized=self.kind == "txt",
-            byte_ranges=np.array(self.byte_ranges, np.int64).reshape(-1, 2),
-            sizes=np.array(self.sizes, np.int32).reshape(-1, 2),
         )
         if self.names is None:
             raw.rename(sorted(self.labels))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -77,7 +77,12 @@ def _opened(path: str, size: int) -> Font:
 @lru_cache(maxsize=8)
 def _files(chosen: str) -> tuple[str, ...]:
     """Return font files, the most likely ones first."""
-    found = [str(path) for folder in _folders() for path in _in_folder(folder)]
+    shared = os.environ.get("XDG_DATA_DIRS", "") or "/usr/local/share:/usr/share"
+    own = os.environ.get("XDG_DATA_HOME", "") or "~/.local/share"
+    folders = [f"{folder}/fonts" for folder in dict.fromkeys([own, *shared.split(":")]) if folder]
+    walked = (each for folder in (*folders, "~/.fonts") for each in os.walk(Path(folder).expanduser()))
+    files = (f"{top}/{name}" for top, _, names in walked for name in sorted(names))
+    found = [file for file in files if Path(file).suffix.lower() in _ENDINGS]
     matplotlib = importlib.util.find_spec("matplotlib")
     if matplotlib is not None and matplotlib.origin:
         found.append(str(Path(matplotlib.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf"))
@@ -87,16 +92,3 @@ def _files(chosen: str) -> tuple[str, ...]:
         return next((number for number, known in enumerate(_KNOWN) if name.startswith(known)), len(_KNOWN))
 
     return tuple(([chosen] if chosen else []) + sorted(found, key=rank)[:_MOST_FONTS])
-
-
-def _folders() -> Iterator[Path]:
-    home = Path("~").expanduser()
-    shared = os.environ.get("XDG_DATA_DIRS", "") or "/usr/local/share:/usr/share"
-    own = os.environ.get("XDG_DATA_HOME", "") or str(home / ".local/share")
-    yield from (Path(folder) / "fonts" for folder in dict.fromkeys([own, *shared.split(":")]) if folder)
-    yield home / ".fonts"
-
-
-def _in_folder(folder: Path) -> Iterator[Path]:
-    for top, _, names in os.walk(folder):
-        yield from (Path(top) / name for name in sorted(names) if Path(name).suffix.lower() in _ENDINGS)

@@ -198,18 +198,14 @@ def _state(path: str) -> tuple[int, int]:
 def _load(path: Path, key: tuple[int, int, int]) -> Decoded | None:
     """Return the cached image; None if it is missing or its source changed."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError):  # it is not there, or empty
         return None
-    try:
-        length = os.fstat(file).st_size
-        if length < _HEADER.size:
-            return None
-        mapped = mmap.mmap(file, length, access=mmap.ACCESS_COPY)
-    finally:
-        os.close(file)
+    if len(mapped) < _HEADER.size:
+        return None
     magic, modified, size, height, width, factor, rows, columns, index = _HEADER.unpack_from(mapped)
-    fits = length == _HEADER.size + 3 * rows * columns and magic == _MAGIC
+    fits = len(mapped) == _HEADER.size + 3 * rows * columns and magic == _MAGIC
     if not fits or (modified, size, index) != key:
         return None
     pixels = torch.frombuffer(mapped, dtype=torch.uint8, offset=_HEADER.size).view(rows, columns, 3)

@@ -93,15 +93,17 @@ class Shown:
 
 
 class Header(NamedTuple):
-    """An image's size and format according to its header.
+    """An image's size, format and orientation according to its header.
 
     Attributes:
         size: (H, W) of the result of :func:`read`.
         format: format of the content, such as ``PNG``.
+        turned: whether EXIF swaps the height and the width that are stored.
     """
 
     size: tuple[int, int]
     format: str
+    turned: bool
 
     def contradicts(self, path: str) -> bool:
         """Check whether the file's extension belongs to another format."""
@@ -164,27 +166,22 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
 
 
 def header(path: Source, *, name: str = "") -> Header:
-    """Return an image's size and format from the file's header; only a TIFF is decoded."""
-    height, width, turned, format = _stored(path, name)
-    return Header((width, height) if turned else (height, width), format)
+    """Return what an image file's header says; only a TIFF is decoded."""
+    try:
+        with _quiet(), _opened(path) as file, Image.open(file) as image:
+            width, height = _header(image)
+            turned = _orientation(image) in _TURNED
+            return Header((width, height) if turned else (height, width), image.format or "", turned)
+    except Exception as error:
+        raise UnreadableImage(name or str(path), _reason(error)) from error
 
 
 def sideways(path: Source) -> bool:
     """Check whether the EXIF orientation turns the image by 90°; False if its header is unreadable."""
     try:
-        return _stored(path, "")[2]
+        return header(path).turned
     except UnreadableImage:
         return False
-
-
-def _stored(path: Source, name: str) -> tuple[int, int, bool, str]:
-    """Return stored height and width, whether EXIF swaps them, and the format."""
-    try:
-        with _quiet(), _opened(path) as file, Image.open(file) as image:
-            width, height = _header(image)
-            return height, width, _orientation(image) in _TURNED, image.format or ""
-    except Exception as error:
-        raise UnreadableImage(name or str(path), _reason(error)) from error
 
 
 @contextmanager
@@ -228,7 +225,8 @@ def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixel
         image.load()
         whole = _rgb(image)
         pixels = np.array(whole if early == 1 else whole.reduce(early))
-    pixels = _upright(pixels, turn)
+    turned = pixels[:: -1 if turn in _UPSIDE_DOWN else 1, :: -1 if turn in _SIDEWAYS else 1]
+    pixels = np.ascontiguousarray(turned.transpose(1, 0, 2) if turn in _TURNED else turned)
     return np.array(Image.fromarray(pixels).reduce(factor)) if uneven else pixels
 
 
@@ -253,12 +251,6 @@ def _orientation(image: Image.Image) -> int:
     if image.format == "PNG" and "exif" not in image.info:
         return 1  # reading more would decode the image to search behind its pixels
     return cast(int, image.getexif().get(_ORIENTATION, 1))
-
-
-def _upright(pixels: Pixels, turn: int) -> Pixels:
-    """Return an image turned by its EXIF orientation."""
-    turned = pixels[:: -1 if turn in _UPSIDE_DOWN else 1, :: -1 if turn in _SIDEWAYS else 1]
-    return np.ascontiguousarray(turned.transpose(1, 0, 2) if turn in _TURNED else turned)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

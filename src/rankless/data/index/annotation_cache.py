@@ -21,8 +21,7 @@ from pathlib import Path
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.byte_ranges import COPY, ORIGINAL, file_of
 from rankless.data.index.file_states import changed_file, save_states, state, touched_since
-from rankless.data.index.scan import storing_in
-from rankless.data.index.scan_chunks import TICK, reader_version, remove_others
+from rankless.data.index.scan import TICK, reader_version, remove_others, storing_in
 from rankless.errors import UserError
 from rankless.files.cache_folder import cache_folder, locked, private_folder, remove_unheld, remove_unused
 from rankless.files.writing import flush, write_atomically
@@ -89,27 +88,13 @@ def _valid(store: Path) -> Annotations | None:
         if json.loads((folder / _ENTRY).read_text(encoding="utf-8"))["reader"] != reader_version():
             return None
         annotations = Annotations.load(folder)
-        if not _is_whole(annotations) or changed_file(os.fspath(folder), usable_cores()):
+        if changed_file(os.fspath(folder), usable_cores()):
             return None
     except _NOT_WHOLE:
         return None
     with suppress(OSError):
         os.utime(current)
     return annotations
-
-
-def _is_whole(annotations: Annotations) -> bool:
-    """Check whether all arrays have their full length."""
-    count, boxes = len(annotations), len(annotations.labels)
-    return (
-        len(annotations.sizes) == count
-        and len(annotations.byte_ranges) in (0, count)
-        and len(annotations.offsets) == count + 1
-        and int(annotations.offsets[-1]) == boxes
-        and (int(annotations.path_ends[-1]) if count else 0) == len(annotations.path_bytes)
-        and len(annotations.flags) == len(annotations.areas) == boxes
-        and len(annotations.boxes) in (0, boxes)
-    )
 
 
 def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:

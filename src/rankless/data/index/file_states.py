@@ -12,13 +12,13 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 MISSING = (-1, -1)
 """The state of a file that is not there."""
 BLOCK = 25_000
 """So many files are asked for at a time; fewer than two blocks are asked for in this process."""
-_NAMES, _STATES, _BLOCKS = "depends.paths", "depends.states", "depends.blocks"
+_PREFIX = "depends-"  # of the files with a block each
 
 
 def state(path: str | bytes) -> tuple[int, int]:
@@ -49,45 +49,36 @@ def touched_since(paths: Iterable[str], moment: int) -> str:
 
 def save_states(folder: str, paths: Sequence[str], states: Sequence[tuple[int, int]]) -> None:
     """Save the states of ``paths`` for :func:`changed_file`."""
-    blocks = array("q")
-    with open(f"{folder}/{_NAMES}", "wb") as names, open(f"{folder}/{_STATES}", "wb") as saved:  # noqa: PTH123
-        for start in range(0, len(paths), BLOCK):
-            text = b"\0".join(os.fsencode(path) for path in paths[start : start + BLOCK])
-            blocks.extend((names.tell(), len(text)))
-            names.write(text)
-            array("q", (part for each in states[start : start + BLOCK] for part in each)).tofile(saved)
-    with open(f"{folder}/{_BLOCKS}", "wb") as file:  # noqa: PTH123
-        blocks.tofile(file)
+    for start in range(0, len(paths), BLOCK):
+        part = states[start : start + BLOCK]
+        numbers = array("q", [len(part), *(number for each in part for number in each)])
+        names = b"\0".join(map(os.fsencode, paths[start : start + BLOCK]))
+        with open(f"{folder}/{_PREFIX}{start:012}", "wb") as file:  # noqa: PTH123
+            file.write(numbers.tobytes() + names)
 
 
 def saved_names(folder: str) -> list[str]:
     """Return the files recorded by :func:`save_states`; none if the record is incomplete."""
-    paths: list[str] = []
     try:
-        with open(f"{folder}/{_NAMES}", "rb") as names:  # noqa: PTH123
-            blocks = _numbers(folder, _BLOCKS)
-            for start, length in zip(blocks[::2], blocks[1::2], strict=True):
-                names.seek(start)
-                paths += map(os.fsdecode, names.read(length).split(b"\0"))
+        return [os.fsdecode(path) for block in _blocks(folder) for path, _, _ in _saved(block)]
     except (OSError, ValueError, EOFError):
         return []
-    return paths
 
 
 def changed_file(folder: str, processes: int) -> str:
     """Return the first file that differs from its saved state; "" if there is none."""
-    count = len(_numbers(folder, _BLOCKS)) // 2
-    helpers = min(processes, count) - 1
-    command = [sys.executable, "-I", "-S", __file__, folder]
+    blocks = _blocks(folder)
+    helpers = min(processes, len(blocks)) - 1
+    command = [sys.executable, "-I", "-S", __file__]
     with contextlib.ExitStack() as stack:
         started = []
         for part in range(helpers):
             process = subprocess.Popen(
-                [*command, str(part), str(helpers + 1)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+                [*command, *blocks[part :: helpers + 1]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
             )
             stack.callback(_end, process)
             started.append(process)
-        changed = _changed_of(folder, helpers, helpers + 1) if count else ""
+        changed = _changed_of(blocks[max(helpers, 0) :: helpers + 1]) if blocks else ""
         for process in started:
             if changed:
                 break
@@ -98,35 +89,34 @@ def changed_file(folder: str, processes: int) -> str:
     return changed
 
 
-def _changed_of(folder: str, part: int, parts: int) -> str:
-    """Run :func:`changed_file` on every ``parts``-th block, starting with ``part``."""
+def _blocks(folder: str) -> list[str]:
+    names = sorted(os.listdir(folder))  # noqa: PTH208
+    return [f"{folder}/{name}" for name in names if name.startswith(_PREFIX)]
+
+
+def _saved(block: str) -> Iterator[tuple[bytes, int, int]]:
+    """Return the name, modification time and size of every file in a block."""
+    with open(block, "rb") as file:  # noqa: PTH123
+        count = int.from_bytes(file.read(8), sys.byteorder)
+        states = array("q")
+        states.fromfile(file, 2 * count)
+        return zip(file.read().split(b"\0"), states[::2], states[1::2], strict=True)
+
+
+def _changed_of(blocks: Iterable[str]) -> str:
+    """Return the first file of these blocks that differs from its saved state; "" if there is none."""
     stat = os.stat  # saves an attribute lookup per file
-    blocks, states = _numbers(folder, _BLOCKS), _numbers(folder, _STATES)
-    with open(f"{folder}/{_NAMES}", "rb") as names:  # noqa: PTH123
-        for number in range(part, len(blocks) // 2, parts):
-            names.seek(blocks[2 * number])
-            text = names.read(blocks[2 * number + 1])
-            if len(text) != blocks[2 * number + 1]:
-                raise EOFError(f"{folder}/{_NAMES} is cut short")
-            start = 2 * BLOCK * number
-            saved = states[start : start + 2 * BLOCK]
-            for path, when, size in zip(text.split(b"\0"), saved[::2], saved[1::2], strict=True):
-                try:
-                    status = stat(path)
-                except OSError:
-                    same = (when, size) == MISSING
-                else:
-                    same = status.st_mtime_ns == when and status.st_size == size
-                if not same:
-                    return os.fsdecode(path)
+    for block in blocks:
+        for path, when, size in _saved(block):
+            try:
+                status = stat(path)
+            except OSError:
+                same = (when, size) == MISSING
+            else:
+                same = status.st_mtime_ns == when and status.st_size == size
+            if not same:
+                return os.fsdecode(path)
     return ""
-
-
-def _numbers(folder: str, name: str) -> array[int]:
-    made = array("q")
-    with open(f"{folder}/{name}", "rb") as file:  # noqa: PTH123
-        made.frombytes(file.read())
-    return made
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -137,5 +127,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    _, folder, first, every = sys.argv
-    sys.stdout.buffer.write(os.fsencode(_changed_of(folder, int(first), int(every))))
+    sys.stdout.buffer.write(os.fsencode(_changed_of(sys.argv[1:])))

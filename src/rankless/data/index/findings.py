@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from rankless.errors import counted
@@ -144,10 +145,7 @@ class Findings:
             return
         self.counts[kind] = self.counts.get(kind, 0) + count
         listed = self.first.setdefault(kind, [])
-        for finding in first:
-            if len(listed) >= FIRST:
-                break
-            listed.append(finding)
+        listed += islice(first, FIRST - len(listed))
 
     def update(self, other: Findings) -> None:
         """Append the findings of another part of the data set."""

@@ -104,6 +104,8 @@ class RawBuilder:
     paths: list[str] = field(default_factory=list)
     annotated_in: list[str] = field(default_factory=list)
     stated: list[tuple[int, int]] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    byte_ranges: list[tuple[int, int]] = field(default_factory=list)
     image: array[int] = field(default_factory=lambda: array("q"))
     boxes: array[float] = field(default_factory=lambda: array("d"))
     labels: array[int] = field(default_factory=lambda: array("q"))
@@ -111,22 +113,29 @@ class RawBuilder:
     areas: array[float] = field(default_factory=lambda: array("f"))
     lines: array[int] = field(default_factory=lambda: array("q"))
 
-    def add_image(self, path: str, annotated_in: str = "", stated: tuple[int, int] = (0, 0)) -> int:
-        """Add an image and return its number."""
+    def add_image(
+        self,
+        path: str,
+        annotated_in: str = "",
+        stated: tuple[int, int] = (0, 0),
+        *,
+        size: tuple[int, int] = (0, 0),
+        byte_range: tuple[int, int] | None = None,
+    ) -> int:
+        """Add an image and return its number; see :class:`Raw` for its size and byte range."""
         self.paths.append(path)
         self.annotated_in.append(annotated_in)
         self.stated.append(stated)
+        self.sizes.append(size)
+        if byte_range is not None:
+            self.byte_ranges.append(byte_range)
         return len(self.paths) - 1
 
     def add_box(
         self, image: int, box: Iterable[float], label: int, line: int, flags: int = 0, area: float = NO_AREA
     ) -> None:
         """Add one box, xyxy."""
-        try:
-            self.boxes.extend(box)
-        except (TypeError, OverflowError):
-            del self.boxes[4 * len(self.image) :]
-            raise
+        self.boxes.extend(array("d", box))  # all numbers or, on an error, none
         self.image.append(image)
         self.labels.append(label)
         self.flags.append(flags)
@@ -138,17 +147,17 @@ class RawBuilder:
         self.add_box(image, (0.0, 0.0, 0.0, 0.0), label, line)
 
     def raw(self, *, boxed: bool = True, **rest: Any) -> Raw:
-        """Return the :class:`Raw`; image sizes are still unknown.
+        """Return the :class:`Raw`.
 
         Args:
             boxed: whether the images have boxes; otherwise each has one class.
             rest: further fields of :class:`Raw`.
         """
-        stated = np.array(self.stated, np.int32).reshape(-1, 2)
         made: dict[str, Any] = {
             "paths": self.paths,
-            "sizes": np.zeros_like(stated),
-            "stated": stated,
+            "sizes": np.array(self.sizes, np.int32).reshape(-1, 2),
+            "stated": np.array(self.stated, np.int32).reshape(-1, 2),
+            "byte_ranges": np.array(self.byte_ranges, np.int64) if self.byte_ranges else None,
             "annotated_in": self.annotated_in,
             "image": np.array(self.image, np.int64),
             "boxes": np.array(self.boxes, np.float64).reshape(-1, 4) if boxed else None,
@@ -170,8 +179,8 @@ def joined(parts: Sequence[Raw]) -> Raw:
     made: dict[str, Any] = {}
     for name in (each.name for each in fields(Raw)):
         values = [getattr(part, name) for part in parts]
-        if isinstance(values[0], np.ndarray):
-            made[name] = np.concatenate(values)
+        if arrays := [value for value in values if isinstance(value, np.ndarray)]:
+            made[name] = np.concatenate(arrays)  # a part without images has no byte ranges
         elif name in ("paths", "annotated_in", "depends", "about"):
             made[name] = [one for value in values for one in value]
         else:

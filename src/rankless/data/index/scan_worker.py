@@ -14,9 +14,10 @@ import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
-from rankless.data.index.scan_chunks import NotStored, Report, named, read_chunk
+from rankless.data.index.scan import NotStored, Report, read_chunk
 from rankless.errors import UserError
 from rankless.hardware.processes import die_with_parent
 from rankless.messages import line
@@ -28,7 +29,7 @@ def main() -> int:
     """Run the job described by the file in the first argument."""
     die_with_parent(int(sys.argv[2]))
     _job.update(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    named(_job["work"])  # imported before the fork, so only once
+    resolve_name(_job["work"])  # imported before the fork, so only once
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(
         _job["processes"], context, initializer=die_with_parent, initargs=(os.getpid(),)
@@ -53,7 +54,7 @@ def main() -> int:
 
 def _chunk(number: int) -> str:
     items = [tuple(item) for item in _job["chunks"][number]]
-    return read_chunk(named(_job["work"]), items, Path(_job["store"]))
+    return read_chunk(resolve_name(_job["work"]), items, Path(_job["store"]))
 
 
 def _report(what: Report) -> None:

@@ -174,21 +174,11 @@ def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> 
 def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Mask) -> Mask:
     """Return a mask of the boxes that are the first of their image, class and coordinates."""
     rows = np.flatnonzero(among)
-    keys = np.column_stack((raw.image[rows], raw.labels[rows], boxes[rows]))
-    first = np.zeros(len(boxes), bool)
-    first[rows] = True
-    likely = np.flatnonzero(_hash_repeats(keys))  # sorting the rows takes ten times as long
-    first[rows[likely]] = False
-    first[rows[likely[np.unique(keys[likely], axis=0, return_index=True)[1]]]] = True
+    labels = raw.image[rows] * len(raw.names) + raw.labels[rows]
+    corners = (boxes[rows] + 0).view(np.uint64)  # two numbers each; + 0 turns -0 into 0, which is equal
+    keys = np.column_stack((corners, labels.astype(np.uint64))).T
+    order = np.lexsort(keys)
+    repeats = (keys[:, order[1:]] == keys[:, order[:-1]]).all(0)
+    first = among.copy()
+    first[rows[order[1:][repeats]]] = False
     return first
-
-
-def _hash_repeats(keys: NDArray[Any]) -> Mask:
-    """Return a mask of the rows whose hash occurs twice: all duplicates and hardly any other."""
-    hashes = np.zeros(len(keys), np.uint64)
-    for column in keys.T:
-        hashes ^= (column + 0.0).view(np.uint64)  # + 0 turns -0 into 0, which is equal
-        hashes *= np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: spreads the bits
-        hashes ^= hashes >> np.uint64(32)
-    ordered = np.sort(hashes)
-    return np.isin(hashes, ordered[1:][ordered[1:] == ordered[:-1]])
