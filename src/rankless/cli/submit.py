@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rankless.cli.options import OPTIONS, flag, part, recipe_of, whole_number
+from rankless.errors import UserError, check_all
 from rankless.printing import say
 
 if TYPE_CHECKING:
-    from rankless.launch.submit.request import Problems, Request
+    from rankless.launch.submit.request import Request
 
 submit = part(
     name="submit",
@@ -48,31 +49,44 @@ DryRun = Annotated[
 
 
 def _request(
-    problems: Problems,
     words: Sequence[str],
     nodes: str,
     devices: str,
     out: str | None,
     name: str | None,
     sinks: Sequence[str],
+    cpus: str | None,
+    *,
+    sends_recipe: bool = False,
 ) -> Request:
-    """Return the training to submit; add its errors to ``problems``."""
-    from rankless.launch.submit import request
+    """Return the training to submit, with the text of a recipe file if ``sends_recipe``.
 
-    numbers = [1, 1]
-    for index, (option, text) in enumerate((("--nodes", nodes), ("--devices", devices))):
-        with problems.noted():
-            numbers[index] = whole_number(option, text)
-    recipe, overrides = request.checked(problems, words, recipe_of, numbers[0] * numbers[1])
-    return request.Request(
-        recipe, overrides, numbers[0], numbers[1], out, tuple(sinks), name or request.job_name(recipe)
+    Raise all errors in it together.
+    """
+    from rankless.files.reading import MIB, read_text
+    from rankless.launch.sharing import refuse_idle
+    from rankless.launch.submit.request import Request, job_name
+    from rankless.recipe.installed import shipped
+
+    recipe = next((word for word in words if "=" not in word), "")
+
+    def read() -> str | None:
+        if not recipe:
+            raise UserError("no recipe given: expected a shipped recipe's name or a YAML file")
+        chosen, _ = recipe_of(words)
+        ranks = whole_number("--nodes", nodes) * whole_number("--devices", devices)
+        refuse_idle("{} devices", [ranks], chosen)
+        return read_text(Path(recipe), MIB) if sends_recipe and recipe not in shipped() else None
+
+    machines, each, cores, text = check_all(
+        lambda: whole_number("--nodes", nodes),
+        lambda: whole_number("--devices", devices),
+        lambda: None if cpus is None else whole_number("--cpus", cpus),
+        read,
     )
-
-
-def _number(problems: Problems, option: str, text: str | None) -> int | None:
-    with problems.noted():
-        return None if text is None else whole_number(option, text)
-    return None
+    overrides = tuple(word for word in words if word != recipe)
+    name = name or job_name(recipe)
+    return Request(recipe, overrides, machines, each, out, tuple(sinks), name, cores, text)
 
 
 @submit.command(
@@ -114,10 +128,7 @@ def slurm(
 ) -> int:
     """Submit a batch script to Slurm; the job is requeued after preemption and before its time limit."""
     from rankless.launch.submit import slurm as cluster
-    from rankless.launch.submit.request import Problems
 
-    problems = Problems()
-    request = _request(problems, recipe, nodes, devices, out, name, sink)
     settings = cluster.Settings(
         str(Path.cwd()),
         python,
@@ -126,11 +137,12 @@ def slurm(
         account=account,
         qos=qos,
         gres=gres,
-        cpus=_number(problems, "--cpus", cpus),
         memory=memory,
     )
-    cluster.check(problems, request, settings)
-    problems.refuse()
+    request, _ = check_all(
+        lambda: _request(recipe, nodes, devices, out, name, sink, cpus),
+        lambda: cluster.check(name, settings),
+    )
     text = cluster.script(request, settings)
     if dry_run:
         print(text, end="")
@@ -184,44 +196,23 @@ def kubernetes(
 ) -> int:
     """Print the manifests of a job for Kubernetes, and apply them if asked to."""
     from rankless.launch.submit import kubernetes as cluster
-    from rankless.launch.submit.request import Problems
 
-    problems = Problems()
-    problems.check(
-        not (apply and dry_run), "--apply submits the job, but --dry-run only prints it; leave out one"
+    def refuse_both() -> None:
+        if apply and dry_run:
+            raise UserError("--apply submits the job, but --dry-run only prints it; leave out one")
+
+    settings = cluster.Settings(image, claim, namespace, gpu, memory, runtime, python)
+    request, *_ = check_all(
+        lambda: _request(recipe, nodes, devices, out, name, sink, cpus, sends_recipe=True),
+        lambda: cluster.check(name, settings),
+        refuse_both,
     )
-    request = _request(problems, recipe, nodes, devices, out, name, sink)
-    settings = cluster.Settings(
-        image,
-        claim,
-        namespace=namespace,
-        gpu=gpu,
-        cpus=_number(problems, "--cpus", cpus),
-        memory=memory,
-        runtime=runtime,
-        python=python,
-        recipe_text=_text_of(problems, request),
-    )
-    cluster.check(problems, request, settings)
-    problems.refuse()
     text = cluster.text(cluster.manifests(request, settings, plain=plain))
     print(text, end="")
     if apply:
         sys.stdout.flush()
         say(cluster.apply(text).strip(), file=sys.stderr)
     return 0
-
-
-def _text_of(problems: Problems, request: Request) -> str | None:
-    """Return the text of a recipe file; None for a shipped recipe or after an error."""
-    from rankless.files import reading
-    from rankless.recipe.installed import shipped
-
-    if request.recipe in shipped() or problems.found:
-        return None
-    with problems.noted():
-        return reading.read_text(Path(request.recipe), reading.MIB)
-    return None
 
 
 @submit.command(
@@ -254,20 +245,13 @@ def ray(
     import uuid
 
     from rankless.launch.submit import ray as cluster
-    from rankless.launch.submit.request import Problems
 
-    problems = Problems()
-    request = _request(problems, recipe, "1", devices, out, name, sink)
-    job = f"{request.name}-{uuid.uuid4().hex[:8]}"
-    settings = cluster.Settings(
-        address,
-        str(Path.cwd()),
-        job,
-        restarts=_number(problems, "--restarts", restarts) or 1,
-        cpus=_number(problems, "--cpus", cpus) or 1,
-        recipe_text=_text_of(problems, request),
+    request, count = check_all(
+        lambda: _request(recipe, "1", devices, out, name, sink, cpus, sends_recipe=True),
+        lambda: whole_number("--restarts", restarts),
     )
-    problems.refuse()
+    job = f"{request.name}-{uuid.uuid4().hex[:8]}"
+    settings = cluster.Settings(address, str(Path.cwd()), job, count)
     # Workers have their own folders, so the run directory is an absolute path, the same on all machines.
     request = replace(request, run=str(Path(out or f"runs/{job}").absolute()))
     print(cluster.described(request, settings), end="", flush=True)

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from kubernetes_validate import ValidationError, latest_version, validate
 
 from rankless import cli
+from rankless.errors import STOPPED
+from rankless.launch.job import LOST_PEER
 from rankless.launch.submit import kubernetes
 from rankless.launch.submit.request import Request
 
@@ -62,6 +64,7 @@ def test_the_plain_manifests_are_valid(capsys: pytest.CaptureFixture[str]) -> No
     # What the schema does not know, but the API server refuses.
     job, service = every["Job"]["spec"], every["Service"]["spec"]
     pod = job["template"]["spec"]
+    assert job["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] == [LOST_PEER, STOPPED]
     assert job["completionMode"] == "Indexed"
     assert job["completions"] == job["parallelism"] == 2
     assert pod["restartPolicy"] == "Never", "a podFailurePolicy needs it"
@@ -157,8 +160,8 @@ def expanded(text: str, variables: dict[str, str]) -> str:
 @settings(settings.get_profile("files"))
 @given(st.lists(words | st.just("a$(POD_IP)$$(X)"), min_size=1, max_size=3), words)
 def test_any_word_reaches_the_ranks_as_it_is(overrides: list[str], text: str) -> None:
-    ours = kubernetes.Settings("image", "claim", recipe_text=text)
-    request = Request("my.yaml", tuple(overrides), 1, 1, None, (), "job")
+    ours = kubernetes.Settings("image", "claim")
+    request = Request("my.yaml", tuple(overrides), 1, 1, None, (), "job", recipe_text=text)
     for plain in (True, False):
         made = kubernetes.manifests(request, ours, plain=plain)
         read = list(yaml.safe_load_all(kubernetes.text(made)))
@@ -196,7 +199,7 @@ class Pod:
         shell, option, script = container["command"]
         variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
         variables |= {"NODE": str(node), "POD_IP": "127.0.0.1", "MASTER_ADDR": "localhost"}
-        script = script.replace(f"cd {kubernetes._CLAIM} ", f"cd {folder} ")
+        script = script.replace("cd /workspace ", f"cd {folder} ")
         self.process = subprocess.Popen(
             [shell, option, script, "node", "/bin/bash", "-c", command],
             env={"PATH": os.environ["PATH"], **variables},

@@ -32,16 +32,12 @@ class Settings:
         folder: working directory of the ranks on machines where it exists.
         job: the job's name, which stays the same after restarts.
         restarts: largest number of restarts.
-        cpus: number of CPUs per rank.
-        recipe_text: content of the recipe file; None for a shipped recipe.
     """
 
     address: str
     folder: str
     job: str
     restarts: int = 10
-    cpus: int = 1
-    recipe_text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,14 +63,14 @@ def work(request: Request, settings: Settings) -> Work:
     # The choice between CPU and GPU applies to all machines.
     ours = {name: value for name, value in os.environ.items() if name == "RANKLESS_CPU"}
     variables = {"RANKLESS_JOB_ID": settings.job, **ours}
-    return Work(request.words(), settings.folder, settings.recipe_text, variables)
+    return Work(request.words(), settings.folder, request.recipe_text, variables)
 
 
 def described(request: Request, settings: Settings) -> str:
     """Return a readable description of the submission."""
     lines = {
         "address": settings.address,
-        "workers": f"{request.ranks}, each with a GPU where the cluster has any, and {settings.cpus} CPU",
+        "workers": f"{request.ranks}, each with a GPU where the cluster has any, and {request.cpus or 1} CPU",
         "folder": settings.folder,
         "job": settings.job,
         "restarts": f"at most {settings.restarts}",
@@ -103,7 +99,7 @@ def run(request: Request, settings: Settings) -> int:
         ) from error
     try:
         every = ray.cluster_resources()
-        per_worker = _resources(request, settings, every)
+        per_worker = _resources(request, every)
         with tempfile.TemporaryDirectory(prefix="rankless-ray-") as storage:
             trainer = DataParallelTrainer(
                 be_a_rank,
@@ -127,9 +123,9 @@ def run(request: Request, settings: Settings) -> int:
         ray.shutdown()
 
 
-def _resources(request: Request, settings: Settings, every: Mapping[str, float]) -> dict[str, float]:
+def _resources(request: Request, every: Mapping[str, float]) -> dict[str, float]:
     """Return the resources of a worker."""
-    each: dict[str, float] = {"CPU": settings.cpus}
+    each: dict[str, float] = {"CPU": request.cpus or 1}
     if every.get("GPU"):
         each["GPU"] = 1
     for name, count in each.items():

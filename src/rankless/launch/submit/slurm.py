@@ -9,7 +9,7 @@ from string import Template
 
 from rankless.errors import STOPPED
 from rankless.launch.job import LOST_PEER
-from rankless.launch.submit.request import Problems, Request, pass_on
+from rankless.launch.submit.request import Request, pass_on, refuse_unlike
 
 WARNING = 90  # seconds before the time limit, for a step, a checkpoint and the requeue
 _PLAIN = r"[A-Za-z0-9][A-Za-z0-9._:,+=@%/-]{0,199}"  # needs no quotes
@@ -65,7 +65,6 @@ class Settings:
         folder: working directory of the ranks.
         python: the interpreter of the ranks.
         gres: resources per node, as for ``sbatch --gres``; "none" requests no GPU.
-        cpus: number of CPUs per rank.
         memory: memory per node.
     """
 
@@ -76,16 +75,15 @@ class Settings:
     account: str | None = None
     qos: str | None = None
     gres: str | None = None
-    cpus: int | None = None
     memory: str | None = None
 
 
-def check(problems: Problems, request: Request, settings: Settings) -> None:
-    """Collect settings that sbatch would refuse or misread."""
+def check(name: str | None, settings: Settings) -> None:
+    """Raise for settings, or a name of the job, that sbatch would refuse or misread."""
     plain = "letters, digits and ._:,+=@%/-"
-    problems.match(
+    refuse_unlike(
         {
-            "--name": (request.name, _PLAIN, plain),
+            "--name": (name, _PLAIN, plain),
             "--partition": (settings.partition, _PLAIN, "a partition that sinfo lists"),
             "--account": (settings.account, _PLAIN, plain),
             "--qos": (settings.qos, _PLAIN, plain),
@@ -105,7 +103,7 @@ def script(request: Request, settings: Settings) -> str:
         "nodes": str(request.nodes),
         "ntasks-per-node": str(request.devices),
         "gres": None if gres == "none" else gres,
-        "cpus-per-task": settings.cpus and str(settings.cpus),
+        "cpus-per-task": request.cpus and str(request.cpus),
         "mem": settings.memory,
         "time": settings.time,
         "partition": settings.partition,
@@ -122,7 +120,7 @@ def script(request: Request, settings: Settings) -> str:
         folder=shlex.quote(settings.folder),
         command=shlex.join([settings.python, "-m", *request.words()]),
         variables=alone if request.ranks == 1 else several,
-        cpus=f" --cpus-per-task={settings.cpus}" if settings.cpus else "",
+        cpus=f" --cpus-per-task={request.cpus}" if request.cpus else "",
         warning=WARNING,
         stopped=STOPPED,
         lost=LOST_PEER,
