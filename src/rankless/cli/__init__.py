@@ -16,29 +16,23 @@ from typing import TextIO
 
 from cyclopts import CycloptsError, MissingArgumentError
 
-from rankless import __version__
-from rankless.cli import (
-    auditing,
-    benchmark,
+from rankless.cli import (  # noqa: F401  # each adds its commands to app
     completion,
     data,
     doctor,
+    judging,
     library,
-    model_errors,
     new,
     planning,
     predicting,
-    reporting,
-    runs,
     submit,
     training,
     tuning,
-    watching,
-    weights,
+    viewing,
 )
 from rankless.cli.cli_errors import in_our_words
-from rankless.cli.foreign_cli import refuse_foreign
-from rankless.cli.options import OPTIONS, part
+from rankless.cli.foreign import refuse_foreign
+from rankless.cli.options import app
 from rankless.errors import OutputError, UserError, check_all, of_the_system
 from rankless.printing import discard_output
 
@@ -59,37 +53,6 @@ Begin with:
 
 All commands: rankless --help
 """
-
-app = part(
-    name="rankless",
-    help="Train image detectors and classifiers on one device or on many: the same weights, bit for bit.",
-    help_epilogue="Start with:\n  rankless train digits",
-    help_format="plaintext",
-    version=__version__,
-    usage="Usage: rankless COMMAND [ARGUMENTS] [OPTIONS]",
-    suppress_keyboard_interrupt=False,
-)
-app["--help"].group = app["--version"].group = OPTIONS
-for page in (
-    training.app,
-    auditing.app,
-    new.app,
-    tuning.app,
-    runs.app,
-    watching.app,
-    predicting.app,
-    model_errors.app,
-    reporting.app,
-    doctor.app,
-    planning.app,
-    submit.app,
-    library.app,
-    weights.app,
-    benchmark.app,
-    data.app,
-    completion.app,
-):
-    app.update(page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rankless.cli.options import (
-    OPTIONS,
     Classes,
     Force,
     Format,
@@ -19,7 +18,7 @@ from rankless.cli.options import (
     Splits,
     chosen_classes,
     flag,
-    part,
+    group,
     recipe_and_overrides,
     refuse_stray,
     whole_number,
@@ -33,17 +32,13 @@ if TYPE_CHECKING:
     from rankless.curation.converting import Converted
     from rankless.recipe.schema import Recipe
 
-data = part(
+data = group(
     name="data",
     help="Inspect, check, convert and split data sets.",
     help_epilogue="Start with:\n  rankless data check mydata\n  rankless data show mydata",
     usage="Usage: rankless data COMMAND ROOT [OPTIONS]",
     sort_key=10,
 )
-data["--help"].group = OPTIONS
-data["--version"].show = False
-app = part()
-app.command(data)
 
 Out = Annotated[Path, Parameter(help="The new folder. Existing files are never replaced.", metavar="FOLDER")]
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Hosts, Json, Python, Ssh, Sync, part, recipe_of
+from rankless.cli.options import Hosts, Json, Python, Ssh, Sync, app, recipe_of
 from rankless.errors import UserError
 from rankless.printing import print_json
 
 if TYPE_CHECKING:
     from rankless.launch.doctor.check import Check
     from rankless.recipe.schema import Recipe
-
-app = part()
 
 
 @app.command(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
 
+from rankless import __version__
 from rankless.cli import candidates
 from rankless.data.path_checks import missing_data
 from rankless.errors import UserError
@@ -18,9 +19,36 @@ from rankless.files.reading import NAMES, read_text
 if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
 
-COMMANDS = Group("Commands", sort_key=0)
-ARGUMENTS = Group("Arguments", sort_key=1)
 OPTIONS = Group("Options", sort_key=2)
+_SHARED: Mapping[str, Any] = {
+    "group_commands": Group("Commands", sort_key=0),
+    "group_arguments": Group("Arguments", sort_key=1),
+    "group_parameters": OPTIONS,
+    "default_parameter": Parameter(completer=candidates.by_name),
+}
+
+app = App(
+    name="rankless",
+    help="Train image detectors and classifiers on one device or on many: the same weights, bit for bit.",
+    help_epilogue="Start with:\n  rankless train digits",
+    help_format="plaintext",
+    version=__version__,
+    usage="Usage: rankless COMMAND [ARGUMENTS] [OPTIONS]",
+    suppress_keyboard_interrupt=False,
+    **_SHARED,
+)
+"""The command line, to which the modules of this package add their commands."""
+app["--help"].group = app["--version"].group = OPTIONS
+
+
+def group(**options: Any) -> App:
+    """Add a command that has commands of its own, and return it."""
+    added = App(**_SHARED, **options)
+    added["--help"].group = OPTIONS
+    added["--version"].show = False
+    app.command(added)
+    return added
+
 
 _MODEL = ("task", "model", "model.name", "model.cfg")
 _PRETRAINED = "model.pretrained"
@@ -220,13 +248,6 @@ def chosen_classes(text: str) -> str | tuple[str, ...]:
     if text == "auto" or Path(text).expanduser().is_file():
         return text
     return tuple(name.strip() for name in text.strip("[]").split(",") if name.strip())
-
-
-def part(**options: Any) -> App:
-    """Return an application for some of the commands, with the help groups and completions that all share."""
-    completed = Parameter(completer=candidates.by_name)
-    groups: dict[str, Any] = {"group_arguments": ARGUMENTS, "group_parameters": OPTIONS}
-    return App(group_commands=COMMANDS, default_parameter=completed, **groups, **options)
 
 
 def class_pairs(given: str) -> list[list[str]]:

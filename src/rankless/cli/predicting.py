@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Json, PredictingTarget, Task, flag, fraction, is_override, part, whole_number
+from rankless.cli.options import Json, PredictingTarget, Task, app, flag, fraction, is_override, whole_number
 from rankless.errors import UserError, check_all, counted
 from rankless.files.reading import read_text
 from rankless.hardware.heap import hold_freed_memory
@@ -23,7 +23,6 @@ from rankless.printing import print_json, say
 if TYPE_CHECKING:
     from rankless.inference.report import ImageReport, PredictionReport
 
-app = part()
 
 _LOW = 0.05  # if the highest score is below this, the model has hardly learned
 _SHOWN = 20  # unreadable or classified images that are listed at most

@@ -10,24 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.options import OPTIONS, flag, part, recipe_of, whole_number
+from rankless.cli.options import flag, group, recipe_of, whole_number
 from rankless.errors import UserError, check_all
 from rankless.printing import say
 
 if TYPE_CHECKING:
     from rankless.launch.submit.request import Request
 
-submit = part(
+submit = group(
     name="submit",
     help="Submit a training to a cluster, which starts and restarts its ranks.",
     help_epilogue="Start with:\n  rankless submit slurm digits --nodes 2 --devices 2 --dry-run",
     usage="Usage: rankless submit CLUSTER RECIPE [KEY=VALUE ...] [OPTIONS]",
     sort_key=5.5,
 )
-submit["--help"].group = OPTIONS
-submit["--version"].show = False
-app = part()
-app.command(submit)
 
 Words = Annotated[
     str, Parameter(name="RECIPE KEY=VALUE", help="A shipped recipe or a YAML file, and changes to it.")

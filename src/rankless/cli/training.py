@@ -28,13 +28,13 @@ from rankless.cli.options import (
     RecipeWords,
     Ssh,
     Sync,
+    app,
     compute_on,
     device_count,
     devices_here,
     flag,
     go_offline,
     loaded,
-    part,
     recipe_and_overrides,
     recipe_of,
     whole_number,
@@ -266,9 +266,6 @@ def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]
             "one of the two out"
         )
     return least, parsed
-
-
-app = part()
 
 
 @app.command(

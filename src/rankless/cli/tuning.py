@@ -9,10 +9,10 @@ from cyclopts import Parameter
 
 from rankless.cli.options import (
     Devices,
+    app,
     devices_here,
     flag,
     loaded,
-    part,
     recipe_and_overrides,
     whole_number,
 )
@@ -21,8 +21,6 @@ from rankless.printing import say
 
 if TYPE_CHECKING:
     from rankless.launch.tuning.record import Record
-
-app = part()
 
 
 @app.command(
