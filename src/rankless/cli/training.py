@@ -49,24 +49,58 @@ if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The options of ``rankless train`` that do not concern hosts.
+    """The options of ``rankless train``, and the words before them: the recipe and changes to it."""
 
-    Attributes:
-        words: the recipe and changes to it.
-        devices: the text of ``--devices``.
-    """
-
-    words: Sequence[str]
-    run: Path | None
-    devices: str
-    device: str
-    resume: bool
-    sinks: tuple[str, ...]
-    inline: bool
-    download: bool
-    parallel: str
+    words: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
+    run: Annotated[
+        Path | None,
+        Parameter(
+            name=("--run", "--out"),
+            help="The run directory. Default: runs/RECIPE, RECIPE-2 …",
+        ),
+    ] = None
+    devices: Devices = "auto"
+    device: Device = "auto"
+    resume: Annotated[bool, Parameter(help="Resume from the last checkpoint in --run."), flag] = False
+    sinks: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--sink",
+            help="Also write the numbers to csv, tensorboard, mlflow or wandb, or to your own observer, "
+            "package.module:Class or file.py:Class, whose code is run. Repeatable. Not remembered: "
+            "give it again with --resume.",
+            negative="",
+            metavar="SINK",
+            show_default=False,
+        ),
+    ] = ()
+    inline: Annotated[
+        bool,
+        Parameter(help="Train in this process, for debuggers and profilers."),
+        flag,
+    ] = False
+    parallel: Annotated[
+        str,
+        Parameter(help="Run the ranks as processes or as threads.", metavar="KIND"),
+    ] = "processes"
+    download: Annotated[
+        bool,
+        Parameter(help="Download data.root=torchvision/NAME first."),
+        flag,
+    ] = False
+    offline: Offline = False
+    hosts: Hosts = None
+    min_hosts: Annotated[
+        str, Parameter(help="Continue with at least this many hosts when others are lost.", metavar="N")
+    ] = "1"
+    sync: Sync = False
+    detach: Annotated[
+        bool, Parameter(help="Hand the training over to the first host; see rankless attach RUN."), flag
+    ] = False
+    ssh: Ssh = "ssh"
+    python: Python = None
 
     def recipe(self) -> tuple[str | None, Sequence[str]]:
         """Return the recipe's name, or None, and the changes to the recipe."""
@@ -160,10 +194,8 @@ def here(given: TrainOptions) -> int:
         )
 
 
-def on_hosts(
-    given: TrainOptions, hosts: str, min_hosts: str, ssh: str, python: str | None, *, sync: bool, detach: bool
-) -> int:
-    """Train on several machines; with ``detach``, the first of them coordinates the training."""
+def on_hosts(given: TrainOptions, hosts: str) -> int:
+    """Train on several machines; with ``--detach``, the first of them coordinates the training."""
     given.refuse(
         device="applies only to this machine; leave it out with --hosts: each host uses its GPUs, if any",
         inline="trains in this process, but --hosts starts others; leave out one",
@@ -173,7 +205,7 @@ def on_hosts(
     from rankless.launch.hosts.training import Wanted
 
     name, overrides = given.recipe()
-    least, parsed = _hosts_of(hosts, min_hosts, given.devices)
+    least, parsed = _hosts_of(hosts, given.min_hosts, given.devices)
     count, resume = device_count(given.devices), given.resume
     wanted = Wanted(None, overrides, given.run, "run", count, resume=resume, sinks=given.sinks, least=least)
     if not (resume and name is None):  # otherwise the host with the run has the recipe
@@ -183,19 +215,19 @@ def on_hosts(
     from rankless.launch.hosts.coordinator import train_on_hosts
     from rankless.launch.hosts.detach import detach as leave
 
-    way = way_over(ssh, python, sync=sync)
-    if not detach:
+    way = way_over(given.ssh, given.python, sync=given.sync)
+    if not given.detach:
         return train_on_hosts(wanted, parsed, way)
     run = wanted.run or Path("runs") / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return leave(wanted, run, parsed, way, ssh)
+    return leave(wanted, run, parsed, way, given.ssh)
 
 
-def as_a_rank(given: TrainOptions, environment: Environment, hosts: str | None) -> int:
+def as_a_rank(given: TrainOptions, environment: Environment) -> int:
     """Train in this process as a rank started by another launcher."""
     from rankless.launch import member
 
     def ask() -> Asked:
-        if hosts is not None:
+        if given.hosts is not None:
             raise UserError(
                 "--hosts: starts ranks by itself, but a launcher has started this one; leave out one"
             )
@@ -292,67 +324,27 @@ def train(
             "digits, or the defaults for other data.",
         ),
     ],
-    run: Annotated[
-        Path | None,
-        Parameter(
-            name=("--run", "--out"),
-            help="The run directory. Default: runs/RECIPE, RECIPE-2 …",
-        ),
-    ] = None,
-    devices: Devices = "auto",
-    device: Device = "auto",
-    resume: Annotated[bool, Parameter(help="Resume from the last checkpoint in --run."), flag] = False,
-    sink: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="Also write the numbers to csv, tensorboard, mlflow or wandb, or to your own observer, "
-            "package.module:Class or file.py:Class, whose code is run. Repeatable. Not remembered: "
-            "give it again with --resume.",
-            negative="",
-            metavar="SINK",
-            show_default=False,
-        ),
-    ] = (),
-    inline: Annotated[
-        bool,
-        Parameter(help="Train in this process, for debuggers and profilers."),
-        flag,
-    ] = False,
-    parallel: Annotated[
-        str,
-        Parameter(help="Run the ranks as processes or as threads.", metavar="KIND"),
-    ] = "processes",
-    download: Annotated[
-        bool,
-        Parameter(help="Download data.root=torchvision/NAME first."),
-        flag,
-    ] = False,
-    offline: Offline = False,
-    hosts: Hosts = None,
-    min_hosts: Annotated[
-        str, Parameter(help="Continue with at least this many hosts when others are lost.", metavar="N")
-    ] = "1",
-    sync: Sync = False,
-    detach: Annotated[
-        bool, Parameter(help="Hand the training over to the first host; see rankless attach RUN."), flag
-    ] = False,
-    ssh: Ssh = "ssh",
-    python: Python = None,
+    options: Annotated[TrainOptions, Parameter(name="*")] = TrainOptions(),
 ) -> int:
     """Train a recipe; the weights are the same on any number of devices and machines."""
     from rankless.launch import environments
 
-    if offline and hosts is not None:
+    given = replace(options, words=recipe)
+    if given.offline and given.hosts is not None:
         raise UserError(
             "--offline: applies only to this machine; set HF_HUB_OFFLINE=1 on the --hosts instead"
         )
-    go_offline(offline)
-    given = TrainOptions(recipe, run, devices, device, resume, sink, inline, download, parallel)
+    go_offline(given.offline)
     if environment := environments.detect():
-        return as_a_rank(given, environment, hosts)
-    if hosts is not None:
-        return on_hosts(given, hosts, min_hosts, ssh, python, sync=sync, detach=detach)
-    of_hosts = {"--detach": detach, "--sync": sync, "--python": python, "--min-hosts": min_hosts != "1"}
+        return as_a_rank(given, environment)
+    if given.hosts is not None:
+        return on_hosts(given, given.hosts)
+    of_hosts = {
+        "--detach": given.detach,
+        "--sync": given.sync,
+        "--python": given.python,
+        "--min-hosts": given.min_hosts != "1",
+    }
     if alone := [option for option, is_given in of_hosts.items() if is_given]:
         raise UserError(
             f"{option}: without --hosts it has no effect; add --hosts, or leave it out" for option in alone
