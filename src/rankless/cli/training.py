@@ -43,7 +43,7 @@ from rankless.errors import UserError, check_all
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
-    from rankless.launch.environments.environment import Environment
+    from rankless.launch.environments import Environment
     from rankless.launch.hosts.names import Host
     from rankless.launch.member import Asked
     from rankless.recipe.schema import Recipe

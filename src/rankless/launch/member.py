@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rankless.errors import UserError
 from rankless.hardware.processes import die_with_parent, name_process
-from rankless.launch.environments.environment import Environment
+from rankless.launch.environments import Environment
 from rankless.launch.rank_log import RankOutput
 from rankless.recipe.schema import Recipe
 

@@ -27,7 +27,7 @@ from rankless.files.numbered import numbered_folder, removed_on_error
 from rankless.hardware.shortages import shortage
 from rankless.launch import environments, rank_job
 from rankless.launch.agreement import on_first, refuse_other_recipes, together
-from rankless.launch.environments.environment import Environment
+from rankless.launch.environments import Environment
 from rankless.launch.job import LOST_PEER, Job, error_in
 from rankless.launch.member import Asked
 from rankless.launch.opening import checked, is_finished, opened, report, training_job

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError
-from rankless.launch.environments.standard import RAY_WORKER
+from rankless.launch.environments import RAY_WORKER
 from rankless.launch.submit.request import Request
 
 _NOT_AGAIN = (0, 2)  # success, or a user's mistake, which a restart would repeat
