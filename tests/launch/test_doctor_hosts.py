@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from rankless.launch.doctor import hosts, meaning, report
+from rankless.launch.doctor import hosts
 from rankless.launch.hosts import host, messages, reach
 from rankless.launch.hosts.channel import Way
 from rankless.launch.hosts.host_pool import HostPool, Member
@@ -209,13 +209,13 @@ TIMINGS = [
 
 def test_latency_and_bandwidth() -> None:
     """Of an all-reduce between two hosts each sends its vector once, of an all-to-all half of it."""
-    assert meaning.bandwidth(TIMINGS[1], 2) == (1 << 26) / 0.5
-    assert meaning.bandwidth(TIMINGS[1], 4) == 1.5 * (1 << 26) / 0.5
-    assert meaning.bandwidth(TIMINGS[2], 2) == 512 / 0.0005
-    assert meaning.network(TIMINGS, 2).value == "0.50 ms, 134 MB/s between 2 hosts (gloo)"
-    slow = meaning.network([{**timing, "seconds": timing["seconds"] * 2} for timing in TIMINGS], 2)
+    assert hosts.bandwidth(TIMINGS[1], 2) == (1 << 26) / 0.5
+    assert hosts.bandwidth(TIMINGS[1], 4) == 1.5 * (1 << 26) / 0.5
+    assert hosts.bandwidth(TIMINGS[2], 2) == 512 / 0.0005
+    assert hosts.network(TIMINGS, 2).value == "0.50 ms, 134 MB/s between 2 hosts (gloo)"
+    slow = hosts.network([{**timing, "seconds": timing["seconds"] * 2} for timing in TIMINGS], 2)
     assert (slow.level, "slower than 1 Gbit/s" in slow.value) == ("warning", True)
-    assert [line.split() for line in report.speed(TIMINGS, 2)[1:]] == [
+    assert [line.split() for line in hosts.speed(TIMINGS, 2)[1:]] == [
         ["size", "all-reduce", "all-to-all"],
         ["1", "KiB", "1.00", "ms", "1.0", "MB/s", "0.50", "ms", "1.0", "MB/s"],
         ["64", "MiB", "500.00", "ms", "134.2", "MB/s", "left", "out"],
@@ -223,12 +223,12 @@ def test_latency_and_bandwidth() -> None:
 
 
 def test_what_a_network_means_for_a_step() -> None:
-    found = meaning.step(0.344, 0.038, [1, 1])
+    found = hosts.step(0.344, 0.038, [1, 1])
     assert found.level == "ok"
     assert found.value.startswith("about 210 ms, of which 38 ms network, with 2 ranks on 2 hosts")
-    slower = meaning.step(0.1, 0.06, [1, 1])
+    slower = hosts.step(0.1, 0.06, [1, 1])
     assert (slower.level, "more hosts make it slower" in slower.value) == ("warning", True)
-    assert meaning.step(0.4, 0.01, [4, 4]).value.startswith("about 240 ms, of which 40 ms network")
+    assert hosts.step(0.4, 0.01, [4, 4]).value.startswith("about 240 ms, of which 40 ms network")
 
 
 class Silent:

@@ -45,8 +45,9 @@ def doctor(
 ) -> int:
     """Check whether machines can train, alone and together, and say how to fix problems."""
     chosen, checks = _recipe(recipe)
-    from rankless.launch.doctor import here, meaning, report
-    from rankless.launch.doctor.hosts import Examination, examine
+    from rankless.launch.doctor import here
+    from rankless.launch.doctor.check import lines
+    from rankless.launch.doctor.hosts import Examination, examine, speed
 
     if hosts is None:
         names: list[str] = []
@@ -60,20 +61,13 @@ def doctor(
         parsed = parse_hosts(hosts)
         names = [host.name for host in parsed]
         found = examine(parsed, chosen, run, way_over(ssh, python, sync=sync))
-        if found.timings:
-            checks.append(meaning.network(found.timings, found.measured))
-        if found.step and found.exchange:
-            checks.append(meaning.step(found.step, found.exchange, found.shares))
     checks = [*checks, *found.checks]
     is_well = all(check.level != "error" for check in checks)
     if as_json:
         print_json({"ok": is_well, **asdict(found), "checks": [asdict(check) for check in checks]})
         return 0 if is_well else 1
-    for line in report.lines(checks, names):
+    for line in (*lines(checks, names), *speed(found.timings, found.measured)):
         print(line)
-    if found.timings:
-        for line in report.speed(found.timings, found.measured):
-            print(line)
     return 0 if is_well else 1
 
 

@@ -133,6 +133,68 @@ def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
     return found
 
 
+_SLOW = 100e6  # bytes/s; a link of 1 Gbit/s carries 117e6
+
+
+def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
+    """Return the bytes per second that every host sends; an all-reduce sends its vector twice."""
+    passes = 2 if timing["name"] == "all-reduce" else 1
+    return float(passes * (hosts - 1) / hosts * timing["size"] / timing["seconds"])
+
+
+def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
+    """Return the latency and bandwidth, with a warning if the network is slower than 1 Gbit/s."""
+    latency = min(timing["seconds"] for timing in timings)
+    largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
+    rate = bandwidth(largest, hosts)
+    value = f"{1000 * latency:.2f} ms, {rate / 1e6:,.0f} MB/s between {counted(hosts, 'host')} (gloo)"
+    if rate < _SLOW:
+        fix = "ethtool DEVICE shows the speed of a link; put the hosts on one switch, by cable"
+        return warning("network", f"{value}: slower than 1 Gbit/s", fix)
+    return ok("network", value)
+
+
+def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
+    """Estimate the seconds of a step and the network's share; upper bounds, because the two partly overlap.
+
+    Args:
+        alone: seconds of a step on the first host by itself.
+        exchange: seconds to exchange the gradients between one rank of each host.
+        shares: number of ranks on each host, the first host's first. Every rank sends.
+    """
+    computing = alone * shares[0] / sum(shares)
+    sending = exchange * max(shares)
+    total = computing + sending
+    value = (
+        f"about {1000 * total:,.0f} ms, of which {1000 * sending:,.0f} ms network, with {sum(shares)} ranks "
+        f"on {counted(len(shares), 'host')}; {1000 * alone:,.0f} ms with {shares[0]} on the first alone"
+    )
+    if total >= alone:
+        fix = "use a faster network, a larger batch.images, or the first host alone"
+        return warning("step", f"{value}: more hosts make it slower", fix)
+    return ok("step", value)
+
+
+def speed(timings: Sequence[Mapping[str, Any]], hosts: int) -> list[str]:
+    """Return a table of the measurements between hosts: a row per size, two columns per collective."""
+    names = list(dict.fromkeys(timing["name"] for timing in timings))
+    if not timings:
+        return []
+    found = {(timing["name"], timing["size"]): timing for timing in timings}
+    table = ["", "size    " + "".join(f"{name:>26}" for name in names)]
+    for size in sorted({timing["size"] for timing in timings}):
+        row = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+        cells = ""
+        for name in names:
+            timing = found.get((name, size))
+            text = (
+                timing and f"{1000 * timing['seconds']:,.2f} ms {bandwidth(timing, hosts) / 1e6:>8,.1f} MB/s"
+            )
+            cells += f"{text or 'left out':>26}"
+        table.append(f"{row:8}{cells}")
+    return table
+
+
 _LOOK, _TRY, _MEASURE, _STEPS = 60.0, 30.0, 90.0, 240.0  # seconds for a command on a host
 _CLOCKS = 5  # readings of each clock
 
@@ -169,7 +231,12 @@ def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -
             doctor.look()
     finally:
         doctor.pool.close()
-    return doctor.found
+    found = doctor.found
+    if found.timings:
+        found.checks.append(network(found.timings, found.measured))
+    if found.step and found.exchange:
+        found.checks.append(step(found.step, found.exchange, found.shares))
+    return found
 
 
 class _Doctor:
