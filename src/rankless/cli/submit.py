@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,30 +30,37 @@ Words = Annotated[
 ]
 Nodes = Annotated[str, Parameter(help="Number of machines.", metavar="N")]
 Devices = Annotated[str, Parameter(help="Number of GPUs, or processes, per machine.", metavar="N")]
-Out = Annotated[
-    str | None, Parameter(name=("--out", "--run"), help="The run directory. Default: runs/RECIPE-JOB.")
-]
-Name = Annotated[str | None, Parameter(help="Name of the job. Default: the recipe's name.")]
-Sinks = Annotated[
-    tuple[str, ...],
-    Parameter(help="Observer of the numbers, as for train.", negative="", metavar="SINK", show_default=False),
-]
-Cpus = Annotated[str | None, Parameter(help="Number of CPU cores per rank.", metavar="N")]
-DryRun = Annotated[
-    bool, Parameter(help="Print the job without submitting it.", show_default=False, negative="")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The options of a job on any cluster."""
+
+    out: Annotated[
+        str | None, Parameter(name=("--out", "--run"), help="The run directory. Default: runs/RECIPE-JOB.")
+    ] = None
+    name: Annotated[str | None, Parameter(help="Name of the job. Default: the recipe's name.")] = None
+    cpus: Annotated[str | None, Parameter(help="Number of CPU cores per rank.", metavar="N")] = None
+    sinks: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--sink",
+            help="Observer of the numbers, as for train.",
+            negative="",
+            metavar="SINK",
+            show_default=False,
+        ),
+    ] = ()
+    dry_run: Annotated[
+        bool, Parameter(help="Print the job without submitting it.", show_default=False, negative="")
+    ] = False
+
+
+Options = Annotated[JobOptions, Parameter(name="*")]
 
 
 def _request(
-    words: Sequence[str],
-    nodes: str,
-    devices: str,
-    out: str | None,
-    name: str | None,
-    sinks: Sequence[str],
-    cpus: str | None,
-    *,
-    sends_recipe: bool = False,
+    words: Sequence[str], nodes: str, devices: str, options: JobOptions, *, sends_recipe: bool = False
 ) -> Request:
     """Return the training to submit, with the text of a recipe file if ``sends_recipe``.
 
@@ -77,12 +84,12 @@ def _request(
     machines, each, cores, text = check_all(
         lambda: whole_number("--nodes", nodes),
         lambda: whole_number("--devices", devices),
-        lambda: None if cpus is None else whole_number("--cpus", cpus),
+        lambda: None if options.cpus is None else whole_number("--cpus", options.cpus),
         read,
     )
     overrides = tuple(word for word in words if word != recipe)
-    name = name or job_name(recipe)
-    return Request(recipe, overrides, machines, each, out, tuple(sinks), name, cores, text)
+    name = options.name or job_name(recipe)
+    return Request(recipe, overrides, machines, each, options.out, options.sinks, name, cores, text)
 
 
 @submit.command(
@@ -98,8 +105,7 @@ def slurm(
     *recipe: Words,
     nodes: Nodes = "1",
     devices: Devices = "1",
-    out: Out = None,
-    name: Name = None,
+    options: Options = JobOptions(),
     partition: Annotated[str | None, Parameter(help="sbatch's --partition.")] = None,
     time: Annotated[
         str | None, Parameter(help="sbatch's --time. A job stopped by this limit continues in the next one.")
@@ -109,9 +115,7 @@ def slurm(
     gres: Annotated[
         str | None, Parameter(help="sbatch's --gres. Default: gpu:DEVICES; none requests no GPU.")
     ] = None,
-    cpus: Cpus = None,
     memory: Annotated[str | None, Parameter(help="Memory per machine: sbatch's --mem.")] = None,
-    sink: Sinks = (),
     python: Annotated[
         str,
         Parameter(
@@ -120,7 +124,6 @@ def slurm(
             show_default=False,
         ),
     ] = sys.executable,
-    dry_run: DryRun = False,
 ) -> int:
     """Submit a batch script to Slurm; the job is requeued after preemption and before its time limit."""
     from rankless.launch.submit import slurm as cluster
@@ -136,11 +139,11 @@ def slurm(
         memory=memory,
     )
     request, _ = check_all(
-        lambda: _request(recipe, nodes, devices, out, name, sink, cpus),
-        lambda: cluster.check(name, settings),
+        lambda: _request(recipe, nodes, devices, options),
+        lambda: cluster.check(options.name, settings),
     )
     text = cluster.script(request, settings)
-    if dry_run:
+    if options.dry_run:
         print(text, end="")
         return 0
     number = cluster.submit(text)
@@ -170,37 +173,33 @@ def kubernetes(
     ],
     nodes: Nodes = "1",
     devices: Devices = "1",
-    out: Out = None,
-    name: Name = None,
+    options: Options = JobOptions(),
     namespace: Annotated[str | None, Parameter(help="The namespace. Default: kubectl's own.")] = None,
     plain: Annotated[bool, Parameter(help="Use an Indexed Job instead of Kubeflow Trainer."), flag] = False,
     gpu: Annotated[
         str,
         Parameter(help="Kubernetes resource of a device; none for processes on CPUs.", metavar="RESOURCE"),
     ] = "nvidia.com/gpu",
-    cpus: Cpus = None,
     memory: Annotated[str | None, Parameter(help="Memory per machine, such as 64Gi.")] = None,
     runtime: Annotated[
         str, Parameter(help="Name of Kubeflow Trainer's runtime.", metavar="NAME")
     ] = "torch-distributed",
-    sink: Sinks = (),
     python: Annotated[str, Parameter(help="The Python interpreter in the image.", metavar="PATH")] = "python",
     apply: Annotated[
         bool, Parameter(help="Submit the job through kubectl instead of printing it."), flag
     ] = False,
-    dry_run: DryRun = False,
 ) -> int:
     """Print the manifests of a job for Kubernetes, and apply them if asked to."""
     from rankless.launch.submit import kubernetes as cluster
 
     def refuse_both() -> None:
-        if apply and dry_run:
+        if apply and options.dry_run:
             raise UserError("--apply submits the job, but --dry-run only prints it; leave out one")
 
     settings = cluster.Settings(image, claim, namespace, gpu, memory, runtime, python)
     request, *_ = check_all(
-        lambda: _request(recipe, nodes, devices, out, name, sink, cpus, sends_recipe=True),
-        lambda: cluster.check(name, settings),
+        lambda: _request(recipe, nodes, devices, options, sends_recipe=True),
+        lambda: cluster.check(options.name, settings),
         refuse_both,
     )
     text = cluster.text(cluster.manifests(request, settings, plain=plain))
@@ -228,14 +227,10 @@ def ray(
     devices: Annotated[
         str, Parameter(help="Total number of GPUs, or processes, in the cluster.", metavar="N")
     ] = "1",
-    out: Out = None,
-    name: Name = None,
+    options: Options = JobOptions(),
     restarts: Annotated[
         str, Parameter(help="How often to restart the ranks after one is lost.", metavar="N")
     ] = "10",
-    cpus: Cpus = None,
-    sink: Sinks = (),
-    dry_run: DryRun = False,
 ) -> int:
     """Train on a Ray cluster with Ray Train, and wait until the run ends."""
     import uuid
@@ -243,12 +238,12 @@ def ray(
     from rankless.launch.submit import ray as cluster
 
     request, count = check_all(
-        lambda: _request(recipe, "1", devices, out, name, sink, cpus, sends_recipe=True),
+        lambda: _request(recipe, "1", devices, options, sends_recipe=True),
         lambda: whole_number("--restarts", restarts),
     )
     job = f"{request.name}-{uuid.uuid4().hex[:8]}"
     settings = cluster.Settings(address, str(Path.cwd()), job, count)
     # Workers have their own folders, so the run directory is an absolute path, the same on all machines.
-    request = replace(request, run=str(Path(out or f"runs/{job}").absolute()))
+    request = replace(request, run=str(Path(options.out or f"runs/{job}").absolute()))
     print(cluster.described(request, settings), end="", flush=True)
-    return 0 if dry_run else cluster.run(request, settings)
+    return 0 if options.dry_run else cluster.run(request, settings)

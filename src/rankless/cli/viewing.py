@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Json, Python, Ssh, app, flag, whole_number
+from rankless.cli.options import Force, Json, Python, Ssh, app, flag, whole_number
 from rankless.errors import UserError, check_all
 from rankless.printing import print_json, say, warn
 
@@ -105,15 +105,10 @@ def watch(
         raise UserError("--port says where --web shows the report: add --web, or leave --port out")
     if web:
         return _on_a_page(run, None if port is None else whole_number("--port", port))
-    import shlex
-
+    from rankless.launch.hosts.names import ssh_words
     from rankless.launch.watching import watch as follow
 
-    try:
-        words = shlex.split(ssh)
-    except ValueError as error:
-        raise UserError(f"--ssh is '{ssh}': {error}; expected a command, as in 'ssh -p 2222'") from None
-    return follow(run, words or ["ssh"], python)
+    return follow(run, ssh_words(ssh), python)
 
 
 def _on_a_page(target: str, port: int | None) -> int:
@@ -174,7 +169,6 @@ def _plain(one: Overview) -> dict[str, Any]:
 Runs = Annotated[
     Path, Parameter(name="RUN", help="The run directories; several are shown side by side.", required=True)
 ]
-Replace = Annotated[bool, Parameter(help="Replace a file that this command did not write."), flag]
 
 
 @app.command(
@@ -195,7 +189,7 @@ def report(
             metavar="FILE",
         ),
     ] = None,
-    force: Replace = False,
+    force: Force = False,
 ) -> int:
     """Write a self-contained HTML report of runs: scores, curves, images and times."""
     collected = _collected(runs)
@@ -234,7 +228,7 @@ def plot(
     out: Annotated[
         Path, Parameter(help="The image to write: .png, .svg, .pdf, .jpg or .webp.", metavar="FILE")
     ] = Path("curves.png"),
-    force: Replace = False,
+    force: Force = False,
 ) -> int:
     """Draw the curves of runs as an image: loss, scores, learning rate, speed."""
     from rankless.files.outputs import drawing

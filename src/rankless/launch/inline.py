@@ -1,8 +1,8 @@
 """Training in the current process, as the only rank or with a thread per rank: for breakpoints and notebooks.
 
 With threads, the ranks exchange in memory; rank 0 is the calling thread, so that its breakpoints, signals and
-output work as usual. Unlike with Rankless's launcher, a dead rank is not restarted, and the output of libraries
-goes to the terminal.
+output work as usual. Unlike with Rankless's launcher, a dead rank is not restarted, and libraries print on
+the terminal.
 """
 
 from __future__ import annotations
