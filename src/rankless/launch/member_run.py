@@ -30,9 +30,8 @@ from rankless.launch.agreement import on_first, refuse_other_recipes, together
 from rankless.launch.environments import Environment
 from rankless.launch.job import LOST_PEER, Job, error_in
 from rankless.launch.member import Asked
-from rankless.launch.opening import checked, is_finished, opened, report, training_job
+from rankless.launch.opening import checked, is_finished, opened, record_error, report, training_job
 from rankless.launch.rank_log import RankOutput
-from rankless.launch.record import record_error
 from rankless.launch.resume import was_started_by
 from rankless.launch.run_lock import locked, refuse_nothing
 from rankless.models.published import prefetch

@@ -1,12 +1,13 @@
-"""Steps shared by all starts of a training: checks, opening of the run directory, and the final report."""
+"""Steps shared by all starts of a training: checks, the run directory, reports, and entries in the journal."""
 
 from __future__ import annotations
 
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from rankless.hardware.precision import resolve
 from rankless.launch.job import Job
 from rankless.launch.resume import check_resume, finished_at
 from rankless.launch.run_lock import locked
+from rankless.launch.supervisor import Death
 from rankless.printing import discard_output, print_best, say
 from rankless.recipe.load import dump, load, to_json
 from rankless.recipe.schema import Recipe
@@ -203,3 +205,34 @@ def with_precision(recipe: Recipe) -> Recipe:
 def device() -> torch.device:
     """Return the device that the ranks compute on."""
     return compute_device()
+
+
+def record_death(run: RunDirectory, death: Death) -> None:
+    """Add a death to the journal of a run whose ranks have all ended."""
+    how = {"signal": signal.Signals(-death.code).name} if death.code < 0 else {"code": death.code}
+    who = {} if death.rank is None else {"rank": death.rank}
+    _append(run, {"event": "death", "at": _step(run), **who, **how, "text": death.text})
+
+
+def record_error(run: RunDirectory, errors: Sequence[str]) -> None:
+    """Add the error that ended a run to its journal and report, if the run had begun."""
+    if run.journal.exists():
+        _append(run, {"event": "error", "at": _step(run), "text": "\n".join(errors)})
+        if run.report.exists():  # rank 0 wrote the report without the error
+            from rankless.report import page
+            from rankless.report.collected import Collected
+
+            with suppress(UserError, OSError):
+                page.write([Collected(run.path).refresh()], run.report)
+
+
+def _step(run: RunDirectory) -> int:
+    try:
+        return journal.last_step(run.journal)
+    except OSError:
+        return 0
+
+
+def _append(run: RunDirectory, entry: dict[str, object]) -> None:
+    with suppress(OSError):  # a full disk may be the cause
+        journal.append(run.journal, **entry, timing={"time": round(time.time(), 1)})

@@ -37,8 +37,8 @@ from rankless.launch.doctor.here import checks
 from rankless.launch.hosts import messages
 from rankless.launch.hosts.messages import Answer, Command
 from rankless.launch.hosts.reach import Listener, probe
+from rankless.launch.opening import record_death
 from rankless.launch.ranks import Ranks
-from rankless.launch.record import record_death
 from rankless.launch.requests import Requests
 from rankless.launch.resume import check_resume, finished_at, recipe_of_run
 from rankless.launch.run_lock import locked
@@ -145,7 +145,11 @@ class HostProcess:
 
     @answer.register
     def _(self, command: messages.Holds) -> messages.Held:
-        return holds(Path(command.run))
+        run = RunDirectory(Path(command.run))
+        steps = run.steps()
+        whole = (step for step in reversed(steps) if damage(run.step_directory(step)) is None)
+        has_run = run.recipe.exists() or bool(steps)
+        return messages.Held(exists=os.path.lexists(run.path), has_run=has_run, step=next(whole, None))
 
     @answer.register
     def _(self, command: messages.Recipe) -> messages.Text:
@@ -299,15 +303,6 @@ def facts(recipe: str) -> dict[str, Any]:
         "data": digest,
         "problems": problems,
     }
-
-
-def holds(run: Path) -> messages.Held:
-    """Return the state of a run on this host."""
-    directory = RunDirectory(run)
-    steps = directory.steps()
-    whole = (step for step in reversed(steps) if damage(directory.step_directory(step)) is None)
-    has_run = directory.recipe.exists() or bool(steps)
-    return messages.Held(exists=os.path.lexists(run), has_run=has_run, step=next(whole, None))
 
 
 def _machine() -> str:

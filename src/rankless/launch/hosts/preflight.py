@@ -18,7 +18,6 @@ from rankless.launch.hosts.reach import best_address, sources
 from rankless.launch.hosts.training import Training, Wanted
 from rankless.launch.opening import this_start
 from rankless.recipe.load import from_json
-from rankless.recipe.schema import Recipe
 
 _MOMENT = 60.0  # seconds for quick commands
 
@@ -161,18 +160,16 @@ def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
     return max(pool.members, key=lambda m: (m.holds.step or 0, m.holds.has_run, -m.index))
 
 
-def _recipe_there(pool: HostPool, member: Member, run: Path, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of a host's run, with the given changes applied."""
-    command = messages.Recipe(run=str(run), overrides=list(overrides))
-    return from_json(must(pool, [member], command)[member.index].text)
-
-
 def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
     """Return the training before the hosts are compared, and the host that has the newest checkpoint."""
     run = wanted.run or _choose_run(pool, wanted.name)
     newest = _newest_holder(pool, run, resume=wanted.resume)
+    recipe = wanted.recipe
+    if recipe is None:
+        command = messages.Recipe(run=str(run), overrides=list(wanted.overrides))
+        recipe = from_json(must(pool, [newest], command)[newest.index].text)
     training = Training(
-        wanted.recipe or _recipe_there(pool, newest, run, wanted.overrides),
+        recipe,
         run,
         wanted.devices,
         wanted.resume,
