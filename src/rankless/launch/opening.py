@@ -1,4 +1,4 @@
-"""Steps shared by all starts of a training: checks, the run directory, reports, and entries in the journal."""
+"""Steps shared by all starts of a training: checks, the run directory, reports, entries in the journal."""
 
 from __future__ import annotations
 
