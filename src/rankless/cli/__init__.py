@@ -34,6 +34,7 @@ from rankless.cli.cli_errors import in_our_words
 from rankless.cli.foreign import refuse_foreign
 from rankless.cli.options import app
 from rankless.errors import OutputError, UserError, check_all, of_the_system
+from rankless.launch import environments
 from rankless.printing import discard_output
 
 # Seconds that other ranks wait before they exit: torchrun ends rank 0 when another rank exits, and rank 0
@@ -79,8 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _report(error)
     except CycloptsError as error:
-        from rankless.launch import environments
-
         return _report(in_our_words(error) if environments.speaks() else UserError([]))
     except KeyboardInterrupt:
         goes_on = "; to continue a training run: rankless train --resume --run RUN"

@@ -21,6 +21,7 @@ from rankless.cli.options import (
     Target,
     Task,
     app,
+    check_target,
     class_pairs,
     compute_on,
     devices_here,
@@ -31,6 +32,7 @@ from rankless.cli.options import (
 )
 from rankless.cli.training import fix_instruction_set
 from rankless.errors import UserError, check_all, counted
+from rankless.launch import environments
 from rankless.printing import print_json, print_result, print_scores, say
 
 if TYPE_CHECKING:
@@ -71,11 +73,7 @@ def evaluate(
     as_json: Json = False,
 ) -> int:
     """Score a run or a weights file on its evaluation images."""
-    from rankless.launch import environments
-
     environments.refuse("evaluate", "run it once, without the launcher; --devices sets the number of devices")
-    from rankless.cli.path_checks import check_target
-
     _, count, pairs, *_ = check_all(
         lambda: compute_on(device),
         lambda: devices_here(devices),
@@ -160,8 +158,6 @@ def errors(
     as_json: Json = False,
 ) -> int:
     """List and draw a model's worst errors, and labels that are likely wrong."""
-    from rankless.cli.path_checks import check_target
-
     _, least, most, *_ = check_all(
         lambda: compute_on(device),
         lambda: fraction("--confidence", confidence),
@@ -280,8 +276,6 @@ def audit(
     as_json: Json = False,
 ) -> int:
     """Train parts of a run again and compare them with its checkpoints, bit for bit."""
-    from rankless.launch import environments
-
     environments.refuse("audit", "run it once, without the launcher; --devices sets the number of devices")
     if every and steps != "1":
         raise UserError("--all: takes all intervals, so --steps has no effect; leave one out")

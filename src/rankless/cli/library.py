@@ -19,6 +19,7 @@ from rankless.cli.options import (
     Offline,
     Target,
     app,
+    check_target,
     flag,
     go_offline,
     group,
@@ -241,8 +242,6 @@ def export(
     as_json: Json = False,
 ) -> int:
     """Export trained weights to other formats, and compare the results with PyTorch on real images."""
-    from rankless.cli.path_checks import check_target
-
     images, *_ = check_all(
         lambda: None if batch is None else whole_number("--batch", batch),
         lambda: refuse_stray(overrides, "evaluate.iou=0.5"),

@@ -17,6 +17,8 @@ from rankless.cli.options import (
     Json,
     RecipeWords,
     app,
+    check_recipe,
+    check_target,
     compute_on,
     device_count,
     flag,
@@ -26,6 +28,7 @@ from rankless.cli.options import (
     whole_number,
 )
 from rankless.errors import UserError, check_all
+from rankless.launch import environments
 from rankless.launch.planning import units
 from rankless.printing import print_result, say
 
@@ -121,8 +124,6 @@ def fit(
 ) -> int:
     """Find the largest micro-batch that fits into this device's memory, by training."""
     count, (chosen, name) = check_all(lambda: device_count(devices), lambda: recipe_of(recipe))
-    from rankless.cli.path_checks import check_recipe
-
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.fit import fit as find
 
@@ -243,12 +244,8 @@ def _refuse(options: dict[str, object], wanted: str, given: str) -> None:
 
 def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool, *, pure: bool) -> int:
     count = device_count(devices)
-    from rankless.launch import environments
-
     environments.refuse("benchmark", "run it once, without the launcher")
     chosen, name = recipe_of(words)
-    from rankless.cli.path_checks import check_recipe
-
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.bench import bench as measure
 
@@ -261,8 +258,6 @@ def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool,
 def _prediction(
     target: Path, overrides: Sequence[str], formats: str, batch: str, seconds: float, as_json: bool
 ) -> int:
-    from rankless.cli.path_checks import check_target
-
     images, *_ = check_all(
         lambda: whole_number("--batch", batch),
         lambda: refuse_stray(overrides, "data.root=mydata"),

@@ -29,6 +29,7 @@ from rankless.cli.options import (
     Ssh,
     Sync,
     app,
+    check_recipe,
     compute_on,
     device_count,
     devices_here,
@@ -40,6 +41,7 @@ from rankless.cli.options import (
     whole_number,
 )
 from rankless.errors import UserError, check_all
+from rankless.launch import environments
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
@@ -173,8 +175,6 @@ def here(given: TrainOptions) -> int:
 
             for sentence in download(chosen.data):
                 say(sentence)
-        from rankless.cli.path_checks import check_recipe
-
         check_recipe(chosen, begins=not resume)
     with given_or_numbered(run, Path("runs", Path(name or "run").stem), "--run") as run:
         from rankless.launch import fork_server, local
@@ -327,8 +327,6 @@ def train(
     options: Annotated[TrainOptions, Parameter(name="*")] = TrainOptions(),
 ) -> int:
     """Train a recipe; the weights are the same on any number of devices and machines."""
-    from rankless.launch import environments
-
     given = replace(options, words=recipe)
     if given.offline and given.hosts is not None:
         raise UserError(
@@ -395,8 +393,6 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Prove that the weights are bit-identical for any number of processes or --hosts."""
-    from rankless.launch import environments
-
     environments.refuse("verify", "run it once, without the launcher")
     if hosts is not None and device != "auto":
         raise UserError("--device: applies only to this machine; leave it out with --hosts")

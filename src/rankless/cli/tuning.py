@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rankless.cli.options import (
     Devices,
     app,
+    check_recipe,
     devices_here,
     flag,
     loaded,
@@ -17,6 +18,7 @@ from rankless.cli.options import (
     whole_number,
 )
 from rankless.errors import UserError, check_all
+from rankless.launch import environments
 from rankless.printing import say
 
 if TYPE_CHECKING:
@@ -62,8 +64,6 @@ def tune(
     devices: Devices = "auto",
 ) -> int:
     """Search for better values of a recipe's keys, such as the learning rate. Each trial is a run."""
-    from rankless.launch import environments
-
     environments.refuse("tune", "run it once, without the launcher; --devices sets the number of devices")
     count, many = check_all(lambda: devices_here(devices), lambda: whole_number("--trials", trials))
     from rankless.launch import fork_server
@@ -96,7 +96,6 @@ def tune(
 
 
 def _begun(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool) -> Record:
-    from rankless.cli.path_checks import check_recipe
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.tuning.tune import begin
 
