@@ -44,9 +44,9 @@ def test_workers_compute_on_what_was_asked_for_here(monkeypatch: pytest.MonkeyPa
     settings = ray.Settings("auto", "/home/me", "job-1")
     monkeypatch.setenv("RANKLESS_CPU", "1")
     job = {"RANKLESS_JOB_ID": "job-1"}
-    assert ray.work(Request("digits"), settings).variables == {**job, "RANKLESS_CPU": "1"}
+    assert ray.work(Request("digits"), settings)["variables"] == {**job, "RANKLESS_CPU": "1"}
     monkeypatch.delenv("RANKLESS_CPU")
-    assert ray.work(Request("digits"), settings).variables == job
+    assert ray.work(Request("digits"), settings)["variables"] == job
 
 
 @pytest.mark.parametrize(
