@@ -17,7 +17,7 @@ from rankless.launch.doctor import hosts
 from rankless.launch.hosts import host, messages, reach
 from rankless.launch.hosts.channel import Way
 from rankless.launch.hosts.host_pool import HostPool, Member
-from rankless.launch.hosts.messages import Answer, Command, Listening
+from rankless.launch.hosts.messages import Answer, Command, Value
 from rankless.launch.hosts.names import Host
 from rankless.world import speed
 from rankless.world.process_group import World
@@ -250,7 +250,7 @@ class Answering(Silent):
         self.replies = replies
 
     def command(self, command: Command[Any]) -> None:
-        self.replies.append(Listening(ports={"10.0.0.2": 1}))
+        self.replies.append(Value(value={"10.0.0.2": 1}))
 
 
 def test_a_host_that_does_not_get_done_is_given_up() -> None:
@@ -260,7 +260,7 @@ def test_a_host_that_does_not_get_done_is_given_up() -> None:
         member.answered = float("inf")
     answering = pool.members[1]
     answering.channel = cast("Any", Answering(answering.replies))
-    assert pool.ask(pool.members, messages.Listen(), 0.1) == {1: Listening(ports={"10.0.0.2": 1})}
+    assert pool.ask(pool.members, messages.Listen(), 0.1) == {1: Value(value={"10.0.0.2": 1})}
     assert [member.lost for member in pool.members] == ["'listen' was not done within 0.1 s", ""]
 
 

@@ -95,7 +95,7 @@ def test_hosts_that_share_a_directory_hold_it_as_long_as_any_of_them_lives(tmp_p
         process = HostProcess(io.BytesIO())
         recipe = to_json(load_recipe("digits"))
         begin = Begin(recipe=recipe, run=str(run.path), resume=resume, token=token, stays=True)
-        found.append(process.answer(begin).shared)
+        found.append(process.answer(begin).value)
         return process
 
     def is_refused() -> None:

@@ -287,7 +287,7 @@ class _Doctor:
     def _own_checks(self) -> None:
         threads = self.recipe.threads if self.recipe else 1
         for index, reply in self._ask(messages.Doctor(run=str(self.run), threads=threads), _LOOK).items():
-            for check in reply.checks:
+            for check in reply.value:
                 self._add(self.pool.members[index], Check(**check))
 
     def _facts(self) -> None:
@@ -297,7 +297,7 @@ class _Doctor:
 
         for index, reply in self._ask(command, here.DATA_LIMIT).items():
             member = self.pool.members[index]
-            member.facts = facts = reply.facts
+            member.facts = facts = reply.value
             if self.recipe:
                 root = member.host.data or self.recipe.data.root
                 self._add(member, here.of_data(root, facts["data"], facts["problems"]))
@@ -324,7 +324,7 @@ class _Doctor:
     def _connections(self, members: list[Member]) -> bool:
         """Have every host try every other; return whether all reach each other."""
         for index, reply in self._ask(messages.Listen(echo=True), _TRY).items():
-            self.pool.members[index].ports = reply.ports
+            self.pool.members[index].ports = reply.value
         members = [member for member in members if not member.lost]
         own = {member.name: member.facts.get("host", member.name) for member in members}
 
@@ -335,7 +335,7 @@ class _Doctor:
 
         replies = self._ask(probe, _TRY, members)
         members = [member for member in members if member.index in replies]
-        answers = {member.name: replies[member.index].found for member in members}
+        answers = {member.name: replies[member.index].value for member in members}
         checks = connections(answers)
         self.found.checks += [*checks, *resolving(answers, {name: own[name] for name in answers})]
         for member in members:
@@ -357,7 +357,7 @@ class _Doctor:
         opened = self._ask(messages.OpenStore(address=lead.own), _TRY, [lead]).get(lead.index)
         if opened is None:
             return
-        port = opened.port
+        port = opened.value
 
         def command(member: Member) -> messages.Speed:
             return messages.Speed(
@@ -392,8 +392,8 @@ class _Doctor:
     def _step(self, lead: Member) -> None:
         """Measure a step on the first host only."""
         command = messages.Step(recipe=self._training().json(lead), devices=self.found.shares[0])
-        reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.Number())
-        self.found.step = reply.value
+        reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.Value(value=0.0))
+        self.found.step = reply.value or 0.0
         if not self.found.step:
             why = lead.lost or "; ".join(reply.problems)
             fix = "check that the recipe trains on this host alone; use a smaller batch.images if it is slow"

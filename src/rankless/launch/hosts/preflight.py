@@ -130,7 +130,7 @@ def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> li
     """
     replies = must(pool, members, lambda m: messages.Facts(recipe=training.json(m), run=str(training.run)))
     for member in members:
-        member.facts = replies[member.index].facts
+        member.facts = replies[member.index].value
     known = [member for member in pool.members if member.facts and not member.lost]
     if found := problems(known):
         raise UserError(found)
@@ -167,7 +167,7 @@ def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
     recipe = wanted.recipe
     if recipe is None:
         command = messages.Recipe(run=str(run), overrides=list(wanted.overrides))
-        recipe = from_json(must(pool, [newest], command)[newest.index].text)
+        recipe = from_json(must(pool, [newest], command)[newest.index].value)
     training = Training(
         recipe,
         run,
@@ -229,7 +229,7 @@ def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[
     listening = pool.ask(members, messages.Listen(), _MOMENT)
     members = [member for member in members if not member.lost]
     for member in members:
-        member.ports = listening[member.index].ports
+        member.ports = listening[member.index].value or {}
 
     def others(member: Member) -> messages.Reach:
         there = [other for other in members if other is not member]
@@ -239,7 +239,7 @@ def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[
     missed = {}
     for member in (member for member in members if not member.lost):
         by_host = {
-            other: sources(replies[other.index].found.get(str(member.index), {}).get("tried", {}))
+            other: sources((replies[other.index].value or {}).get(str(member.index), {}).get("tried", {}))
             for other in members
             if other is not member and not other.lost
         }

@@ -126,9 +126,9 @@ def _resources(request: Request, every: Mapping[str, float]) -> dict[str, float]
 def be_a_rank(config: dict[str, Any]) -> int:
     """Run a worker's rank in a separate process, which can receive signals, and return its exit code.
 
-    ``config`` has the ``words`` after ``python -m``, the working ``folder``, which is used if it exists on the
-    machine, the ``recipe_text`` that the worker writes for its rank (None for a shipped recipe), and additional
-    environment ``variables``. An exit code that calls for a restart raises a RuntimeError.
+    ``config`` has the ``words`` after ``python -m``, the working ``folder``, which is used if it exists there,
+    the ``recipe_text`` that the worker writes for its rank (None for a shipped recipe), and further environment
+    ``variables``. An exit code that calls for a restart raises a RuntimeError.
     """
     import ray.train
     import ray.util
