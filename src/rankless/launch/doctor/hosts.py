@@ -244,6 +244,7 @@ class _Doctor:
 
     def __init__(self, pool: HostPool, recipe: Recipe | None, run: Path) -> None:
         self.pool, self.recipe, self.run = pool, recipe, run
+        self.training = Training(recipe, run, None, False, (), {}) if recipe else None
         self.found = Examination()
         self.reported: set[int] = set()
 
@@ -292,7 +293,7 @@ class _Doctor:
 
     def _facts(self) -> None:
         def command(member: Member) -> messages.Facts:
-            text = self._training().json(member) if self.recipe else ""
+            text = self.training.json(member) if self.training else ""
             return messages.Facts(recipe=text, run=str(self.run))
 
         for index, reply in self._ask(command, here.DATA_LIMIT).items():
@@ -301,11 +302,6 @@ class _Doctor:
             if self.recipe:
                 root = member.host.data or self.recipe.data.root
                 self._add(member, here.of_data(root, facts["data"], facts["problems"]))
-
-    def _training(self) -> Training:
-        if self.recipe is None:
-            raise ValueError("only what depends on a recipe asks for its training")
-        return Training(self.recipe, self.run, None, False, (), {})
 
     def _clocks(self, members: Sequence[Member]) -> None:
         skews: dict[str, tuple[float, float]] = {}
@@ -350,10 +346,11 @@ class _Doctor:
             return
         lead = members[0]
         parameters = micro_batches = 0
-        if self.recipe and self._share(members):
-            asked = self._ask(messages.Parameters(recipe=self._training().json(lead)), _LOOK, [lead])
+        training = self.training
+        if training and self._share(training, members):
+            asked = self._ask(messages.Parameters(recipe=training.json(lead)), _LOOK, [lead])
             parameters = int(asked[lead.index].value) if asked else 0
-            micro_batches = self.recipe.batch.micro_batches
+            micro_batches = training.recipe.batch.micro_batches
         opened = self._ask(messages.OpenStore(address=lead.own), _TRY, [lead]).get(lead.index)
         if opened is None:
             return
@@ -375,13 +372,13 @@ class _Doctor:
             self.found.measured = len(members)
             self.found.timings = replies[lead.index].timings
             self.found.exchange = replies[lead.index].exchange
-            if self.found.exchange:
-                self._step(lead)
+            if training and self.found.exchange:
+                self._step(training, lead)
 
-    def _share(self, members: Sequence[Member]) -> bool:
+    def _share(self, training: Training, members: Sequence[Member]) -> bool:
         """Check that there is work for at least one rank on every host."""
         try:
-            shares = self._training().shares(members)
+            shares = training.shares(members)
         except UserError as problem:
             fix = "change the recipe, or --hosts, as it says"
             self.found.checks += [error("recipe", text, fix) for text in problem.problems]
@@ -389,9 +386,9 @@ class _Doctor:
         self.found.shares = [shares[member.index] for member in members]
         return True
 
-    def _step(self, lead: Member) -> None:
+    def _step(self, training: Training, lead: Member) -> None:
         """Measure a step on the first host only."""
-        command = messages.Step(recipe=self._training().json(lead), devices=self.found.shares[0])
+        command = messages.Step(recipe=training.json(lead), devices=self.found.shares[0])
         reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.Value(value=0.0))
         self.found.step = reply.value or 0.0
         if not self.found.step:

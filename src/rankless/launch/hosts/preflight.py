@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +138,11 @@ def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> li
 
 def _choose_run(pool: HostPool, name: str) -> Path:
     """Return a new run directory that no host has: ``runs/NAME``, or ``runs/NAME-2``, ``-3`` …"""
-    for number in count(1):
-        run = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        replies = must(pool, pool.members, messages.Holds(run=str(run)))
-        if not any(reply.exists for reply in replies.values()):
-            return run
-    raise RuntimeError("unreachable")
+    run, number = Path("runs") / name, 1
+    while any(reply.exists for reply in must(pool, pool.members, messages.Holds(run=str(run))).values()):
+        number += 1
+        run = run.with_name(f"{name}-{number}")
+    return run
 
 
 def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:

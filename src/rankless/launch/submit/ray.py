@@ -126,8 +126,8 @@ def _resources(request: Request, every: Mapping[str, float]) -> dict[str, float]
 def be_a_rank(config: dict[str, Any]) -> int:
     """Run a worker's rank in a separate process, which can receive signals, and return its exit code.
 
-    ``config`` has the ``words`` after ``python -m``, the working ``folder``, which is used if it exists there,
-    the ``recipe_text`` that the worker writes for its rank (None for a shipped recipe), and further environment
+    ``config`` has the ``words`` after ``python -m``; the working ``folder``, used where it exists; the
+    ``recipe_text`` that the worker writes for its rank, None for a shipped recipe; and environment
     ``variables``. An exit code that calls for a restart raises a RuntimeError.
     """
     import ray.train
