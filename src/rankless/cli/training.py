@@ -406,11 +406,7 @@ def verify(
     from rankless.launch.verify import verify as compare
 
     # With --json, only the report goes to the standard output.
-    log = sys.stderr if as_json else sys.stdout
-
-    def echo(line: str) -> None:
-        print(line, file=log, flush=True)
-
+    echo = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     if hosts is not None:
         from rankless.launch.hosts.channel import way_over
         from rankless.launch.hosts.names import parse_hosts
