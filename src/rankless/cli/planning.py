@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -31,8 +31,6 @@ from rankless.errors import UserError, check_all
 from rankless.launch import environments
 from rankless.launch.planning import units
 from rankless.printing import print_result, say
-
-Value = TypeVar("Value")
 
 
 @app.command(
@@ -136,30 +134,26 @@ def _asked(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.PlanOptions:
     """Read the options of a plan; report all wrong ones together."""
-    problems: list[str] = []
-
-    def read(how: Callable[[str], Value], text: str | None) -> Value | None:
-        try:
-            return None if text is None else how(text)
-        except UserError as error:
-            problems.extend(error.problems)
-            return None
-
-    asked = units.PlanOptions(
-        read(units.devices, devices),
-        read(units.bandwidth, bandwidth),
-        read(units.latency, latency),
-        read(units.milliseconds, step_ms),
-        read(_counts, check) or (),
-    )
     others = {"--devices": devices, "--bandwidth": bandwidth, "--latency": latency, "--step-ms": step_ms}
-    if check is not None and (wrong := [name for name, value in others.items() if value is not None]):
-        problems.append(
-            f"--check trains on this machine, {' and '.join(wrong)} describes others: leave out one"
-        )
-    if problems:
-        raise UserError(problems)
-    return asked
+
+    def refuse_both() -> None:
+        if check is not None and (wrong := [name for name, value in others.items() if value is not None]):
+            raise UserError(
+                f"--check trains on this machine, {' and '.join(wrong)} describes others: leave out one"
+            )
+
+    def read(how: Callable[[str], object], text: str | None) -> object:
+        return None if text is None else how(text)
+
+    *found, _ = check_all(
+        lambda: read(units.devices, devices),
+        lambda: read(units.bandwidth, bandwidth),
+        lambda: read(units.latency, latency),
+        lambda: read(units.milliseconds, step_ms),
+        lambda: read(_counts, check) or (),
+        refuse_both,
+    )
+    return units.PlanOptions(*found)
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -37,19 +37,15 @@ from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_while_open
 def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]) -> tuple[Recipe, list[str]]:
     """Check task, sinks and instruction set; return the recipe with the task's full name, and sink names."""
     refuse_while_opening()
-    _refuse_other_than_recipes(recipe)
+    if not isinstance(recipe, Recipe):
+        raise UserError(
+            f"recipe is {recipe!r:.80}; expected a Recipe, such as rankless.load_recipe('digits') returns"
+        )
     refuse_unable(recipe.cpu_isa)
     names = [absolute(name_of(sink, "sink")) for sink in sinks]
     for name in names:
         sink_class(name)  # raises its errors before anything is created
     return replace(recipe, task=absolute(name_of(task or recipe.task))), names
-
-
-def _refuse_other_than_recipes(recipe: object) -> None:
-    if not isinstance(recipe, Recipe):
-        raise UserError(
-            f"recipe is {recipe!r:.80}; expected a Recipe, such as rankless.load_recipe('digits') returns"
-        )
 
 
 @contextmanager
@@ -160,7 +156,10 @@ def _output_is_optional(run: RunDirectory) -> Iterator[None]:
 def report_finished(run: RunDirectory) -> None:
     """Print the best scores of a finished run, its files, and a command to try next."""
     scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
-    best, following = run.pointed("best"), _next(run)
+    best, task = run.pointed("best"), load(run.recipe).task
+    following = f"rankless predict {run.path} IMAGES"
+    if task not in BUILT_IN:  # which predict does not know
+        following = f"rankless evaluate {run.path} --task {shlex.quote(task)}"
     with _output_is_optional(run):
         for entry in scores:
             if best is not None and entry["evaluation"] == best:
@@ -178,13 +177,6 @@ def is_finished(run: RunDirectory, recipe: Recipe) -> bool:
     if step:
         report_nothing_left(run.path, step, recipe.epochs, f"rankless train --resume --run {run.path}")
     return bool(step)
-
-
-def _next(run: RunDirectory) -> str:
-    task = load(run.recipe).task
-    if task in BUILT_IN:
-        return f"rankless predict {run.path} IMAGES"
-    return f"rankless evaluate {run.path} --task {shlex.quote(task)}"  # predict knows only built-in tasks
 
 
 def cards() -> int:
