@@ -127,22 +127,14 @@ def slurm(
 ) -> int:
     """Submit a batch script to Slurm; the job is requeued after preemption and before its time limit."""
     from rankless.launch.submit import slurm as cluster
+    from rankless.launch.submit.request import refuse_unlike
 
-    settings = cluster.Settings(
-        str(Path.cwd()),
-        python,
-        partition=partition,
-        time=time,
-        account=account,
-        qos=qos,
-        gres=gres,
-        memory=memory,
-    )
+    given = {"--name": options.name, "--partition": partition, "--time": time, "--account": account}
+    given |= {"--qos": qos, "--gres": gres, "--memory": memory}
     request, _ = check_all(
-        lambda: _request(recipe, nodes, devices, options),
-        lambda: cluster.check(options.name, settings),
+        lambda: _request(recipe, nodes, devices, options), lambda: refuse_unlike(given, cluster.EXPECTED)
     )
-    text = cluster.script(request, settings)
+    text = cluster.script(request, str(Path.cwd()), python, given)
     if options.dry_run:
         print(text, end="")
         return 0
@@ -191,18 +183,20 @@ def kubernetes(
 ) -> int:
     """Print the manifests of a job for Kubernetes, and apply them if asked to."""
     from rankless.launch.submit import kubernetes as cluster
+    from rankless.launch.submit.request import refuse_unlike
 
     def refuse_both() -> None:
         if apply and options.dry_run:
             raise UserError("--apply submits the job, but --dry-run only prints it; leave out one")
 
-    settings = cluster.Settings(image, claim, namespace, gpu, memory, runtime, python)
+    given = {"--name": options.name, "--image": image, "--claim": claim, "--namespace": namespace}
+    given |= {"--gpu": gpu, "--memory": memory, "--runtime": runtime}
     request, *_ = check_all(
         lambda: _request(recipe, nodes, devices, options, sends_recipe=True),
-        lambda: cluster.check(options.name, settings),
+        lambda: refuse_unlike(given, cluster.EXPECTED),
         refuse_both,
     )
-    text = cluster.text(cluster.manifests(request, settings, plain=plain))
+    text = cluster.text(cluster.manifests(request, python, given, plain=plain))
     print(text, end="")
     if apply:
         sys.stdout.flush()

@@ -4,63 +4,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rankless.launch.submit.request import Request, pass_on, refuse_unlike
+from rankless.launch.submit.request import Request, pass_on
 
 _SIZE = r"[0-9]+(\.[0-9]+)?([KMGTP]i?|m)?"
 _LABEL = r"[a-z]([a-z0-9-]{0,51}[a-z0-9])?"  # a pod's host name, with its number, has 63 characters at most
 _NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+_DNS = "lower-case letters, digits and dashes"
+EXPECTED = {
+    "--name": (_LABEL, f"at most 53 {_DNS}, a letter first"),
+    "--namespace": (_LABEL, _DNS),
+    "--claim": (_NAME, "a PersistentVolumeClaim that kubectl get pvc lists"),
+    "--runtime": (_NAME, "a runtime, such as torch-distributed"),
+    "--gpu": (r"none|[a-z0-9./-]{1,253}", "a resource, such as nvidia.com/gpu"),
+    "--memory": (_SIZE, "a machine's memory, such as 64Gi"),
+    "--image": (r"[^\s]{1,500}", "an image, such as registry.example/rankless:1"),
+}
+"""Patterns of options that the cluster would refuse otherwise, and texts about their values."""
 _RECIPES = "/etc/rankless"
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of Kubernetes.
-
-    Attributes:
-        image: the container image with rankless and its dependencies.
-        claim: the PersistentVolumeClaim of the working directory, with the data and the runs.
-        namespace: the namespace; None uses kubectl's default.
-        gpu: the resource name of a device; "none" trains on CPUs.
-        memory: memory per machine; None sets no limit.
-        runtime: the runtime of the TrainJob.
-        python: the interpreter in the image.
-    """
-
-    image: str
-    claim: str
-    namespace: str | None = None
-    gpu: str = "nvidia.com/gpu"
-    memory: str | None = None
-    runtime: str = "torch-distributed"
-    python: str = "python"
-
-
-def check(name: str | None, settings: Settings) -> None:
-    """Raise for settings, or a name of the job, that the cluster would refuse."""
-    dns = "lower-case letters, digits and dashes"
-    refuse_unlike(
-        {
-            "--name": (name, _LABEL, f"at most 53 {dns}, a letter first"),
-            "--namespace": (settings.namespace, _LABEL, dns),
-            "--claim": (settings.claim, _NAME, "a PersistentVolumeClaim that kubectl get pvc lists"),
-            "--runtime": (settings.runtime, _NAME, "a runtime, such as torch-distributed"),
-            "--gpu": (settings.gpu, r"none|[a-z0-9./-]{1,253}", "a resource, such as nvidia.com/gpu"),
-            "--memory": (settings.memory, _SIZE, "a machine's memory, such as 64Gi"),
-            "--image": (settings.image, r"[^\s]{1,500}", "an image, such as registry.example/rankless:1"),
-        }
-    )
-
-
-def manifests(request: Request, settings: Settings, *, plain: bool) -> list[dict[str, Any]]:
+def manifests(
+    request: Request, python: str, options: Mapping[str, str | None], *, plain: bool
+) -> list[dict[str, Any]]:
     """Return the manifests in the order to apply them; with ``plain``, Kubeflow Trainer is not needed.
 
     The values are put into the parsed template, so nothing in them is read as YAML.
+
+    Args:
+        python: the interpreter in the image.
+        options: values of the command's options, by name; None uses the cluster's default.
     """
     name, words, recipe = request.name, request.words(), None
     if request.recipe_text is not None:
@@ -68,18 +45,19 @@ def manifests(request: Request, settings: Settings, *, plain: bool) -> list[dict
         words[2], recipe = f"{_RECIPES}/{file}", {file: request.recipe_text}
     if request.run is None:
         words += ["--out", f"runs/{name}"]
+    gpu = options["--gpu"]
     limits = {
-        settings.gpu: None if settings.gpu == "none" else request.devices,
+        gpu: None if gpu == "none" else request.devices,
         "cpu": str(request.cpus * request.devices) if request.cpus else None,
-        "memory": settings.memory,
+        "memory": options.get("--memory"),
     }
     limits = {resource: limit for resource, limit in limits.items() if limit is not None}
     values: dict[str, Any] = {
         "$name": name,
-        "$namespace": settings.namespace,
-        "$claim": settings.claim,
-        "$image": settings.image,
-        "$runtime": settings.runtime,
+        "$namespace": options.get("--namespace"),
+        "$claim": options.get("--claim"),
+        "$image": options.get("--image"),
+        "$runtime": options.get("--runtime"),
         "$address": f"{name}-0.{name}" if plain else f"{name}-node-0-0.{name}",
         "$ranks": str(request.ranks),
         "$devices": str(request.devices),
@@ -88,7 +66,7 @@ def manifests(request: Request, settings: Settings, *, plain: bool) -> list[dict
         "$nodes": request.nodes,
         "$retries": 3 * request.nodes,
         # The script's name and the command of a rank.
-        "$arguments": ["node", *(word.replace("$", "$$") for word in (settings.python, "-m", *words))],
+        "$arguments": ["node", *(word.replace("$", "$$") for word in (python, "-m", *words))],
         "$resources": {"limits": limits} if limits else {},
         "$recipe": recipe,
         "$recipe_volume": {"name": "recipe", "configMap": {"name": name}} if recipe else None,

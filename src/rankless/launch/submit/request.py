@@ -50,18 +50,18 @@ class Request:
         return ["rankless", "train", self.recipe, *self.overrides, *out, *devices, *sinks]
 
 
-def refuse_unlike(options: Mapping[str, tuple[str | None, str, str]]) -> None:
-    """Raise for options, each given as its value or None, a pattern, and a text about the expected value."""
-    wrong = {
-        option: (value, expected)
-        for option, (value, pattern, expected) in options.items()
-        if value is not None and not re.fullmatch(pattern, value)
-    }
+def refuse_unlike(options: Mapping[str, str | None], expected: Mapping[str, tuple[str, str]]) -> None:
+    """Raise for options whose value is not None and does not match.
+
+    ``expected`` has a pattern for each option, and a text about the expected value.
+    """
+    wrong = [
+        f"{name}: is '{printable(value)}'; expected {expected[name][1]}: correct it"
+        for name, value in options.items()
+        if value is not None and not re.fullmatch(expected[name][0], value)
+    ]
     if wrong:
-        raise UserError(
-            f"{option}: is '{printable(value)}'; expected {expected}: correct it"
-            for option, (value, expected) in wrong.items()
-        )
+        raise UserError(wrong)
 
 
 def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable[[str], str]) -> str:
