@@ -19,7 +19,7 @@ from rankless.launch.hosts import coordinator, host_pool, messages
 from rankless.launch.hosts.channel import Events, Way
 from rankless.launch.hosts.messages import Command, Event
 from rankless.launch.hosts.names import Host, parse_hosts
-from rankless.launch.hosts.training import Wanted
+from rankless.launch.job import Wanted
 from rankless.launch.requests import Requests
 from rankless.recipe.load import load, to_json
 

@@ -47,7 +47,7 @@ from rankless.printing import print_json, say
 if TYPE_CHECKING:
     from rankless.launch.environments import Environment
     from rankless.launch.hosts.names import Host
-    from rankless.launch.member import Asked
+    from rankless.launch.job import Wanted
     from rankless.recipe.schema import Recipe
 
 
@@ -202,12 +202,12 @@ def on_hosts(given: TrainOptions, hosts: str) -> int:
         download="downloads files to this machine only; leave it out with --hosts",
         parallel="runs ranks as threads of one process, but --hosts starts processes; leave out one",
     )
-    from rankless.launch.hosts.training import Wanted
+    from rankless.launch.job import Wanted
 
     name, overrides = given.recipe()
     least, parsed = _hosts_of(hosts, given.min_hosts, given.devices)
     count, resume = device_count(given.devices), given.resume
-    wanted = Wanted(None, overrides, given.run, "run", count, resume=resume, sinks=given.sinks, least=least)
+    wanted = Wanted(None, "run", count, given.run, resume, given.sinks, overrides, least)
     if not (resume and name is None):  # otherwise the host with the run has the recipe
         recipe, called = loaded(name, overrides)
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
@@ -226,7 +226,7 @@ def as_a_rank(given: TrainOptions, environment: Environment) -> int:
     """Train in this process as a rank started by another launcher."""
     from rankless.launch import member
 
-    def ask() -> Asked:
+    def ask() -> Wanted:
         if given.hosts is not None:
             raise UserError(
                 "--hosts: starts ranks by itself, but a launcher has started this one; leave out one"
@@ -243,9 +243,9 @@ def as_a_rank(given: TrainOptions, environment: Environment) -> int:
     return member.train(environment, ask)
 
 
-def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
+def _asked(given: TrainOptions, *, is_first: bool) -> Wanted:
     """Read the recipe for a rank of another launcher, and select its CPU instruction set."""
-    from rankless.launch.member import Asked
+    from rankless.launch.job import Wanted
     from rankless.runs.directory import RunDirectory
 
     count, run = device_count(given.devices), given.run
@@ -253,18 +253,18 @@ def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
     fix_instruction_set(name, overrides, run if given.resume else None)
     if not given.resume or run is None or name is not None:
         chosen, name = loaded(name, overrides)
-        return Asked(chosen, Path(name).stem, count)
+        return Wanted(chosen, Path(name).stem, count)
     from rankless.launch.resume import recipe_of_run
     from rankless.launch.run_lock import refuse_nothing
 
     directory = RunDirectory(run)
     try:
         refuse_nothing(directory)
-        return Asked(recipe_of_run(directory, overrides), run.name, count)
+        return Wanted(recipe_of_run(directory, overrides), run.name, count)
     except UserError:
         if is_first and (directory.recipe.exists() or directory.steps()):
             raise
-        return Asked(None, run.name, count)  # another machine has the run and its recipe
+        return Wanted(None, run.name, count)  # another machine has the run and its recipe
 
 
 def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:

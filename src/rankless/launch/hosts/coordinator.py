@@ -20,8 +20,8 @@ from rankless.launch.hosts.channel import Way
 from rankless.launch.hosts.host_pool import HostPool, Member
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.preflight import names
-from rankless.launch.hosts.training import Training, Wanted
-from rankless.launch.job import Place
+from rankless.launch.hosts.training import Training
+from rankless.launch.job import Place, Wanted
 from rankless.launch.opening import report_nothing_left, report_stopped
 from rankless.launch.requests import Requests
 from rankless.launch.sharing import too_few

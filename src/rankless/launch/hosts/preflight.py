@@ -14,7 +14,8 @@ from rankless.launch.hosts import messages
 from rankless.launch.hosts.channel import remedy
 from rankless.launch.hosts.host_pool import A, Asked, HostPool, Member
 from rankless.launch.hosts.reach import best_address, sources
-from rankless.launch.hosts.training import Training, Wanted
+from rankless.launch.hosts.training import Training
+from rankless.launch.job import Wanted
 from rankless.launch.opening import this_start
 from rankless.recipe.load import from_json
 
