@@ -139,12 +139,7 @@ def read(root, split, class_names=None):
     return with_sizes(made.raw(names=["a", "b"], depends=[str(file)]))
 '''
 
-LAUNCHER = '''
-"""A launcher that sets TOY_RANK and TOY_SIZE."""
-
-from rankless.launch.environments.environment import Environment, is_set
-
-
+LAUNCHER = """
 class Toy(Environment):
     name = "Toy"
 
@@ -161,7 +156,7 @@ class Toy(Environment):
 
     def _port_seed(self):
         return "toy"
-'''
+"""
 
 
 def add(package: Path, changes: dict[str, str | tuple[str, ...]]) -> None:
@@ -218,11 +213,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add(
         copy,
         {
-            "launch/environments/toy.py": LAUNCHER,
-            "launch/environments/__init__.py": (
-                r"^_KINDS: ", "from rankless.launch.environments.toy import Toy\n\n",
-                r"(?<=\()Ray, ", "Toy, ",
-            ),
+            "launch/environments.py": (r"^_KINDS: ", f"{LAUNCHER}\n\n", r"(?<=\()Ray, ", "Toy, "),
         },
     )  # fmt: skip
     return copy

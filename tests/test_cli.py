@@ -158,7 +158,7 @@ def test_the_module_runs():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["trian"], "'trian': no such command: expected one of train, attach, verify"),
+        (["trian"], "'trian': no such command: expected one of train, new, attach"),
         (["trian"], "; did you mean 'train'?; see: rankless --help"),
         (["data", "chek", "x"], "'chek': no such command: expected one of check, stats"),
         (["train", "digits", "--devces", "2"], "--devces: no such option; did you mean '--devices'?"),

@@ -123,10 +123,10 @@ def test_help_names_every_command_with_an_example(capsys):
         (["convert", "cells", "--to", "coco", "--out", "cells"], "--out cells: it already exists"),
         (["convert", "pets", "--to", "voc", "--out", "new"], "no boxes, which this format cannot hold"),
         (["split", "cells"], "--out"),
-        (["split", "cells", "--out", "new", "--val", "2"], "--val is 2: expected a fraction"),
+        (["split", "cells", "--out", "new", "--val", "2"], "--val is '2': expected a number from 0 to 1"),
         (
             ["split", "cells", "--out", "new", "--val", "20%"],
-            "--val has '20%': expected a fraction between 0 and 1, such as 0.2",
+            "--val is '20%': expected a number from 0 to 1",
         ),
         (["split", "cells", "--out", "new", "--group", "["], "--group is '['"),
         (["split", "cells", "--out", "pets"], "--out pets: it already exists"),

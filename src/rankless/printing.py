@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
@@ -55,6 +55,15 @@ def finite(value: Any) -> Any:
 def print_json(value: Any) -> None:
     """Print a value as JSON; see :func:`as_json`."""
     print(as_json(value, indent=2))
+
+
+def print_result(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a result as JSON, or as lines of text."""
+    if as_json:
+        print_json(value)
+    else:
+        for line in lines:
+            say(line)
 
 
 def as_json(value: Any, indent: int) -> str:

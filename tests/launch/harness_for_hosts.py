@@ -19,7 +19,7 @@ from rankless.launch.hosts import coordinator, host_pool, messages
 from rankless.launch.hosts.channel import Events, Way
 from rankless.launch.hosts.messages import Command, Event
 from rankless.launch.hosts.names import Host, parse_hosts
-from rankless.launch.hosts.training import Wanted
+from rankless.launch.job import Wanted
 from rankless.launch.requests import Requests
 from rankless.recipe.load import load, to_json
 
@@ -70,13 +70,13 @@ class Machine:
         facts = {"environment": ENVIRONMENT, "device": "cpu", "devices": 0, "cores": 4, "data": "ab"}
         replies: dict[str, dict[str, Any]] = {
             "holds": {"exists": False, "has_run": False, "step": None},
-            "facts": {"facts": {**facts, "machine": self.name, "problems": []}},
+            "facts": {"value": {**facts, "machine": self.name, "problems": []}},
             "prepare": {"recipe": request.get("recipe"), "sinks": [], "finished": None},
-            "recipe": {"text": to_json(RECIPE)},
-            "listen": {"ports": {f"10.0.0.{self.name[1:]}": 1}},
-            "reach": {"found": {i: reached(one["ports"]) for i, one in request.get("targets", {}).items()}},
-            "open_store": {"port": 5},
-            "report": {"text": "the report\n"},
+            "recipe": {"value": to_json(RECIPE)},
+            "listen": {"value": {f"10.0.0.{self.name[1:]}": 1}},
+            "reach": {"value": {i: reached(one["ports"]) for i, one in request.get("targets", {}).items()}},
+            "open_store": {"value": 5},
+            "report": {"value": "the report\n"},
         }
         if do == "begin":
             self.joined = True

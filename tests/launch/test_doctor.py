@@ -19,13 +19,12 @@ import torch
 
 from rankless import cli
 from rankless.errors import UserError
-from rankless.launch.doctor import check, here, machine, report
+from rankless.launch.doctor import check, here
 from rankless.launch.doctor.check import Check, error, ok, warning
-from rankless.launch.doctor.here import Process
-from rankless.launch.doctor.machine import Cards
+from rankless.launch.doctor.here import Cards, Process
 from rankless.recipe.schema import Recipe
 
-GB = machine.GB
+GB = here.GB
 GPU = Cards(["A100"] * 2, [0.99, 0.98], "570.1", "PyTorch for CUDA 12.8, NCCL 2.28", False, False)
 OWN = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1", "fd00::1", "fe80::1"]}
 
@@ -35,43 +34,43 @@ def full(*args: object) -> None:
 
 
 LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
-    ("ok", lambda: machine.software("1.2", "1.2"), "rankless 1.2, torch ", ""),
-    ("warning", lambda: machine.software("1.3", "1.2"), "but rankless 1.2 is installed", "or install 1.3"),
-    ("ok", lambda: machine.processor("a CPU", frozenset({"avx2", "avx", "sse4_1"})), "a CPU, AVX2", ""),
-    ("warning", lambda: machine.processor("old", frozenset({"sse4_1"})), "no AVX2", "newer"),
-    ("ok", lambda: machine.memory(8 * GB), "8.0 GB free", ""),
-    ("warning", lambda: machine.memory(GB), "1.0 GB free", "ps aux"),
-    ("error", lambda: machine.memory(GB // 4), "0.2 GB free", "ps aux"),
-    ("error", lambda: machine.shared_memory(Path("/nowhere")), "not there", "--shm-size"),
-    ("ok", lambda: machine.open_files(65536), "65536", ""),
-    ("ok", lambda: machine.open_files(resource.RLIM_INFINITY), "unlimited", ""),
-    ("warning", lambda: machine.open_files(512), "512", "ulimit -n"),
-    ("error", lambda: machine.open_files(64), "64", "ulimit -n"),
-    ("ok", lambda: machine.locked_memory(65536, Path("/nowhere")), "64 KiB (there is no InfiniBand)", ""),
-    ("ok", lambda: machine.gpus(GPU), "2 × A100, driver 570.1, PyTorch for CUDA 12.8, NCCL 2.28", ""),
-    ("ok", lambda: machine.gpus(Cards([], [], "", "", False, False)), "runs on the CPU", ""),
+    ("ok", lambda: here.software("1.2", "1.2"), "rankless 1.2, torch ", ""),
+    ("warning", lambda: here.software("1.3", "1.2"), "but rankless 1.2 is installed", "or install 1.3"),
+    ("ok", lambda: here.processor("a CPU", frozenset({"avx2", "avx", "sse4_1"})), "a CPU, AVX2", ""),
+    ("warning", lambda: here.processor("old", frozenset({"sse4_1"})), "no AVX2", "newer"),
+    ("ok", lambda: here.memory(8 * GB), "8.0 GB free", ""),
+    ("warning", lambda: here.memory(GB), "1.0 GB free", "ps aux"),
+    ("error", lambda: here.memory(GB // 4), "0.2 GB free", "ps aux"),
+    ("error", lambda: here.shared_memory(Path("/nowhere")), "not there", "--shm-size"),
+    ("ok", lambda: here.open_files(65536), "65536", ""),
+    ("ok", lambda: here.open_files(resource.RLIM_INFINITY), "unlimited", ""),
+    ("warning", lambda: here.open_files(512), "512", "ulimit -n"),
+    ("error", lambda: here.open_files(64), "64", "ulimit -n"),
+    ("ok", lambda: here.locked_memory(65536, Path("/nowhere")), "64 KiB (there is no InfiniBand)", ""),
+    ("ok", lambda: here.gpus(GPU), "2 × A100, driver 570.1, PyTorch for CUDA 12.8, NCCL 2.28", ""),
+    ("ok", lambda: here.gpus(Cards([], [], "", "", False, False)), "runs on the CPU", ""),
     (
         "error",
-        lambda: machine.gpus(Cards([], [], "570.1", "", False, False)),
+        lambda: here.gpus(Cards([], [], "570.1", "", False, False)),
         "driver 570.1, but PyTorch sees no GPU (built for CPUs)",
         "nvidia-smi",
     ),
     (
         "error",
-        lambda: machine.gpus(Cards(["H100"], [1.0], "570.1", "", True, False)),
+        lambda: here.gpus(Cards(["H100"], [1.0], "570.1", "", True, False)),
         "NVSwitch without its fabric manager",
         "systemctl enable --now nvidia-fabricmanager",
     ),
-    ("ok", lambda: machine.gpus(Cards(["H100"], [1.0], "570.1", "", True, True)), "1 × H100", ""),
+    ("ok", lambda: here.gpus(Cards(["H100"], [1.0], "570.1", "", True, True)), "1 × H100", ""),
     (
         "warning",
-        lambda: machine.gpus(Cards(["A100", "T4"], [1.0, 1.0], "570.1", "", False, False)),
+        lambda: here.gpus(Cards(["A100", "T4"], [1.0, 1.0], "570.1", "", False, False)),
         "1 × A100, 1 × T4",
         "CUDA_VISIBLE_DEVICES",
     ),
     (
         "warning",
-        lambda: machine.gpus(Cards(["T4", "T4"], [1.0, 0.1], "570.1", "", False, False)),
+        lambda: here.gpus(Cards(["T4", "T4"], [1.0, 0.1], "570.1", "", False, False)),
         "the memory of 1 GPU is in use (1)",
         "nvidia-smi",
     ),
@@ -127,17 +126,17 @@ def test_the_limit_of_open_files_is_the_kernels() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
     try:
-        assert machine.open_files() == error("ulimit -n", "200", machine.open_files().fix)
+        assert here.open_files() == error("ulimit -n", "200", here.open_files().fix)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert machine.open_files().value != "200"
+    assert here.open_files().value != "200"
 
 
 def test_locked_memory_matters_with_infiniband(tmp_path: Path) -> None:
     (tmp_path / "mlx5_0").mkdir()
-    found = machine.locked_memory(65536, tmp_path)
+    found = here.locked_memory(65536, tmp_path)
     assert (found.level, "mlx5_0" in found.value) == ("warning", True)
-    assert machine.locked_memory(resource.RLIM_INFINITY, tmp_path).level == "ok"
+    assert here.locked_memory(resource.RLIM_INFINITY, tmp_path).level == "ok"
 
 
 def test_a_quota_is_seen_and_one_below_the_threads_is_a_warning(tmp_path: Path) -> None:
@@ -145,10 +144,10 @@ def test_a_quota_is_seen_and_one_below_the_threads_is_a_warning(tmp_path: Path) 
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("100000 100000\n")
-    assert machine.cores(tmp_path, 64, 1) == ok(
+    assert here.cores(tmp_path, 64, 1) == ok(
         "cores", "1 of 64 (the affinity or a control group allows no more)"
     )
-    found = machine.cores(tmp_path, 64, 4)
+    found = here.cores(tmp_path, 64, 4)
     assert (found.level, found.fix) == (
         "warning",
         "threads=1, or give the container more, as in: docker run --cpus 4",
@@ -158,8 +157,8 @@ def test_a_quota_is_seen_and_one_below_the_threads_is_a_warning(tmp_path: Path) 
 @pytest.mark.parametrize(("free", "level"), [(0.01, "error"), (0.5, "warning"), (4, "ok")])
 def test_little_shared_memory(free: float, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = SimpleNamespace(free=int(free * GB), total=4 * GB)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
-    assert machine.shared_memory().level == level
+    monkeypatch.setattr(here.shutil, "disk_usage", lambda _: usage)
+    assert here.shared_memory().level == level
 
 
 @pytest.mark.processes
@@ -167,9 +166,9 @@ def test_little_shared_memory(free: float, level: str, monkeypatch: pytest.Monke
 def test_small_file_systems_are_seen(tmp_path: Path) -> None:
     """Docker's /dev/shm has 64 MB; the run directory may be on a full disk."""
     code = (
-        "from pathlib import Path; from rankless.launch.doctor import here, machine; import sys;"
+        "from pathlib import Path; from rankless.launch.doctor import here; import sys;"
         "folder = Path(sys.argv[1]);"
-        "print(machine.shared_memory(folder)); print(here.space(folder / 'run'));"
+        "print(here.shared_memory(folder)); print(here.space(folder / 'run'));"
         "(folder / 'filled').write_bytes(bytes(900_000)); "
         "\ntry: (folder / 'more').write_bytes(bytes(900_000))\nexcept OSError: pass\n"
         "print(here.writing(folder / 'run')); print(sorted(p.name for p in folder.iterdir()))"
@@ -289,7 +288,7 @@ def test_the_same_on_all_hosts_is_one_line_and_errors_come_last() -> None:
         *(Check("ulimit -n", "warning", "512", "ulimit -n 65536", host) for host in "ac"),
         warning("clocks", "a is 20 s ahead of c", "set them"),
     ]
-    assert report.lines(checks, ["a", "b", "c"], 100) == [
+    assert check.lines(checks, ["a", "b", "c"], 100) == [
         "ok       memory     all   8 GB free",
         "warning  ulimit -n  a, c  512",
         "                          fix: ulimit -n 65536",
@@ -300,11 +299,11 @@ def test_the_same_on_all_hosts_is_one_line_and_errors_come_last() -> None:
         "",
         "1 error, 2 warnings, 1 ok",
     ]
-    assert max(map(len, report.lines(checks, [], 60))) <= 60
+    assert max(map(len, check.lines(checks, [], 60))) <= 60
 
 
 def test_what_a_host_says_cannot_harm_a_terminal() -> None:
-    assert "\x1b" not in "".join(report.lines([error("SSH", "\x1b[2J", "look")], [], 80))
+    assert "\x1b" not in "".join(check.lines([error("SSH", "\x1b[2J", "look")], [], 80))
 
 
 def test_the_command_ends_with_1_where_there_is_an_error(
@@ -337,7 +336,7 @@ def test_gpus_are_asked_of_pytorch_and_the_kernel(tmp_path: Path, monkeypatch: p
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia-nvswitch0").touch()
     seen = Cards(["H100"] * 2, [0.0, 0.5], "570.86.15", "PyTorch for CUDA 12.8, NCCL 2.28.9", True, False)
-    assert machine.cards(tmp_path) == seen
+    assert here.cards(tmp_path) == seen
     (tmp_path / "proc/77").mkdir()
     (tmp_path / "proc/77/comm").write_text("nv-fabricmanage\n")
-    assert machine.cards(tmp_path).managed
+    assert here.cards(tmp_path).managed

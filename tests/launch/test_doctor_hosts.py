@@ -13,11 +13,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from rankless.launch.doctor import hosts, meaning, report
+from rankless.launch.doctor import hosts
 from rankless.launch.hosts import host, messages, reach
 from rankless.launch.hosts.channel import Way
 from rankless.launch.hosts.host_pool import HostPool, Member
-from rankless.launch.hosts.messages import Answer, Command, Listening
+from rankless.launch.hosts.messages import Answer, Command, Value
 from rankless.launch.hosts.names import Host
 from rankless.world import speed
 from rankless.world.process_group import World
@@ -209,13 +209,13 @@ TIMINGS = [
 
 def test_latency_and_bandwidth() -> None:
     """Of an all-reduce between two hosts each sends its vector once, of an all-to-all half of it."""
-    assert meaning.bandwidth(TIMINGS[1], 2) == (1 << 26) / 0.5
-    assert meaning.bandwidth(TIMINGS[1], 4) == 1.5 * (1 << 26) / 0.5
-    assert meaning.bandwidth(TIMINGS[2], 2) == 512 / 0.0005
-    assert meaning.network(TIMINGS, 2).value == "0.50 ms, 134 MB/s between 2 hosts (gloo)"
-    slow = meaning.network([{**timing, "seconds": timing["seconds"] * 2} for timing in TIMINGS], 2)
+    assert hosts.bandwidth(TIMINGS[1], 2) == (1 << 26) / 0.5
+    assert hosts.bandwidth(TIMINGS[1], 4) == 1.5 * (1 << 26) / 0.5
+    assert hosts.bandwidth(TIMINGS[2], 2) == 512 / 0.0005
+    assert hosts.network(TIMINGS, 2).value == "0.50 ms, 134 MB/s between 2 hosts (gloo)"
+    slow = hosts.network([{**timing, "seconds": timing["seconds"] * 2} for timing in TIMINGS], 2)
     assert (slow.level, "slower than 1 Gbit/s" in slow.value) == ("warning", True)
-    assert [line.split() for line in report.speed(TIMINGS, 2)[1:]] == [
+    assert [line.split() for line in hosts.speed(TIMINGS, 2)[1:]] == [
         ["size", "all-reduce", "all-to-all"],
         ["1", "KiB", "1.00", "ms", "1.0", "MB/s", "0.50", "ms", "1.0", "MB/s"],
         ["64", "MiB", "500.00", "ms", "134.2", "MB/s", "left", "out"],
@@ -223,12 +223,12 @@ def test_latency_and_bandwidth() -> None:
 
 
 def test_what_a_network_means_for_a_step() -> None:
-    found = meaning.step(0.344, 0.038, [1, 1])
+    found = hosts.step(0.344, 0.038, [1, 1])
     assert found.level == "ok"
     assert found.value.startswith("about 210 ms, of which 38 ms network, with 2 ranks on 2 hosts")
-    slower = meaning.step(0.1, 0.06, [1, 1])
+    slower = hosts.step(0.1, 0.06, [1, 1])
     assert (slower.level, "more hosts make it slower" in slower.value) == ("warning", True)
-    assert meaning.step(0.4, 0.01, [4, 4]).value.startswith("about 240 ms, of which 40 ms network")
+    assert hosts.step(0.4, 0.01, [4, 4]).value.startswith("about 240 ms, of which 40 ms network")
 
 
 class Silent:
@@ -250,7 +250,7 @@ class Answering(Silent):
         self.replies = replies
 
     def command(self, command: Command[Any]) -> None:
-        self.replies.append(Listening(ports={"10.0.0.2": 1}))
+        self.replies.append(Value(value={"10.0.0.2": 1}))
 
 
 def test_a_host_that_does_not_get_done_is_given_up() -> None:
@@ -260,7 +260,7 @@ def test_a_host_that_does_not_get_done_is_given_up() -> None:
         member.answered = float("inf")
     answering = pool.members[1]
     answering.channel = cast("Any", Answering(answering.replies))
-    assert pool.ask(pool.members, messages.Listen(), 0.1) == {1: Listening(ports={"10.0.0.2": 1})}
+    assert pool.ask(pool.members, messages.Listen(), 0.1) == {1: Value(value={"10.0.0.2": 1})}
     assert [member.lost for member in pool.members] == ["'listen' was not done within 0.1 s", ""]
 
 

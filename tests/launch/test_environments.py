@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rankless import cli
 from rankless.errors import UserError
 from rankless.launch import environments
-from rankless.launch.environments import slurm
 
 TORCHRUN = {
     "LOCAL_RANK": "1",
@@ -283,25 +282,25 @@ def test_the_first_host_of_a_list_is_found(
             pieces += [[f"{n:0{width}}" for a, b in spans for n in range(a, b + 1)], [word]]
         text.append(short)
         expected += ["".join(one) for one in itertools.product(*pieces)]
-    assert slurm.first_host(",".join(text)) == expected[0]
+    assert environments.first_host(",".join(text)) == expected[0]
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 5)), min_size=1, max_size=5))
 def test_tasks_per_node_are_read(repeated: list[tuple[int, int]]) -> None:
     text = ",".join(f"{tasks}(x{count})" if count > 1 else str(tasks) for tasks, count in repeated)
     expected = [tasks for tasks, count in repeated for _ in range(count)]
-    assert [slurm.nth_number(text, index) for index in range(len(expected))] == expected
+    assert [environments.nth_number(text, index) for index in range(len(expected))] == expected
     with pytest.raises(ValueError, match=r".*"):
-        slurm.nth_number(text, len(expected))
+        environments.nth_number(text, len(expected))
 
 
 @given(st.text("n[]0123,- ", max_size=12))
 def test_no_list_of_nodes_ends_in_another_error(text: str) -> None:
     with contextlib.suppress(ValueError):
-        slurm.first_host(text)
+        environments.first_host(text)
 
 
 @pytest.mark.parametrize("text", ["", ",n1", "n[1", "n]1", "n[]", "n[a-b]", "n[1,]", "n[1--2]"])
 def test_a_damaged_list_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
-        slurm.first_host(text)
+        environments.first_host(text)

@@ -64,7 +64,7 @@ def test_a_start_that_fails_on_one_host_leaves_nothing_on_the_others(monkeypatch
 
 
 def test_hosts_that_no_other_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
-    deaf = Machine("h2", answers={"listen": {"ports": {}}})
+    deaf = Machine("h2", answers={"listen": {"value": {}}})
     with cluster(monkeypatch, Machine("h1"), deaf) as found, pytest.raises(UserError) as error:
         found.coordinator.train()
     assert "h2: cannot be reached by h1 at any of its addresses (it has none)" in str(error.value)
@@ -201,7 +201,7 @@ def test_too_few_that_can_run_their_ranks_is_an_error(monkeypatch: pytest.Monkey
 
 
 def reached_but(targets: dict[str, Any], cut: set[str]) -> dict[str, Any]:
-    return {"found": {i: reached(() if i in cut else one["ports"]) for i, one in targets.items()}}
+    return {"value": {i: reached(() if i in cut else one["ports"]) for i, one in targets.items()}}
 
 
 def test_a_host_that_the_others_do_not_reach_any_more_is_left_out(
@@ -418,7 +418,7 @@ def test_two_names_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         for machine in found.machines.values():
             facts = machine.reply("facts", {"recipe": "", "run": ""})
             assert facts is not None
-            machine.answers["facts"] = {"facts": {**facts["facts"], "machine": "same"}}
+            machine.answers["facts"] = {"value": {**facts["value"], "machine": "same"}}
         with pytest.raises(UserError, match="h1, h2: one and the same machine; give it once, as in h1:2"):
             found.coordinator.train()
 

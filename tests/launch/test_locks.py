@@ -18,7 +18,7 @@ import pytest
 from rankless import UserError, load_recipe, train
 from rankless.launch.hosts.host import HostProcess
 from rankless.launch.hosts.messages import Begin
-from rankless.launch.member import Asked
+from rankless.launch.job import Wanted
 from rankless.launch.member_run import open_run
 from rankless.launch.run_lock import locked
 from rankless.recipe.load import to_json
@@ -95,7 +95,7 @@ def test_hosts_that_share_a_directory_hold_it_as_long_as_any_of_them_lives(tmp_p
         process = HostProcess(io.BytesIO())
         recipe = to_json(load_recipe("digits"))
         begin = Begin(recipe=recipe, run=str(run.path), resume=resume, token=token, stays=True)
-        found.append(process.answer(begin).shared)
+        found.append(process.answer(begin).value)
         return process
 
     def is_refused() -> None:
@@ -123,7 +123,7 @@ def opened(world: World, run: str) -> bool:
     """Open a run as a rank of a cluster's; whether it is still locked when that of rank 0 is lost."""
     environment = SimpleNamespace(local_rank=0, name="torchrun", restart=0)
     with ExitStack() as held:
-        asked = Asked(None, "digits", run=Path(run))
+        asked = Wanted(None, "digits", run=Path(run))
         open_run(world, environment, asked, load_recipe("digits"), held)  # type: ignore[arg-type]
         if world.is_first:
             held.close()

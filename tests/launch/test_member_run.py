@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rankless.launch.member import Asked
+from rankless.launch.job import Wanted
 from rankless.launch.member_run import _job_and_path
 from rankless.world.process_group import World
 
@@ -27,5 +27,5 @@ def test_a_run_that_an_earlier_start_remembered_is_only_taken_if_this_user_made_
     world.remember("run", str(tmp_path / "elsewhere" / "runs" / "small"))
     if not mine:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    _, path = _job_and_path(world, Asked(None, "small"))
+    _, path = _job_and_path(world, Wanted(None, "small"))
     assert path.absolute() == tmp_path / ("elsewhere/runs/small" if mine else "runs/small")

@@ -16,7 +16,7 @@ import rankless
 from process_server import SERVER
 from rankless.data.loader import LoaderDiedError
 from rankless.errors import INTERRUPTED, TaskError, UserError
-from rankless.launch.threads import _first
+from rankless.launch.inline import _first
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe

@@ -19,10 +19,9 @@ from rankless.cli import main
 from rankless.errors import STOPPED, UserError
 from rankless.launch import local
 from rankless.launch.tuning import space as spaces
-from rankless.launch.tuning.output import TrialOutput
 from rankless.launch.tuning.record import Record, opened
 from rankless.launch.tuning.space import Range
-from rankless.launch.tuning.tune import begin, go_on
+from rankless.launch.tuning.tune import TrialOutput, begin, go_on
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory

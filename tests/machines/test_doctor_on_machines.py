@@ -14,7 +14,7 @@ import pytest
 from harness_for_faults import RECIPE
 from rig import CLIENT, Rig, why_not
 
-from rankless.launch.doctor.meaning import bandwidth
+from rankless.launch.doctor.hosts import bandwidth
 from thorough import THOROUGH
 
 pytestmark = pytest.mark.processes

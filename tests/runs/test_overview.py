@@ -12,7 +12,7 @@ import torch
 
 from rankless import UserError, cli
 from rankless.files import checksums
-from rankless.launch.record import record_death
+from rankless.launch.opening import record_death
 from rankless.launch.supervisor import Death
 from rankless.models.checkpoints.weights import digest_file
 from rankless.runs import following, journal

@@ -16,30 +16,25 @@ from typing import TextIO
 
 from cyclopts import CycloptsError, MissingArgumentError
 
-from rankless import __version__
-from rankless.cli import (
-    auditing,
-    benchmark,
+from rankless.cli import (  # noqa: F401  # each adds its commands to app
     completion,
     data,
     doctor,
+    judging,
     library,
-    model_errors,
     new,
     planning,
     predicting,
-    reporting,
-    runs,
     submit,
     training,
     tuning,
-    watching,
-    weights,
+    viewing,
 )
 from rankless.cli.cli_errors import in_our_words
-from rankless.cli.foreign_cli import refuse_foreign
-from rankless.cli.options import OPTIONS, part
+from rankless.cli.foreign import refuse_foreign
+from rankless.cli.options import app
 from rankless.errors import OutputError, UserError, check_all, of_the_system
+from rankless.launch import environments
 from rankless.printing import discard_output
 
 # Seconds that other ranks wait before they exit: torchrun ends rank 0 when another rank exits, and rank 0
@@ -59,37 +54,6 @@ Begin with:
 
 All commands: rankless --help
 """
-
-app = part(
-    name="rankless",
-    help="Train image detectors and classifiers on one device or on many: the same weights, bit for bit.",
-    help_epilogue="Start with:\n  rankless train digits",
-    help_format="plaintext",
-    version=__version__,
-    usage="Usage: rankless COMMAND [ARGUMENTS] [OPTIONS]",
-    suppress_keyboard_interrupt=False,
-)
-app["--help"].group = app["--version"].group = OPTIONS
-for page in (
-    training.app,
-    auditing.app,
-    new.app,
-    tuning.app,
-    runs.app,
-    watching.app,
-    predicting.app,
-    model_errors.app,
-    reporting.app,
-    doctor.app,
-    planning.app,
-    submit.app,
-    library.app,
-    weights.app,
-    benchmark.app,
-    data.app,
-    completion.app,
-):
-    app.update(page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,8 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _report(error)
     except CycloptsError as error:
-        from rankless.launch import environments
-
         return _report(in_our_words(error) if environments.speaks() else UserError([]))
     except KeyboardInterrupt:
         goes_on = "; to continue a training run: rankless train --resume --run RUN"

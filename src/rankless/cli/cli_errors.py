@@ -60,7 +60,7 @@ def in_our_words(error: CycloptsError) -> UserError:
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
     """Return a hint about the equivalent of another program's option; empty if there is none."""
-    from rankless.cli.foreign_options import COMMANDS, OPTIONS, WORDS, key_of
+    from rankless.cli.foreign import COMMANDS, OPTIONS, WORDS, key_of
     from rankless.recipe.familiar import ELSEWHERE, answer
 
     name = option.lstrip("-").replace("-", "_").lower()
@@ -78,10 +78,11 @@ def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
 
 
 def _unknown_command(error: UnknownCommandError, see: str) -> str:
-    from rankless.cli.foreign_cli import line_of_yolo
+    from rankless.cli.foreign import line_of_yolo
 
-    app: App | None = error.app
-    names = [name for name in (app or ()) if not name.startswith("-")]
+    app = error.app or App()
+    shown = [name for name in app if not name.startswith("-") and app[name].show]
+    names = sorted(shown, key=lambda name: app[name].sort_key)
     expected = f": expected {one_of(names)}" if names else ""
     word = _first(error)
     if line := line_of_yolo(error.root_input_tokens or ()) if not error.command_chain else "":

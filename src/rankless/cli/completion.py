@@ -11,7 +11,7 @@ from typing import Annotated, Literal, cast
 
 from cyclopts import Parameter
 
-from rankless.cli.options import OPTIONS, part
+from rankless.cli.options import OPTIONS, app
 from rankless.errors import UserError, printable
 from rankless.printing import say
 
@@ -102,8 +102,6 @@ end
 complete -c rankless -f -a '(__rankless)'
 """,
 }
-
-app = part()
 
 
 @app.command(name="--install-completion", group=OPTIONS, usage="Usage: rankless --install-completion [SHELL]")

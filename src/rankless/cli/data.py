@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from rankless.cli.options import (
-    OPTIONS,
     Classes,
     Force,
     Format,
@@ -19,12 +18,13 @@ from rankless.cli.options import (
     Splits,
     chosen_classes,
     flag,
-    part,
+    fraction,
+    group,
     recipe_and_overrides,
     refuse_stray,
     whole_number,
 )
-from rankless.errors import UserError, counted
+from rankless.errors import UserError, check_all, counted
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
@@ -33,17 +33,13 @@ if TYPE_CHECKING:
     from rankless.curation.converting import Converted
     from rankless.recipe.schema import Recipe
 
-data = part(
+data = group(
     name="data",
     help="Inspect, check, convert and split data sets.",
     help_epilogue="Start with:\n  rankless data check mydata\n  rankless data show mydata",
     usage="Usage: rankless data COMMAND ROOT [OPTIONS]",
     sort_key=10,
 )
-data["--help"].group = OPTIONS
-data["--version"].show = False
-app = part()
-app.command(data)
 
 Out = Annotated[Path, Parameter(help="The new folder. Existing files are never replaced.", metavar="FOLDER")]
 
@@ -76,6 +72,7 @@ def check(
             help="With --fix: also leave out boxes that would stop training. Their objects become background."
         ),
         flag,
+        fraction,
     ] = False,
     out: Annotated[
         Path | None,
@@ -417,7 +414,7 @@ def split(
     as_json: Json = False,
 ) -> int:
     """Split a data set into train, val and test, whatever splits it has."""
-    fractions = _fraction("--val", val), _fraction("--test", test)
+    fractions = check_all(lambda: fraction("--val", val), lambda: fraction("--test", test))
     from rankless.cli.data_text import print_division
     from rankless.curation.splitting import split as divide
 
@@ -440,13 +437,6 @@ def split(
     else:
         print_division(done)
     return 0
-
-
-def _fraction(option: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{option} has '{text}': expected a fraction between 0 and 1, such as 0.2") from None
 
 
 @data.command(

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Hosts, Json, Python, Ssh, Sync, part, recipe_of
+from rankless.cli.options import Hosts, Json, Python, Ssh, Sync, app, recipe_of
 from rankless.errors import UserError
 from rankless.printing import print_json
 
 if TYPE_CHECKING:
     from rankless.launch.doctor.check import Check
     from rankless.recipe.schema import Recipe
-
-app = part()
 
 
 @app.command(
@@ -47,8 +45,9 @@ def doctor(
 ) -> int:
     """Check whether machines can train, alone and together, and say how to fix problems."""
     chosen, checks = _recipe(recipe)
-    from rankless.launch.doctor import here, meaning, report
-    from rankless.launch.doctor.hosts import Examination, examine
+    from rankless.launch.doctor import here
+    from rankless.launch.doctor.check import lines
+    from rankless.launch.doctor.hosts import Examination, examine, speed
 
     if hosts is None:
         names: list[str] = []
@@ -62,20 +61,13 @@ def doctor(
         parsed = parse_hosts(hosts)
         names = [host.name for host in parsed]
         found = examine(parsed, chosen, run, way_over(ssh, python, sync=sync))
-        if found.timings:
-            checks.append(meaning.network(found.timings, found.measured))
-        if found.step and found.exchange:
-            checks.append(meaning.step(found.step, found.exchange, found.shares))
     checks = [*checks, *found.checks]
     is_well = all(check.level != "error" for check in checks)
     if as_json:
         print_json({"ok": is_well, **asdict(found), "checks": [asdict(check) for check in checks]})
         return 0 if is_well else 1
-    for line in report.lines(checks, names):
+    for line in (*lines(checks, names), *speed(found.timings, found.measured)):
         print(line)
-    if found.timings:
-        for line in report.speed(found.timings, found.measured):
-            print(line)
     return 0 if is_well else 1
 
 

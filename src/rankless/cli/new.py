@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Classes, Force, Format, Root, chosen_classes, part
+from rankless.cli.options import Classes, Force, Format, Root, app, chosen_classes
 from rankless.errors import UserError, counted, nearest
 from rankless.printing import say
 
 if TYPE_CHECKING:
     from rankless.curation.facts import Facts
     from rankless.recipe.schema import Recipe
-
-app = part()
 
 
 @app.command(

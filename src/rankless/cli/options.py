@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Group, Parameter
 
+from rankless import __version__
 from rankless.cli import candidates
 from rankless.data.path_checks import missing_data
 from rankless.errors import UserError
@@ -18,9 +20,36 @@ from rankless.files.reading import NAMES, read_text
 if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
 
-COMMANDS = Group("Commands", sort_key=0)
-ARGUMENTS = Group("Arguments", sort_key=1)
 OPTIONS = Group("Options", sort_key=2)
+_SHARED: Mapping[str, Any] = {
+    "group_commands": Group("Commands", sort_key=0),
+    "group_arguments": Group("Arguments", sort_key=1),
+    "group_parameters": OPTIONS,
+    "default_parameter": Parameter(completer=candidates.by_name),
+}
+
+app = App(
+    name="rankless",
+    help="Train image detectors and classifiers on one device or on many: the same weights, bit for bit.",
+    help_epilogue="Start with:\n  rankless train digits",
+    help_format="plaintext",
+    version=__version__,
+    usage="Usage: rankless COMMAND [ARGUMENTS] [OPTIONS]",
+    suppress_keyboard_interrupt=False,
+    **_SHARED,
+)
+"""The command line, to which the modules of this package add their commands."""
+app["--help"].group = app["--version"].group = OPTIONS
+
+
+def group(**options: Any) -> App:
+    """Add a command that has commands of its own, and return it."""
+    added = App(**_SHARED, **options)
+    added["--help"].group = OPTIONS
+    added["--version"].show = False
+    app.command(added)
+    return added
+
 
 _MODEL = ("task", "model", "model.name", "model.cfg")
 _PRETRAINED = "model.pretrained"
@@ -222,13 +251,6 @@ def chosen_classes(text: str) -> str | tuple[str, ...]:
     return tuple(name.strip() for name in text.strip("[]").split(",") if name.strip())
 
 
-def part(**options: Any) -> App:
-    """Return an application for some of the commands, with the help groups and completions that all share."""
-    completed = Parameter(completer=candidates.by_name)
-    groups: dict[str, Any] = {"group_arguments": ARGUMENTS, "group_parameters": OPTIONS}
-    return App(group_commands=COMMANDS, default_parameter=completed, **groups, **options)
-
-
 def class_pairs(given: str) -> list[list[str]]:
     """Return the pairs of ``--classes-map``: ``a=b, c=d``, or a file with one pair per line."""
     lines = given.split(",")
@@ -332,3 +354,73 @@ def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) ->
             note = imported(file)[1]  # the last line repeats it
             raise UserError([*(one.removesuffix(f" {note}") for one in error.problems), instead]) from None
     return load.load(name or "digits", overrides, check_name=check), name or "digits"
+
+
+def check_target(target: Path, sources: Sequence[str] = ()) -> None:
+    """Check that ``target`` has weights and that each source exists."""
+    from rankless.runs.directory import weights_of
+
+    problems = [
+        f"'{source}': no such file or folder{_of_cameras(source)}"
+        for source in sources
+        if _is_missing(source)
+    ]
+    problems += _problems_of_weights(target, weights_of)
+    if problems:
+        raise UserError(problems)
+
+
+def check_recipe(recipe: Recipe, *, begins: bool) -> None:
+    """Check that the paths in a recipe exist.
+
+    Args:
+        recipe: a recipe with paths on this machine.
+        begins: whether the run is new; a resumed run does not need ``model.pretrained``.
+    """
+    from rankless.data.datasets.torchvision_sets import located
+    from rankless.recipe.familiar import PUBLISHED, is_by_name
+    from rankless.recipe.schema import BUILT_IN_TASKS
+    from rankless.recipe.transformers_config import folder_of
+    from rankless.runs.trained_weights import trained_weights_of
+
+    problems: list[str] = []
+    if recipe.task in BUILT_IN_TASKS and recipe.data.root != "digits":
+        try:
+            given_root, root = recipe.data.root, located(recipe.data).root
+            if given_root.startswith("path/to/") and missing_data(given_root):  # a placeholder
+                problems.append("data.root is not given: expected a folder or a file; add data.root=FOLDER")
+            else:
+                problems += [
+                    f"data.root is '{root}': {one.removeprefix(f'{root}: ')}" for one in missing_data(root)
+                ]
+        except UserError as error:
+            problems += error.problems
+    pretrained = recipe.model.pretrained
+    if begins and not is_by_name(pretrained) and folder_of(pretrained) is None:
+        given = _problems_of_weights(Path(pretrained), trained_weights_of)
+        problems += [
+            f"model.pretrained is '{pretrained}': {one.removeprefix(f'{pretrained}: ')}"
+            f"{'' if Path(pretrained).suffix or Path(pretrained).exists() else f'; {PUBLISHED}'}"
+            for one in given
+        ]
+    if problems:
+        raise UserError(problems)
+
+
+def _of_cameras(source: str) -> str:
+    if not source.isdigit() and not source.startswith("/dev/video"):
+        return ""
+    there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
+    return f"; a camera is webcam:0 or /dev/video0; cameras here: {there}"
+
+
+def _is_missing(source: str) -> bool:
+    is_named = source.startswith(("digits:", "webcam:")) or "://" in source
+    return not (os.path.lexists(source) or glob.has_magic(source) or is_named)
+
+
+def _problems_of_weights(target: Path, find: Callable[..., Path]) -> Iterator[str]:
+    try:
+        find(target, warn=lambda _: None)
+    except UserError as error:
+        yield from error.problems

@@ -1,30 +1,36 @@
-"""The commands plan and fit: predict the speed on more devices, and find the largest micro-batch."""
+"""The commands plan, fit and benchmark, which measure speed and memory."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from rankless.cli.options import (
+    Device,
     Devices,
     Force,
     Json,
     RecipeWords,
+    app,
+    check_recipe,
+    check_target,
+    compute_on,
     device_count,
-    part,
+    flag,
+    recipe_and_overrides,
     recipe_of,
+    refuse_stray,
     whole_number,
 )
 from rankless.errors import UserError, check_all
+from rankless.launch import environments
 from rankless.launch.planning import units
-from rankless.printing import print_json, say
-
-app = part()
-Value = TypeVar("Value")
+from rankless.printing import print_result, say
 
 
 @app.command(
@@ -91,11 +97,7 @@ def plan(
 
     outputs = None if out is None else drawing(out, "plan", force=force)  # before anything is measured
     found = planning.plan(chosen, asked, lambda line: say(line, file=sys.stderr))
-    if as_json:
-        print_json({"recipe": name, **found.as_json()})
-    else:
-        for line in report.lines(found):
-            say(line)
+    print_result({"recipe": name, **found.as_json()}, report.lines(found), as_json=as_json)
     if out is not None and outputs is not None:
         from rankless.launch.planning import plot
 
@@ -120,17 +122,11 @@ def fit(
 ) -> int:
     """Find the largest micro-batch that fits into this device's memory, by training."""
     count, (chosen, name) = check_all(lambda: device_count(devices), lambda: recipe_of(recipe))
-    from rankless.cli.path_checks import check_recipe
-
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.fit import fit as find
 
     found = find(chosen, count, lambda line: say(line, file=sys.stderr))
-    if as_json:
-        print_json({"recipe": name, **found.as_json()})
-    else:
-        for line in found.lines():
-            say(line)
+    print_result({"recipe": name, **found.as_json()}, found.lines(), as_json=as_json)
     return 0
 
 
@@ -138,31 +134,141 @@ def _asked(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.PlanOptions:
     """Read the options of a plan; report all wrong ones together."""
-    problems: list[str] = []
-
-    def read(how: Callable[[str], Value], text: str | None) -> Value | None:
-        try:
-            return None if text is None else how(text)
-        except UserError as error:
-            problems.extend(error.problems)
-            return None
-
-    asked = units.PlanOptions(
-        read(units.devices, devices),
-        read(units.bandwidth, bandwidth),
-        read(units.latency, latency),
-        read(units.milliseconds, step_ms),
-        read(_counts, check) or (),
-    )
     others = {"--devices": devices, "--bandwidth": bandwidth, "--latency": latency, "--step-ms": step_ms}
-    if check is not None and (wrong := [name for name, value in others.items() if value is not None]):
-        problems.append(
-            f"--check trains on this machine, {' and '.join(wrong)} describes others: leave out one"
-        )
-    if problems:
-        raise UserError(problems)
-    return asked
+
+    def refuse_both() -> None:
+        if check is not None and (wrong := [name for name, value in others.items() if value is not None]):
+            raise UserError(
+                f"--check trains on this machine, {' and '.join(wrong)} describes others: leave out one"
+            )
+
+    def read(how: Callable[[str], object], text: str | None) -> object:
+        return None if text is None else how(text)
+
+    *found, _ = check_all(
+        lambda: read(units.devices, devices),
+        lambda: read(units.bandwidth, bandwidth),
+        lambda: read(units.latency, latency),
+        lambda: read(units.milliseconds, step_ms),
+        lambda: read(_counts, check) or (),
+        refuse_both,
+    )
+    return units.PlanOptions(*found)
 
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(whole_number("--check", each, ", as in 1,2,4") for each in text.split(","))
+
+
+@app.command(
+    sort_key=10,
+    usage="Usage: rankless benchmark RECIPE|TARGET [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless benchmark digits
+  rankless benchmark my.yaml batch.micro=16 --devices 2 --seconds 60
+  rankless benchmark runs/digits --formats onnx,openvino --batch 8
+""",
+)
+def benchmark(
+    *words: Annotated[
+        str,
+        Parameter(
+            name="RECIPE|TARGET KEY=VALUE",
+            help="A recipe, run directory or weights file, and changes to the recipe. Default: digits.",
+        ),
+    ],
+    devices: Annotated[
+        str | None, Parameter(help="Training: devices to use, a number or auto.", metavar="N")
+    ] = None,
+    formats: Annotated[
+        str | None,
+        Parameter(
+            help="Prediction: the formats to measure, separated by commas: onnx, torchscript, pt2, openvino.",
+            metavar="NAMES",
+        ),
+    ] = None,
+    batch: Annotated[str | None, Parameter(help="Prediction: images at a time (1).", metavar="N")] = None,
+    seconds: Annotated[
+        float | None,
+        Parameter(help="Seconds to measure: training in total (30), each format (3).", show_default=False),
+    ] = None,
+    device: Device = "auto",
+    pure: Annotated[
+        bool, Parameter(help="Training: also time the plain loop in pure half precision (Apex's O3)."), flag
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Measure a recipe's training beside a plain PyTorch loop, or a trained model in every format."""
+    if seconds is not None and not 0 < seconds <= 3600:
+        raise UserError(f"--seconds is {seconds:g}: expected a number above 0, at most 3600")
+    compute_on(device)
+    target, overrides = recipe_and_overrides(words)
+    if target is None or _is_recipe(target):
+        _refuse({"--formats": formats, "--batch": batch}, "a trained model", "a recipe")
+        return _training(words, devices or "auto", seconds or 30.0, as_json, pure=pure)
+    _refuse({"--devices": devices, "--pure": pure or None}, "a recipe", "a trained model")
+    return _prediction(Path(target), overrides, formats or "", batch or "1", seconds or 3.0, as_json)
+
+
+@app.command(show=False)
+def bench(
+    *words: str, devices: str | None = None, seconds: float | None = None, as_json: Json = False
+) -> int:
+    """Run ``benchmark``, which was called ``bench`` before."""
+    say("note: 'bench' is now called 'benchmark'", file=sys.stderr)
+    return benchmark(*words, devices=devices, seconds=seconds, as_json=as_json)
+
+
+def _is_recipe(word: str) -> bool:
+    """Check whether a word names a recipe: a YAML file, a shipped recipe, or a plain name without a file."""
+    from rankless.recipe.installed import shipped
+
+    path = Path(word)
+    if path.suffix in (".yaml", ".yml") or word in shipped():
+        return True
+    return path.name == word and not path.suffix and not os.path.lexists(word)
+
+
+def _refuse(options: dict[str, object], wanted: str, given: str) -> None:
+    wrong = [name for name, value in options.items() if value is not None]
+    if wrong:
+        raise UserError(f"{name} applies to {wanted}, but {given} was given; leave it out" for name in wrong)
+
+
+def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool, *, pure: bool) -> int:
+    count = device_count(devices)
+    environments.refuse("benchmark", "run it once, without the launcher")
+    chosen, name = recipe_of(words)
+    check_recipe(chosen, begins=False)
+    from rankless.launch.planning.bench import bench as measure
+
+    found = measure(chosen, count, seconds, lambda line: say(line, file=sys.stderr), pure)
+    lines = (f"{name}: {found.what()}", *found.lines())
+    print_result({"recipe": name, **found.as_json()}, lines, as_json=as_json)
+    return 0
+
+
+def _prediction(
+    target: Path, overrides: Sequence[str], formats: str, batch: str, seconds: float, as_json: bool
+) -> int:
+    images, *_ = check_all(
+        lambda: whole_number("--batch", batch),
+        lambda: refuse_stray(overrides, "data.root=mydata"),
+        lambda: check_target(target),
+    )
+    names = [name.strip() for name in formats.split(",") if name.strip()]
+    from rankless.launch.benchmark import benchmark as measure
+
+    measured = measure(
+        target,
+        overrides=overrides,
+        formats=names,
+        batch=images,
+        seconds=seconds,
+        note=lambda what: say(f"measuring {what}", file=sys.stderr),
+    )
+    print_result(measured.as_json(), measured.table(), as_json=as_json)
+    for sentence in () if as_json else measured.notes:
+        say(f"note: {sentence}", file=sys.stderr)
+    return 0

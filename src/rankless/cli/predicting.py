@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Json, PredictingTarget, Task, flag, fraction, is_override, part, whole_number
+from rankless.cli.options import (
+    Json,
+    PredictingTarget,
+    Task,
+    app,
+    check_target,
+    flag,
+    fraction,
+    is_override,
+    whole_number,
+)
 from rankless.errors import UserError, check_all, counted
 from rankless.files.reading import read_text
 from rankless.hardware.heap import hold_freed_memory
@@ -23,7 +33,6 @@ from rankless.printing import print_json, say
 if TYPE_CHECKING:
     from rankless.inference.report import ImageReport, PredictionReport
 
-app = part()
 
 _LOW = 0.05  # if the highest score is below this, the model has hardly learned
 _SHOWN = 20  # unreadable or classified images that are listed at most
@@ -112,8 +121,6 @@ def predict(
     sources = tuple(word for word in sources if word not in overrides)
     given = {"--iou": iou, "--max": most, "--tta": tta}
     _fix_instruction_set(target)  # before the checks, which import NumPy
-    from rankless.cli.path_checks import check_target
-
     ours, least, images, sources, *_ = check_all(
         lambda: _as_overrides(given, overrides),
         lambda: None if confidence is None else fraction("--confidence", confidence),

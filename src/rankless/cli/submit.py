@@ -4,75 +4,92 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.options import OPTIONS, flag, part, recipe_of, whole_number
+from rankless.cli.options import flag, group, recipe_of, whole_number
+from rankless.errors import UserError, check_all
 from rankless.printing import say
 
 if TYPE_CHECKING:
-    from rankless.launch.submit.request import Problems, Request
+    from rankless.launch.submit.request import Request
 
-submit = part(
+submit = group(
     name="submit",
     help="Submit a training to a cluster, which starts and restarts its ranks.",
     help_epilogue="Start with:\n  rankless submit slurm digits --nodes 2 --devices 2 --dry-run",
     usage="Usage: rankless submit CLUSTER RECIPE [KEY=VALUE ...] [OPTIONS]",
     sort_key=5.5,
 )
-submit["--help"].group = OPTIONS
-submit["--version"].show = False
-app = part()
-app.command(submit)
 
 Words = Annotated[
     str, Parameter(name="RECIPE KEY=VALUE", help="A shipped recipe or a YAML file, and changes to it.")
 ]
 Nodes = Annotated[str, Parameter(help="Number of machines.", metavar="N")]
 Devices = Annotated[str, Parameter(help="Number of GPUs, or processes, per machine.", metavar="N")]
-Out = Annotated[
-    str | None, Parameter(name=("--out", "--run"), help="The run directory. Default: runs/RECIPE-JOB.")
-]
-Name = Annotated[str | None, Parameter(help="Name of the job. Default: the recipe's name.")]
-Sinks = Annotated[
-    tuple[str, ...],
-    Parameter(help="Observer of the numbers, as for train.", negative="", metavar="SINK", show_default=False),
-]
-Cpus = Annotated[str | None, Parameter(help="Number of CPU cores per rank.", metavar="N")]
-DryRun = Annotated[
-    bool, Parameter(help="Print the job without submitting it.", show_default=False, negative="")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The options of a job on any cluster."""
+
+    out: Annotated[
+        str | None, Parameter(name=("--out", "--run"), help="The run directory. Default: runs/RECIPE-JOB.")
+    ] = None
+    name: Annotated[str | None, Parameter(help="Name of the job. Default: the recipe's name.")] = None
+    cpus: Annotated[str | None, Parameter(help="Number of CPU cores per rank.", metavar="N")] = None
+    sinks: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--sink",
+            help="Observer of the numbers, as for train.",
+            negative="",
+            metavar="SINK",
+            show_default=False,
+        ),
+    ] = ()
+    dry_run: Annotated[
+        bool, Parameter(help="Print the job without submitting it.", show_default=False, negative="")
+    ] = False
+
+
+Options = Annotated[JobOptions, Parameter(name="*")]
 
 
 def _request(
-    problems: Problems,
-    words: Sequence[str],
-    nodes: str,
-    devices: str,
-    out: str | None,
-    name: str | None,
-    sinks: Sequence[str],
+    words: Sequence[str], nodes: str, devices: str, options: JobOptions, *, sends_recipe: bool = False
 ) -> Request:
-    """Return the training to submit; add its errors to ``problems``."""
-    from rankless.launch.submit import request
+    """Return the training to submit, with the text of a recipe file if ``sends_recipe``.
 
-    numbers = [1, 1]
-    for index, (option, text) in enumerate((("--nodes", nodes), ("--devices", devices))):
-        with problems.noted():
-            numbers[index] = whole_number(option, text)
-    recipe, overrides = request.checked(problems, words, recipe_of, numbers[0] * numbers[1])
-    return request.Request(
-        recipe, overrides, numbers[0], numbers[1], out, tuple(sinks), name or request.job_name(recipe)
+    Raise all errors in it together.
+    """
+    from rankless.files.reading import MIB, read_text
+    from rankless.launch.sharing import refuse_idle
+    from rankless.launch.submit.request import Request, job_name
+    from rankless.recipe.installed import shipped
+
+    recipe = next((word for word in words if "=" not in word), "")
+
+    def read() -> str | None:
+        if not recipe:
+            raise UserError("no recipe given: expected a shipped recipe's name or a YAML file")
+        chosen, _ = recipe_of(words)
+        ranks = whole_number("--nodes", nodes) * whole_number("--devices", devices)
+        refuse_idle("{} devices", [ranks], chosen)
+        return read_text(Path(recipe), MIB) if sends_recipe and recipe not in shipped() else None
+
+    machines, each, cores, text = check_all(
+        lambda: whole_number("--nodes", nodes),
+        lambda: whole_number("--devices", devices),
+        lambda: None if options.cpus is None else whole_number("--cpus", options.cpus),
+        read,
     )
-
-
-def _number(problems: Problems, option: str, text: str | None) -> int | None:
-    with problems.noted():
-        return None if text is None else whole_number(option, text)
-    return None
+    overrides = tuple(word for word in words if word != recipe)
+    name = options.name or job_name(recipe)
+    return Request(recipe, overrides, machines, each, options.out, options.sinks, name, cores, text)
 
 
 @submit.command(
@@ -88,8 +105,7 @@ def slurm(
     *recipe: Words,
     nodes: Nodes = "1",
     devices: Devices = "1",
-    out: Out = None,
-    name: Name = None,
+    options: Options = JobOptions(),
     partition: Annotated[str | None, Parameter(help="sbatch's --partition.")] = None,
     time: Annotated[
         str | None, Parameter(help="sbatch's --time. A job stopped by this limit continues in the next one.")
@@ -99,9 +115,7 @@ def slurm(
     gres: Annotated[
         str | None, Parameter(help="sbatch's --gres. Default: gpu:DEVICES; none requests no GPU.")
     ] = None,
-    cpus: Cpus = None,
     memory: Annotated[str | None, Parameter(help="Memory per machine: sbatch's --mem.")] = None,
-    sink: Sinks = (),
     python: Annotated[
         str,
         Parameter(
@@ -110,29 +124,18 @@ def slurm(
             show_default=False,
         ),
     ] = sys.executable,
-    dry_run: DryRun = False,
 ) -> int:
     """Submit a batch script to Slurm; the job is requeued after preemption and before its time limit."""
     from rankless.launch.submit import slurm as cluster
-    from rankless.launch.submit.request import Problems
+    from rankless.launch.submit.request import refuse_unlike
 
-    problems = Problems()
-    request = _request(problems, recipe, nodes, devices, out, name, sink)
-    settings = cluster.Settings(
-        str(Path.cwd()),
-        python,
-        partition=partition,
-        time=time,
-        account=account,
-        qos=qos,
-        gres=gres,
-        cpus=_number(problems, "--cpus", cpus),
-        memory=memory,
+    given = {"--name": options.name, "--partition": partition, "--time": time, "--account": account}
+    given |= {"--qos": qos, "--gres": gres, "--memory": memory}
+    request, _ = check_all(
+        lambda: _request(recipe, nodes, devices, options), lambda: refuse_unlike(given, cluster.EXPECTED)
     )
-    cluster.check(problems, request, settings)
-    problems.refuse()
-    text = cluster.script(request, settings)
-    if dry_run:
+    text = cluster.script(request, str(Path.cwd()), python, given)
+    if options.dry_run:
         print(text, end="")
         return 0
     number = cluster.submit(text)
@@ -162,66 +165,43 @@ def kubernetes(
     ],
     nodes: Nodes = "1",
     devices: Devices = "1",
-    out: Out = None,
-    name: Name = None,
+    options: Options = JobOptions(),
     namespace: Annotated[str | None, Parameter(help="The namespace. Default: kubectl's own.")] = None,
     plain: Annotated[bool, Parameter(help="Use an Indexed Job instead of Kubeflow Trainer."), flag] = False,
     gpu: Annotated[
         str,
         Parameter(help="Kubernetes resource of a device; none for processes on CPUs.", metavar="RESOURCE"),
     ] = "nvidia.com/gpu",
-    cpus: Cpus = None,
     memory: Annotated[str | None, Parameter(help="Memory per machine, such as 64Gi.")] = None,
     runtime: Annotated[
         str, Parameter(help="Name of Kubeflow Trainer's runtime.", metavar="NAME")
     ] = "torch-distributed",
-    sink: Sinks = (),
     python: Annotated[str, Parameter(help="The Python interpreter in the image.", metavar="PATH")] = "python",
     apply: Annotated[
         bool, Parameter(help="Submit the job through kubectl instead of printing it."), flag
     ] = False,
-    dry_run: DryRun = False,
 ) -> int:
     """Print the manifests of a job for Kubernetes, and apply them if asked to."""
     from rankless.launch.submit import kubernetes as cluster
-    from rankless.launch.submit.request import Problems
+    from rankless.launch.submit.request import refuse_unlike
 
-    problems = Problems()
-    problems.check(
-        not (apply and dry_run), "--apply submits the job, but --dry-run only prints it; leave out one"
+    def refuse_both() -> None:
+        if apply and options.dry_run:
+            raise UserError("--apply submits the job, but --dry-run only prints it; leave out one")
+
+    given = {"--name": options.name, "--image": image, "--claim": claim, "--namespace": namespace}
+    given |= {"--gpu": gpu, "--memory": memory, "--runtime": runtime}
+    request, *_ = check_all(
+        lambda: _request(recipe, nodes, devices, options, sends_recipe=True),
+        lambda: refuse_unlike(given, cluster.EXPECTED),
+        refuse_both,
     )
-    request = _request(problems, recipe, nodes, devices, out, name, sink)
-    settings = cluster.Settings(
-        image,
-        claim,
-        namespace=namespace,
-        gpu=gpu,
-        cpus=_number(problems, "--cpus", cpus),
-        memory=memory,
-        runtime=runtime,
-        python=python,
-        recipe_text=_text_of(problems, request),
-    )
-    cluster.check(problems, request, settings)
-    problems.refuse()
-    text = cluster.text(cluster.manifests(request, settings, plain=plain))
+    text = cluster.text(cluster.manifests(request, python, given, plain=plain))
     print(text, end="")
     if apply:
         sys.stdout.flush()
         say(cluster.apply(text).strip(), file=sys.stderr)
     return 0
-
-
-def _text_of(problems: Problems, request: Request) -> str | None:
-    """Return the text of a recipe file; None for a shipped recipe or after an error."""
-    from rankless.files import reading
-    from rankless.recipe.installed import shipped
-
-    if request.recipe in shipped() or problems.found:
-        return None
-    with problems.noted():
-        return reading.read_text(Path(request.recipe), reading.MIB)
-    return None
 
 
 @submit.command(
@@ -241,34 +221,23 @@ def ray(
     devices: Annotated[
         str, Parameter(help="Total number of GPUs, or processes, in the cluster.", metavar="N")
     ] = "1",
-    out: Out = None,
-    name: Name = None,
+    options: Options = JobOptions(),
     restarts: Annotated[
         str, Parameter(help="How often to restart the ranks after one is lost.", metavar="N")
     ] = "10",
-    cpus: Cpus = None,
-    sink: Sinks = (),
-    dry_run: DryRun = False,
 ) -> int:
     """Train on a Ray cluster with Ray Train, and wait until the run ends."""
     import uuid
 
     from rankless.launch.submit import ray as cluster
-    from rankless.launch.submit.request import Problems
 
-    problems = Problems()
-    request = _request(problems, recipe, "1", devices, out, name, sink)
-    job = f"{request.name}-{uuid.uuid4().hex[:8]}"
-    settings = cluster.Settings(
-        address,
-        str(Path.cwd()),
-        job,
-        restarts=_number(problems, "--restarts", restarts) or 1,
-        cpus=_number(problems, "--cpus", cpus) or 1,
-        recipe_text=_text_of(problems, request),
+    request, count = check_all(
+        lambda: _request(recipe, "1", devices, options, sends_recipe=True),
+        lambda: whole_number("--restarts", restarts),
     )
-    problems.refuse()
+    job = f"{request.name}-{uuid.uuid4().hex[:8]}"
+    settings = cluster.Settings(address, str(Path.cwd()), job, count)
     # Workers have their own folders, so the run directory is an absolute path, the same on all machines.
-    request = replace(request, run=str(Path(out or f"runs/{job}").absolute()))
+    request = replace(request, run=str(Path(options.out or f"runs/{job}").absolute()))
     print(cluster.described(request, settings), end="", flush=True)
-    return 0 if dry_run else cluster.run(request, settings)
+    return 0 if options.dry_run else cluster.run(request, settings)

@@ -28,45 +28,81 @@ from rankless.cli.options import (
     RecipeWords,
     Ssh,
     Sync,
+    app,
+    check_recipe,
     compute_on,
     device_count,
     devices_here,
     flag,
     go_offline,
     loaded,
-    part,
     recipe_and_overrides,
     recipe_of,
     whole_number,
 )
 from rankless.errors import UserError, check_all
+from rankless.launch import environments
 from rankless.printing import print_json, say
 
 if TYPE_CHECKING:
-    from rankless.launch.environments.environment import Environment
+    from rankless.launch.environments import Environment
     from rankless.launch.hosts.names import Host
-    from rankless.launch.member import Asked
+    from rankless.launch.job import Wanted
     from rankless.recipe.schema import Recipe
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The options of ``rankless train`` that do not concern hosts.
+    """The options of ``rankless train``, and the words before them: the recipe and changes to it."""
 
-    Attributes:
-        words: the recipe and changes to it.
-        devices: the text of ``--devices``.
-    """
-
-    words: Sequence[str]
-    run: Path | None
-    devices: str
-    device: str
-    resume: bool
-    sinks: tuple[str, ...]
-    inline: bool
-    download: bool
-    parallel: str
+    words: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
+    run: Annotated[
+        Path | None,
+        Parameter(
+            name=("--run", "--out"),
+            help="The run directory. Default: runs/RECIPE, RECIPE-2 …",
+        ),
+    ] = None
+    devices: Devices = "auto"
+    device: Device = "auto"
+    resume: Annotated[bool, Parameter(help="Resume from the last checkpoint in --run."), flag] = False
+    sinks: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--sink",
+            help="Also write the numbers to csv, tensorboard, mlflow or wandb, or to your own observer, "
+            "package.module:Class or file.py:Class, whose code is run. Repeatable. Not remembered: "
+            "give it again with --resume.",
+            negative="",
+            metavar="SINK",
+            show_default=False,
+        ),
+    ] = ()
+    inline: Annotated[
+        bool,
+        Parameter(help="Train in this process, for debuggers and profilers."),
+        flag,
+    ] = False
+    parallel: Annotated[
+        str,
+        Parameter(help="Run the ranks as processes or as threads.", metavar="KIND"),
+    ] = "processes"
+    download: Annotated[
+        bool,
+        Parameter(help="Download data.root=torchvision/NAME first."),
+        flag,
+    ] = False
+    offline: Offline = False
+    hosts: Hosts = None
+    min_hosts: Annotated[
+        str, Parameter(help="Continue with at least this many hosts when others are lost.", metavar="N")
+    ] = "1"
+    sync: Sync = False
+    detach: Annotated[
+        bool, Parameter(help="Hand the training over to the first host; see rankless attach RUN."), flag
+    ] = False
+    ssh: Ssh = "ssh"
+    python: Python = None
 
     def recipe(self) -> tuple[str | None, Sequence[str]]:
         """Return the recipe's name, or None, and the changes to the recipe."""
@@ -139,8 +175,6 @@ def here(given: TrainOptions) -> int:
 
             for sentence in download(chosen.data):
                 say(sentence)
-        from rankless.cli.path_checks import check_recipe
-
         check_recipe(chosen, begins=not resume)
     with given_or_numbered(run, Path("runs", Path(name or "run").stem), "--run") as run:
         from rankless.launch import fork_server, local
@@ -160,22 +194,20 @@ def here(given: TrainOptions) -> int:
         )
 
 
-def on_hosts(
-    given: TrainOptions, hosts: str, min_hosts: str, ssh: str, python: str | None, *, sync: bool, detach: bool
-) -> int:
-    """Train on several machines; with ``detach``, the first of them coordinates the training."""
+def on_hosts(given: TrainOptions, hosts: str) -> int:
+    """Train on several machines; with ``--detach``, the first of them coordinates the training."""
     given.refuse(
         device="applies only to this machine; leave it out with --hosts: each host uses its GPUs, if any",
         inline="trains in this process, but --hosts starts others; leave out one",
         download="downloads files to this machine only; leave it out with --hosts",
         parallel="runs ranks as threads of one process, but --hosts starts processes; leave out one",
     )
-    from rankless.launch.hosts.training import Wanted
+    from rankless.launch.job import Wanted
 
     name, overrides = given.recipe()
-    least, parsed = _hosts_of(hosts, min_hosts, given.devices)
+    least, parsed = _hosts_of(hosts, given.min_hosts, given.devices)
     count, resume = device_count(given.devices), given.resume
-    wanted = Wanted(None, overrides, given.run, "run", count, resume=resume, sinks=given.sinks, least=least)
+    wanted = Wanted(None, "run", count, given.run, resume, given.sinks, overrides, least)
     if not (resume and name is None):  # otherwise the host with the run has the recipe
         recipe, called = loaded(name, overrides)
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
@@ -183,19 +215,19 @@ def on_hosts(
     from rankless.launch.hosts.coordinator import train_on_hosts
     from rankless.launch.hosts.detach import detach as leave
 
-    way = way_over(ssh, python, sync=sync)
-    if not detach:
+    way = way_over(given.ssh, given.python, sync=given.sync)
+    if not given.detach:
         return train_on_hosts(wanted, parsed, way)
     run = wanted.run or Path("runs") / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return leave(wanted, run, parsed, way, ssh)
+    return leave(wanted, run, parsed, way, given.ssh)
 
 
-def as_a_rank(given: TrainOptions, environment: Environment, hosts: str | None) -> int:
+def as_a_rank(given: TrainOptions, environment: Environment) -> int:
     """Train in this process as a rank started by another launcher."""
     from rankless.launch import member
 
-    def ask() -> Asked:
-        if hosts is not None:
+    def ask() -> Wanted:
+        if given.hosts is not None:
             raise UserError(
                 "--hosts: starts ranks by itself, but a launcher has started this one; leave out one"
             )
@@ -211,9 +243,9 @@ def as_a_rank(given: TrainOptions, environment: Environment, hosts: str | None) 
     return member.train(environment, ask)
 
 
-def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
+def _asked(given: TrainOptions, *, is_first: bool) -> Wanted:
     """Read the recipe for a rank of another launcher, and select its CPU instruction set."""
-    from rankless.launch.member import Asked
+    from rankless.launch.job import Wanted
     from rankless.runs.directory import RunDirectory
 
     count, run = device_count(given.devices), given.run
@@ -221,18 +253,18 @@ def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
     fix_instruction_set(name, overrides, run if given.resume else None)
     if not given.resume or run is None or name is not None:
         chosen, name = loaded(name, overrides)
-        return Asked(chosen, Path(name).stem, count)
+        return Wanted(chosen, Path(name).stem, count)
     from rankless.launch.resume import recipe_of_run
     from rankless.launch.run_lock import refuse_nothing
 
     directory = RunDirectory(run)
     try:
         refuse_nothing(directory)
-        return Asked(recipe_of_run(directory, overrides), run.name, count)
+        return Wanted(recipe_of_run(directory, overrides), run.name, count)
     except UserError:
         if is_first and (directory.recipe.exists() or directory.steps()):
             raise
-        return Asked(None, run.name, count)  # another machine has the run and its recipe
+        return Wanted(None, run.name, count)  # another machine has the run and its recipe
 
 
 def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | None) -> None:
@@ -268,9 +300,6 @@ def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]
     return least, parsed
 
 
-app = part()
-
-
 @app.command(
     sort_key=1,
     usage="Usage: rankless train [RECIPE] [KEY=VALUE ...] [OPTIONS]",
@@ -295,67 +324,25 @@ def train(
             "digits, or the defaults for other data.",
         ),
     ],
-    run: Annotated[
-        Path | None,
-        Parameter(
-            name=("--run", "--out"),
-            help="The run directory. Default: runs/RECIPE, RECIPE-2 …",
-        ),
-    ] = None,
-    devices: Devices = "auto",
-    device: Device = "auto",
-    resume: Annotated[bool, Parameter(help="Resume from the last checkpoint in --run."), flag] = False,
-    sink: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="Also write the numbers to csv, tensorboard, mlflow or wandb, or to your own observer, "
-            "package.module:Class or file.py:Class, whose code is run. Repeatable. Not remembered: "
-            "give it again with --resume.",
-            negative="",
-            metavar="SINK",
-            show_default=False,
-        ),
-    ] = (),
-    inline: Annotated[
-        bool,
-        Parameter(help="Train in this process, for debuggers and profilers."),
-        flag,
-    ] = False,
-    parallel: Annotated[
-        str,
-        Parameter(help="Run the ranks as processes or as threads.", metavar="KIND"),
-    ] = "processes",
-    download: Annotated[
-        bool,
-        Parameter(help="Download data.root=torchvision/NAME first."),
-        flag,
-    ] = False,
-    offline: Offline = False,
-    hosts: Hosts = None,
-    min_hosts: Annotated[
-        str, Parameter(help="Continue with at least this many hosts when others are lost.", metavar="N")
-    ] = "1",
-    sync: Sync = False,
-    detach: Annotated[
-        bool, Parameter(help="Hand the training over to the first host; see rankless attach RUN."), flag
-    ] = False,
-    ssh: Ssh = "ssh",
-    python: Python = None,
+    options: Annotated[TrainOptions, Parameter(name="*")] = TrainOptions(),
 ) -> int:
     """Train a recipe; the weights are the same on any number of devices and machines."""
-    from rankless.launch import environments
-
-    if offline and hosts is not None:
+    given = replace(options, words=recipe)
+    if given.offline and given.hosts is not None:
         raise UserError(
             "--offline: applies only to this machine; set HF_HUB_OFFLINE=1 on the --hosts instead"
         )
-    go_offline(offline)
-    given = TrainOptions(recipe, run, devices, device, resume, sink, inline, download, parallel)
+    go_offline(given.offline)
     if environment := environments.detect():
-        return as_a_rank(given, environment, hosts)
-    if hosts is not None:
-        return on_hosts(given, hosts, min_hosts, ssh, python, sync=sync, detach=detach)
-    of_hosts = {"--detach": detach, "--sync": sync, "--python": python, "--min-hosts": min_hosts != "1"}
+        return as_a_rank(given, environment)
+    if given.hosts is not None:
+        return on_hosts(given, given.hosts)
+    of_hosts = {
+        "--detach": given.detach,
+        "--sync": given.sync,
+        "--python": given.python,
+        "--min-hosts": given.min_hosts != "1",
+    }
     if alone := [option for option, is_given in of_hosts.items() if is_given]:
         raise UserError(
             f"{option}: without --hosts it has no effect; add --hosts, or leave it out" for option in alone
@@ -406,8 +393,6 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Prove that the weights are bit-identical for any number of processes or --hosts."""
-    from rankless.launch import environments
-
     environments.refuse("verify", "run it once, without the launcher")
     if hosts is not None and device != "auto":
         raise UserError("--device: applies only to this machine; leave it out with --hosts")
@@ -421,11 +406,7 @@ def verify(
     from rankless.launch.verify import verify as compare
 
     # With --json, only the report goes to the standard output.
-    log = sys.stderr if as_json else sys.stdout
-
-    def echo(line: str) -> None:
-        print(line, file=log, flush=True)
-
+    echo = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     if hosts is not None:
         from rankless.launch.hosts.channel import way_over
         from rankless.launch.hosts.names import parse_hosts

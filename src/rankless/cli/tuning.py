@@ -9,20 +9,20 @@ from cyclopts import Parameter
 
 from rankless.cli.options import (
     Devices,
+    app,
+    check_recipe,
     devices_here,
     flag,
     loaded,
-    part,
     recipe_and_overrides,
     whole_number,
 )
 from rankless.errors import UserError, check_all
+from rankless.launch import environments
 from rankless.printing import say
 
 if TYPE_CHECKING:
     from rankless.launch.tuning.record import Record
-
-app = part()
 
 
 @app.command(
@@ -64,14 +64,11 @@ def tune(
     devices: Devices = "auto",
 ) -> int:
     """Search for better values of a recipe's keys, such as the learning rate. Each trial is a run."""
-    from rankless.launch import environments
-
     environments.refuse("tune", "run it once, without the launcher; --devices sets the number of devices")
     count, many = check_all(lambda: devices_here(devices), lambda: whole_number("--trials", trials))
     from rankless.launch import fork_server
     from rankless.launch.tuning import page
-    from rankless.launch.tuning import tune as tuning
-    from rankless.launch.tuning.output import TrialOutput
+    from rankless.launch.tuning.tune import TrialOutput, go_on
 
     if resume:
         record = _resumed(recipe, search, out, keeps_all=keep_all)
@@ -80,7 +77,7 @@ def tune(
     say(f"trials in {record.folder}; to follow one: rankless watch {record.run(len(record.trials) + 1)}")
     with TrialOutput(record) as output:
         fork_server.start()  # forked ranks inherit the redirected output
-        code = tuning.go_on(record, many, devices=count, output=output)
+        code = go_on(record, many, devices=count, output=output)
     if len(record.ranked()) > 1:
         say("\nthe best first:")
         for line in record.table():
@@ -99,7 +96,6 @@ def tune(
 
 
 def _begun(recipe: tuple[str, ...], search: tuple[str, ...], out: Path | None, *, keeps_all: bool) -> Record:
-    from rankless.cli.path_checks import check_recipe
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.tuning.tune import begin
 

@@ -72,25 +72,18 @@ def _differing(gathered: Sequence[tuple[str, str]]) -> list[str]:
     texts = [text for _, text in gathered]
     recipes = {text: from_json(text) for text in dict.fromkeys(texts)}
     first = recipes[texts[0]]
-    keys: dict[str, None] = {}
-    for other in recipes.values():
-        keys |= {key: None for key, _, _ in differences(first, other) if key != _OWN}
+    found: dict[str, dict[str, object]] = {}  # the values of each key that differs, by recipe
+    for text, other in recipes.items():
+        for key, ours, theirs in differences(first, other):
+            found.setdefault(key, dict.fromkeys(recipes, ours))[text] = theirs
+    found.pop(_OWN, None)
     problems = []
-    for key in keys:
-        shown = {text: _value(other, key) for text, other in recipes.items()}
-        values = [printable(shown[text]) for text in texts]
+    for key, by_recipe in found.items():
+        values = [printable(json.dumps(by_recipe[text], ensure_ascii=False)) for text in texts]
         problems.append(
             f"{key}: differs between the ranks: {_by_value(values)}; give all of them the same recipe"
         )
     return problems
-
-
-def _value(recipe: Recipe, key: str) -> str:
-    """Return the value of a key as JSON."""
-    found: object = json.loads(to_json(recipe))
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return json.dumps(found, ensure_ascii=False)
 
 
 def _by_value(values: Sequence[str]) -> str:

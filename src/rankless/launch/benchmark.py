@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -132,7 +131,11 @@ def benchmark(
         )
     plan = planned(target, ExportOptions(batch=batch), overrides)
     notes: list[str] = []
-    with _alone(plan) as world, tempfile.TemporaryDirectory(prefix="rankless-benchmark-") as folder:
+    with (
+        computes_like(plan.facts.recipe),
+        join(inline=True) as world,
+        tempfile.TemporaryDirectory(prefix="rankless-benchmark-") as folder,
+    ):
         note("pytorch")
         bench = _Bench(plan, speed.inputs(plan, batch), seconds, Path(folder), world)
         try:
@@ -198,10 +201,3 @@ class _Bench:
 
 def _shown(number: float | None, format: str) -> str:
     return "–" if number is None else f"{number:{format}}"
-
-
-@contextmanager
-def _alone(plan: Plan) -> Iterator[World]:
-    """Set up PyTorch for the recipe, with this process as the only rank."""
-    with computes_like(plan.facts.recipe), join(inline=True) as world:
-        yield world

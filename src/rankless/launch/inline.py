@@ -1,7 +1,8 @@
 """Training in the current process, as the only rank or with a thread per rank: for breakpoints and notebooks.
 
-Unlike with Rankless's launcher, a dead rank is not restarted, and the output of libraries goes to the
-terminal.
+With threads, the ranks exchange in memory; rank 0 is the calling thread, so that its breakpoints, signals and
+output work as usual. Unlike with Rankless's launcher, a dead rank is not restarted, and libraries print on
+the terminal.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -17,22 +19,98 @@ import torch
 from rankless.data.loader import LoaderDiedError
 from rankless.engine.loop import StopRequest
 from rankless.engine.settings import computes_like
-from rankless.errors import UserError
+from rankless.errors import UserError, counted
 from rankless.hardware import instruction_set
-from rankless.launch import rank_job, threads
+from rankless.launch import rank_job
 from rankless.launch.job import Job, error_in
-from rankless.launch.opening import device
+from rankless.launch.opening import cards, device
 from rankless.launch.requests import Requests
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
-from rankless.world.process_group import is_joined, join
+from rankless.tasks import open_task
+from rankless.world.process_group import LostPeerError, World, is_joined, join
+from rankless.world.threads import Meeting, join_threads
+
+
+def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:
+    """Describe everything that prevents ranks from being threads."""
+    found = []
+    if recipe.reduce == "fast":
+        found.append(
+            "parallel: reduce is 'fast', but threads exchange along the fixed tree alone; use reduce=exact, "
+            "or leave parallel out"
+        )
+    if recipe.model.checkpointing:
+        found.append(
+            "parallel: model.checkpointing is true, but a block that is computed again draws from generators "
+            "that threads share; use model.checkpointing=false, or leave parallel out"
+        )
+    there = cards()
+    if there and devices and devices > there:
+        found.append(
+            f"parallel: {devices} threads, but there {'is' if there == 1 else 'are'} "
+            f"{counted(there, 'GPU')}, and each has one thread; use fewer devices, or leave parallel out"
+        )
+    return found
+
+
+def _in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
+    """Train with ``size`` threads; return whether all steps are done, or raise the ranks' error.
+
+    PyTorch must already be set up for the recipe.
+    """
+    kind = device().type
+    devices = [torch.device(kind, number) if kind == "cuda" else torch.device(kind) for number in range(size)]
+    # One after another, not in the threads: importing a task affects the process.
+    tasks = [open_task(recipe) for _ in devices]
+    meeting = Meeting(size)
+    finished = [False] * size
+    errors: list[BaseException | None] = [None] * size
+
+    def work(world: World) -> None:
+        try:
+            torch.set_num_threads(recipe.threads)  # each thread has its own number
+            if kind == "cuda":
+                torch.cuda.set_device(world.device)
+            finished[world.rank] = rank_job.train(job, recipe, world, stop, task=tasks[world.rank])
+        except BaseException as error:
+            errors[world.rank] = error
+        finally:
+            meeting.leave(world.rank)
+
+    with join_threads(meeting, devices) as worlds:
+        threads = [
+            threading.Thread(target=work, args=(world,), name=f"rank {world.rank}", daemon=True)
+            for world in worlds[1:]
+        ]
+        for thread in threads:
+            thread.start()
+        work(worlds[0])
+        for thread in threads:
+            thread.join()
+    if (error := _first(errors)) is not None:
+        raise error
+    return finished[0]
+
+
+def _first(errors: Sequence[BaseException | None]) -> BaseException | None:
+    """Return the error to raise for all ranks; errors that only report a lost peer count last."""
+    met = [error for error in errors if error is not None]
+    causes = [error for error in met if not isinstance(error, LostPeerError)]
+    others = [error for error in causes if not isinstance(error, UserError)]
+    if others or not causes:
+        return next(iter([*others, *met]), None)
+    texts = {error.problems: error for error in causes if isinstance(error, UserError)}
+    if len(texts) == 1:
+        return causes[0]
+    return UserError(dict.fromkeys(problem for problems in texts for problem in problems))
 
 
 def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
     """Raise a UserError with all reasons why this process cannot train inline or in threads."""
     in_threads = parallel == "threads"
     given, option = ("parallel", "--parallel threads") if in_threads else ("inline", "--inline")
-    problems = threads.problems(recipe, devices) if in_threads else []
+    problems = _problems_of_threads(recipe, devices) if in_threads else []
     if not in_threads and devices not in (None, 1):
         problems.append(
             f"inline: trains in this process, on one device, and {devices} devices are asked for; expected "
@@ -96,7 +174,7 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
             _python_rng_left_alone(),
             computes_like(recipe),
         ):
-            finished = threads.train(job, recipe, ranks, stop) if ranks else _alone(job, recipe, stop)
+            finished = _in_threads(job, recipe, ranks, stop) if ranks else _alone(job, recipe, stop)
     except LoaderDiedError as error:
         again = f"rankless train --resume --run {job.run} {'--parallel threads' if ranks else '--inline'}"
         raise UserError(

@@ -13,10 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankless.errors import TaskError, UserError, nearest, one_of
 from rankless.files.writing import remove_tree
+
+if TYPE_CHECKING:
+    from rankless.recipe.schema import Recipe
 
 LOST_PEER = 75
 """Exit code of a rank that failed only because it lost another one."""
@@ -64,6 +67,33 @@ class Job:
     weights: str = ""
     launched: dict[str, Any] = field(default_factory=dict)
     sinks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The user's options for a training with the ranks of another launcher, or on several hosts.
+
+    Attributes:
+        recipe: the recipe; None uses that of the run to resume, which other machines may have, with
+            ``overrides``.
+        name: name of a new run.
+        devices: number of ranks that another launcher should have started, or of devices to use on hosts that
+            give no number; None accepts any, or uses all.
+        run: the run directory; None chooses one.
+        sinks: names of the user's sinks.
+        least: minimum number of hosts to continue with when others are lost.
+        dry_run_steps: number of steps of a dry run, which prints and keeps nothing; 0 for a real run.
+    """
+
+    recipe: Recipe | None
+    name: str
+    devices: int | None = None
+    run: Path | None = None
+    resume: bool = False
+    sinks: Sequence[str] = ()
+    overrides: Sequence[str] = ()
+    least: int = 1
+    dry_run_steps: int = 0
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,13 @@ from rankless.launch.opening import (
     devices_here,
     is_finished,
     opened,
+    record_death,
+    record_error,
     report,
     training_job,
     with_precision,
 )
 from rankless.launch.ranks import Ranks, saved_step
-from rankless.launch.record import record_death, record_error
 from rankless.launch.requests import Requests
 from rankless.launch.sharing import refuse_idle, too_few
 from rankless.launch.supervisor import GRACE, Progress, RoundEnd, supervise, where_from

@@ -7,39 +7,16 @@ from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 from rankless.errors import UserError
 from rankless.hardware.processes import die_with_parent, name_process
-from rankless.launch.environments.environment import Environment
+from rankless.launch.environments import Environment
+from rankless.launch.job import Wanted
 from rankless.launch.rank_log import RankOutput
-from rankless.recipe.schema import Recipe
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The user's options for one rank.
-
-    Attributes:
-        recipe: the recipe, which determines the instruction set; None if only other machines have the run to
-            resume.
-        name: name of a new run.
-        devices: number of ranks that the user expects; None accepts any.
-        run: the run directory; None chooses one.
-        sinks: names of the user's sinks.
-    """
-
-    recipe: Recipe | None
-    name: str
-    devices: int | None = None
-    run: Path | None = None
-    resume: bool = False
-    sinks: Sequence[str] = ()
-
-
-def train(environment: Environment, ask: Callable[[], Asked]) -> int:
+def train(environment: Environment, ask: Callable[[], Wanted]) -> int:
     """Train as the rank that a launcher started this process as; on rank 0, print how it went.
 
     ``ask`` reads the options and fixes the instruction set before PyTorch is imported.
@@ -60,7 +37,7 @@ def train(environment: Environment, ask: Callable[[], Asked]) -> int:
     output = RankOutput(environment.rank)
     try:
         try:
-            asked: Asked | UserError = ask()
+            asked: Wanted | UserError = ask()
         except UserError as error:  # raised once the ranks have met
             asked = error
         from rankless.launch.member_run import MemberRun  # imports PyTorch

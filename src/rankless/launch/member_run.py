@@ -27,12 +27,10 @@ from rankless.files.numbered import numbered_folder, removed_on_error
 from rankless.hardware.shortages import shortage
 from rankless.launch import environments, rank_job
 from rankless.launch.agreement import on_first, refuse_other_recipes, together
-from rankless.launch.environments.environment import Environment
-from rankless.launch.job import LOST_PEER, Job, error_in
-from rankless.launch.member import Asked
-from rankless.launch.opening import checked, is_finished, opened, report, training_job
+from rankless.launch.environments import Environment
+from rankless.launch.job import LOST_PEER, Job, Wanted, error_in
+from rankless.launch.opening import checked, is_finished, opened, record_error, report, training_job
 from rankless.launch.rank_log import RankOutput
-from rankless.launch.record import record_error
 from rankless.launch.resume import was_started_by
 from rankless.launch.run_lock import locked, refuse_nothing
 from rankless.models.published import prefetch
@@ -54,10 +52,10 @@ class MemberRun:
         job: the job of all ranks, once they agree.
     """
 
-    def __init__(self, environment: Environment, asked: Asked | UserError, output: RankOutput) -> None:
+    def __init__(self, environment: Environment, asked: Wanted | UserError, output: RankOutput) -> None:
         self.environment, self.output = environment, output
-        self.asked = asked if isinstance(asked, Asked) else Asked(None, "run")
-        self.error = None if isinstance(asked, Asked) else asked
+        self.asked = asked if isinstance(asked, Wanted) else Wanted(None, "run")
+        self.error = None if isinstance(asked, Wanted) else asked
         self.met = False  # whether the ranks have met, so that rank 0 can report an error for all
         self.sinks: list[str] = []
         self.job = Job("train", "", "")
@@ -238,7 +236,7 @@ def _foremost(numbers: Sequence[int]) -> int:
 
 
 def open_run(
-    world: World, environment: Environment, asked: Asked, recipe: Recipe, held: ExitStack
+    world: World, environment: Environment, asked: Wanted, recipe: Recipe, held: ExitStack
 ) -> Job | None:
     """Have rank 0 open the run directory until ``held`` is closed; all ranks call this.
 
@@ -298,7 +296,7 @@ def _is_mine(path: Path) -> bool:
     return there.stat().st_uid == os.geteuid()
 
 
-def _job_and_path(world: World, asked: Asked) -> tuple[str, Path]:
+def _job_and_path(world: World, asked: Wanted) -> tuple[str, Path]:
     """Return the job's name, "" if restarts cannot be recognized, and its run directory."""
     cluster = environments.job()
     name = cluster or world.recall("job")

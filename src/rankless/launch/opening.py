@@ -1,12 +1,13 @@
-"""Steps shared by all starts of a training: checks, opening of the run directory, and the final report."""
+"""Steps shared by all starts of a training: checks, the run directory, reports, entries in the journal."""
 
 from __future__ import annotations
 
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from rankless.hardware.precision import resolve
 from rankless.launch.job import Job
 from rankless.launch.resume import check_resume, finished_at
 from rankless.launch.run_lock import locked
+from rankless.launch.supervisor import Death
 from rankless.printing import discard_output, print_best, say
 from rankless.recipe.load import dump, load, to_json
 from rankless.recipe.schema import Recipe
@@ -35,19 +37,15 @@ from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_while_open
 def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]) -> tuple[Recipe, list[str]]:
     """Check task, sinks and instruction set; return the recipe with the task's full name, and sink names."""
     refuse_while_opening()
-    _refuse_other_than_recipes(recipe)
+    if not isinstance(recipe, Recipe):
+        raise UserError(
+            f"recipe is {recipe!r:.80}; expected a Recipe, such as rankless.load_recipe('digits') returns"
+        )
     refuse_unable(recipe.cpu_isa)
     names = [absolute(name_of(sink, "sink")) for sink in sinks]
     for name in names:
         sink_class(name)  # raises its errors before anything is created
     return replace(recipe, task=absolute(name_of(task or recipe.task))), names
-
-
-def _refuse_other_than_recipes(recipe: object) -> None:
-    if not isinstance(recipe, Recipe):
-        raise UserError(
-            f"recipe is {recipe!r:.80}; expected a Recipe, such as rankless.load_recipe('digits') returns"
-        )
 
 
 @contextmanager
@@ -158,7 +156,10 @@ def _output_is_optional(run: RunDirectory) -> Iterator[None]:
 def report_finished(run: RunDirectory) -> None:
     """Print the best scores of a finished run, its files, and a command to try next."""
     scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
-    best, following = run.pointed("best"), _next(run)
+    best, task = run.pointed("best"), load(run.recipe).task
+    following = f"rankless predict {run.path} IMAGES"
+    if task not in BUILT_IN:  # which predict does not know
+        following = f"rankless evaluate {run.path} --task {shlex.quote(task)}"
     with _output_is_optional(run):
         for entry in scores:
             if best is not None and entry["evaluation"] == best:
@@ -176,13 +177,6 @@ def is_finished(run: RunDirectory, recipe: Recipe) -> bool:
     if step:
         report_nothing_left(run.path, step, recipe.epochs, f"rankless train --resume --run {run.path}")
     return bool(step)
-
-
-def _next(run: RunDirectory) -> str:
-    task = load(run.recipe).task
-    if task in BUILT_IN:
-        return f"rankless predict {run.path} IMAGES"
-    return f"rankless evaluate {run.path} --task {shlex.quote(task)}"  # predict knows only built-in tasks
 
 
 def cards() -> int:
@@ -203,3 +197,34 @@ def with_precision(recipe: Recipe) -> Recipe:
 def device() -> torch.device:
     """Return the device that the ranks compute on."""
     return compute_device()
+
+
+def record_death(run: RunDirectory, death: Death) -> None:
+    """Add a death to the journal of a run whose ranks have all ended."""
+    how = {"signal": signal.Signals(-death.code).name} if death.code < 0 else {"code": death.code}
+    who = {} if death.rank is None else {"rank": death.rank}
+    _append(run, {"event": "death", "at": _step(run), **who, **how, "text": death.text})
+
+
+def record_error(run: RunDirectory, errors: Sequence[str]) -> None:
+    """Add the error that ended a run to its journal and report, if the run had begun."""
+    if run.journal.exists():
+        _append(run, {"event": "error", "at": _step(run), "text": "\n".join(errors)})
+        if run.report.exists():  # rank 0 wrote the report without the error
+            from rankless.report import page
+            from rankless.report.collected import Collected
+
+            with suppress(UserError, OSError):
+                page.write([Collected(run.path).refresh()], run.report)
+
+
+def _step(run: RunDirectory) -> int:
+    try:
+        return journal.last_step(run.journal)
+    except OSError:
+        return 0
+
+
+def _append(run: RunDirectory, entry: dict[str, object]) -> None:
+    with suppress(OSError):  # a full disk may be the cause
+        journal.append(run.journal, **entry, timing={"time": round(time.time(), 1)})

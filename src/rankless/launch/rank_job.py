@@ -11,8 +11,6 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -167,7 +165,8 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
         )
     model = trained.model(task, weights, job.weights)
     missing: list[Unreadable] = []
-    with _shown(screen) as progress:
+    with ProgressBar(1, "evaluating", file=screen) if screen else contextlib.nullcontext() as bar:
+        progress = bar.show if bar else None
         scores = engine.evaluate(
             task, model.to(world.device), recipe, world, unreadable=missing.extend, progress=progress
         )
@@ -179,16 +178,6 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
     data = task.evaluation_data()
     notes = [*capabilities(data).notes]
     return {"scores": scores, "images": len(data), "notes": notes, "warnings": warnings}
-
-
-@contextmanager
-def _shown(screen: IO[str] | None) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a function that shows progress (images done, images in total), or None without a ``screen``."""
-    if screen is None:
-        yield None
-        return
-    with ProgressBar(1, "evaluating", file=screen) as bar:
-        yield bar.show
 
 
 def fork_loaders_early(recipe: Recipe) -> None:

@@ -55,7 +55,6 @@ class RoundEnd(msgspec.Struct):
         traces: traces of a dry run on several hosts, by rank.
         lost: names of the lost hosts.
         regrouping: whether the round was asked to end so that a host can join.
-        hopeless: whether the supervisor gave up after this round.
     """
 
     notes: list[dict[str, Any]] = []
@@ -66,7 +65,6 @@ class RoundEnd(msgspec.Struct):
     traces: dict[int, str] = {}
     lost: list[str] = []
     regrouping: bool = False
-    hopeless: bool = False
 
     @classmethod
     def merged(cls, ends: Sequence[RoundEnd], lost: Sequence[str], *, regrouping: bool) -> RoundEnd:
@@ -202,7 +200,6 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
             report(f"{end.why}; {HOPELESS} restarts saved no new checkpoint, giving up")
             for line in end.failed[end.culprit].traceback if end.culprit is not None else ():
                 print(escaped(line), file=sys.stderr)
-            end.hopeless = True
             return end
         report(f"{end.why}; restarting from {hosts.resumes(end)}")
     return None

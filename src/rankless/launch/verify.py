@@ -17,7 +17,7 @@ from rankless.launch import local
 from rankless.launch.hosts.channel import Way
 from rankless.launch.hosts.coordinator import Coordinator
 from rankless.launch.hosts.names import Host
-from rankless.launch.hosts.training import Wanted
+from rankless.launch.job import Wanted
 from rankless.launch.requests import Requests
 from rankless.launch.sharing import refuse_idle
 from rankless.models.checkpoints.weights import digest_file
@@ -99,9 +99,7 @@ def verify_on_hosts(
 
     def train(there: Sequence[Host], first: Trace) -> tuple[WorldResult, Trace]:
         run = Path("runs") / f".verify-{uuid.uuid4().hex[:12]}"
-        wanted = Wanted(
-            recipe, (), run, "", None, resume=False, sinks=(), least=len(there), dry_run_steps=steps
-        )
+        wanted = Wanted(recipe, "", run=run, least=len(there), dry_run_steps=steps)
         with Requests() as requests:
             coordinator = Coordinator(wanted, there, way, requests)
             code = coordinator.train()

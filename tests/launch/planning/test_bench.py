@@ -16,8 +16,7 @@ from rankless.cli import main
 from rankless.errors import ShortageError
 from rankless.launch.planning import bench as benching
 from rankless.launch.planning.bare_process import BareLoop
-from rankless.launch.planning.bench import Bare, Bench, Speed, steady
-from rankless.launch.planning.bench_advice import Measured, Shares, advice
+from rankless.launch.planning.bench import Bare, Bench, Shares, Speed, steady
 from rankless.recipe.load import load
 
 SMALL = [
@@ -27,20 +26,21 @@ SMALL = [
 CALM = Shares(0.9, 0.02, 0.04, 0.04)
 
 
-def measured(shares: Shares = CALM, micro: float = 1.0, bf16: float = 1.0, **more) -> Measured:
-    """What was measured with a step of four images in two micro-batches."""
-    best = {(4, "fp32"): 1.0, (2, "fp32"): micro, (4, "bf16"): bf16}
-    given = {"ranks": 1, "workers": 0, "cores": 2, "best": best, "whole": (4, "fp32")} | more
-    return Measured(**{"recipe": load("digits", SMALL), "shares": shares, **given})
+def advice(shares: Shares = CALM, micro: float = 1.0, bf16: float = 1.0, **more) -> dict[str, str]:
+    """What is advised after a step of four images in two micro-batches."""
+    best = {(4, "fp32"): 1.0, (2, "fp32"): micro, (4, "bf16"): bf16, (4, "pure-bf16"): 9.0}
+    speeds = [Speed("plain", *mode, 1.0, 1.0, (beside, beside), 0) for mode, beside in best.items()]
+    given = {"recipe": load("digits", SMALL), "devices": 1, "workers": 0, "cores": 2} | more
+    return dict(Bench(step=1.0, shares=shares, speeds=[speeds[0], *speeds], notes=[], **given).advice())
 
 
 def test_calm_figures_bring_no_advice() -> None:
-    assert advice(measured()) == []
+    assert advice() == {}
 
 
 def test_advice_follows_what_was_measured() -> None:
     busy = Shares(0.4, 0.2, 0.2, 0.2)
-    found = dict(advice(measured(busy, micro=0.8, bf16=1.5)))
+    found = advice(busy, micro=0.8, bf16=1.5)
     assert list(found) == ["workers", "batch.micro", "precision", "--devices", "batch.images"]
     assert "try workers=1 (1 of 2 cores are left" in found["workers"]
     assert "4 images at a time are 1.25 times as fast as 2: try batch.micro=4" in found["batch.micro"]
@@ -51,12 +51,12 @@ def test_a_cache_is_only_advised_for_images_that_are_files(tmp_path: Path) -> No
     recipe = load("digits", SMALL)
     files = replace(recipe, data=replace(recipe.data, root=str(tmp_path)))
     busy = Shares(0.5, 0.5, 0.0, 0.0)
-    assert "data.cache" in dict(advice(measured(busy, recipe=files)))
-    assert "data.cache" not in dict(advice(measured(busy)))
+    assert "data.cache" in advice(busy, recipe=files)
+    assert "data.cache" not in advice(busy)
 
 
 def test_no_larger_micro_batch_is_advised_than_the_devices_leave() -> None:
-    assert dict(advice(measured(micro=0.5, ranks=2))) == {}
+    assert advice(micro=0.5, devices=2) == {}
 
 
 @settings(max_examples=30)
@@ -121,7 +121,7 @@ def test_the_table_fits_into_80_columns() -> None:
         Speed("rankless", 1024, "bf16", 12345.67, 9876.54, (0.98, 1.02), 70 << 30),
         Speed("plain", 65536, "bf16", 12345.67, 9876.54, (1.0, 1.0), 0),
     ]
-    lines = [*Bench(load("digits", SMALL), 8, 4, 0.25, CALM, speeds, [], []).lines()]
+    lines = [*Bench(load("digits", SMALL), 8, 4, 64, 0.25, CALM, speeds, []).lines()]
     assert max(map(len, lines)) <= 80
     assert "a step of 250 ms: compute 90%, waiting for images 2%, network 4%, other 4%" in lines
 

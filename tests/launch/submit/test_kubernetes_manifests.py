@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 from kubernetes_validate import ValidationError, latest_version, validate
 
 from rankless import cli
+from rankless.errors import STOPPED
+from rankless.launch.job import LOST_PEER
 from rankless.launch.submit import kubernetes
 from rankless.launch.submit.request import Request
 
 GOLDEN = Path(__file__).parent / "golden"
 WORDS = "submit kubernetes {recipe} --nodes 2 --devices 2 --image me/rankless:1 --claim work"
+OPTIONS = {"--image": "image", "--claim": "claim", "--gpu": "nvidia.com/gpu", "--runtime": "runtime"}
 words = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20)
 
 
@@ -62,6 +65,7 @@ def test_the_plain_manifests_are_valid(capsys: pytest.CaptureFixture[str]) -> No
     # What the schema does not know, but the API server refuses.
     job, service = every["Job"]["spec"], every["Service"]["spec"]
     pod = job["template"]["spec"]
+    assert job["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] == [LOST_PEER, STOPPED]
     assert job["completionMode"] == "Indexed"
     assert job["completions"] == job["parallelism"] == 2
     assert pod["restartPolicy"] == "Never", "a podFailurePolicy needs it"
@@ -157,10 +161,9 @@ def expanded(text: str, variables: dict[str, str]) -> str:
 @settings(settings.get_profile("files"))
 @given(st.lists(words | st.just("a$(POD_IP)$$(X)"), min_size=1, max_size=3), words)
 def test_any_word_reaches_the_ranks_as_it_is(overrides: list[str], text: str) -> None:
-    ours = kubernetes.Settings("image", "claim", recipe_text=text)
-    request = Request("my.yaml", tuple(overrides), 1, 1, None, (), "job")
+    request = Request("my.yaml", tuple(overrides), 1, 1, None, (), "job", recipe_text=text)
     for plain in (True, False):
-        made = kubernetes.manifests(request, ours, plain=plain)
+        made = kubernetes.manifests(request, "python", OPTIONS, plain=plain)
         read = list(yaml.safe_load_all(kubernetes.text(made)))
         assert read == made
         assert read[0]["data"]["my.yaml"] == text
@@ -189,14 +192,13 @@ class Pod:
     """The script of one machine, with a command of the test's for its ranks."""
 
     def __init__(self, folder: Path, node: int, command: str, devices: int = 2) -> None:
-        ours = kubernetes.Settings("image", "claim")
         request = Request("digits", (), 2, devices, None, (), "job")
-        job = kubernetes.manifests(request, ours, plain=True)[-1]
+        job = kubernetes.manifests(request, "python", OPTIONS, plain=True)[-1]
         (container,) = job["spec"]["template"]["spec"]["containers"]
         shell, option, script = container["command"]
         variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
         variables |= {"NODE": str(node), "POD_IP": "127.0.0.1", "MASTER_ADDR": "localhost"}
-        script = script.replace(f"cd {kubernetes._CLAIM} ", f"cd {folder} ")
+        script = script.replace("cd /workspace ", f"cd {folder} ")
         self.process = subprocess.Popen(
             [shell, option, script, "node", "/bin/bash", "-c", command],
             env={"PATH": os.environ["PATH"], **variables},

@@ -28,8 +28,8 @@ precision: fp32
 
 
 def test_what_is_submitted_can_be_read() -> None:
-    request = Request("my boxes.yaml", ("optim.lr=0.1",), 1, 4, "/data/runs/x", (), "my-boxes")
-    text = ray.described(request, ray.Settings("auto", "/home/me", "my-boxes-1", cpus=2))
+    request = Request("my boxes.yaml", ("optim.lr=0.1",), 1, 4, "/data/runs/x", (), "my-boxes", 2)
+    text = ray.described(request, ray.Settings("auto", "/home/me", "my-boxes-1"))
     assert text == (
         "address:   auto\n"
         "workers:   4, each with a GPU where the cluster has any, and 2 CPU\n"
@@ -44,19 +44,18 @@ def test_workers_compute_on_what_was_asked_for_here(monkeypatch: pytest.MonkeyPa
     settings = ray.Settings("auto", "/home/me", "job-1")
     monkeypatch.setenv("RANKLESS_CPU", "1")
     job = {"RANKLESS_JOB_ID": "job-1"}
-    assert ray.work(Request("digits"), settings).variables == {**job, "RANKLESS_CPU": "1"}
+    assert ray.work(Request("digits"), settings)["variables"] == {**job, "RANKLESS_CPU": "1"}
     monkeypatch.delenv("RANKLESS_CPU")
-    assert ray.work(Request("digits"), settings).variables == job
+    assert ray.work(Request("digits"), settings)["variables"] == job
 
 
 @pytest.mark.parametrize(
     ("cluster", "expected"), [({"CPU": 8.0}, {"CPU": 2}), ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 2, "GPU": 1})]
 )
 def test_a_rank_takes_a_gpu_where_there_is_one(cluster: dict[str, float], expected: dict[str, float]) -> None:
-    settings = ray.Settings("auto", "/", "job", cpus=2)
-    assert ray._resources(Request("digits", devices=4), settings, cluster) == expected
+    assert ray._resources(Request("digits", devices=4, cpus=2), cluster) == expected
     with pytest.raises(ray.UserError, match=r"--devices: 5 ranks take .* has"):
-        ray._resources(Request("digits", devices=5), settings, cluster)
+        ray._resources(Request("digits", devices=5, cpus=2), cluster)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")

@@ -59,7 +59,7 @@ def test_the_script_is_the_one_that_was_read(
 @given(st.lists(words, min_size=1, max_size=4), words, words)
 def test_any_word_reaches_the_ranks_as_it_is(overrides: list[str], folder: str, run: str) -> None:
     request = Request("my recipe.yaml", tuple(overrides), 2, 2, run, (), "job")
-    text = slurm.script(request, slurm.Settings(folder, "/my venv/python"))
+    text = slurm.script(request, folder, "/my venv/python", {})
     _, _, rest = text.partition("srun --kill-on-bad-exit=0 ")
     line, _, _ = rest.rpartition(" &\n    step=")
     assert shlex.split(line) == ["/my venv/python", "-m", *request.words()]
@@ -93,9 +93,7 @@ class Cluster:
 
 
 def a_script(folder: Path, *overrides: str) -> str:
-    return slurm.script(
-        Request("digits", overrides, 2, 1, None, (), "job"), slurm.Settings(str(folder), "python")
-    )
+    return slurm.script(Request("digits", overrides, 2, 1, None, (), "job"), str(folder), "python", {})
 
 
 @pytest.mark.processes
@@ -162,7 +160,7 @@ def test_bash_reads_nasty_words_as_words(tmp_path: Path) -> None:
 
 def test_one_task_is_made_a_rank(tmp_path: Path) -> None:
     """Slurm's variables say of a single task only that it is one."""
-    text = slurm.script(Request("digits"), slurm.Settings(str(tmp_path), "python"))
+    text = slurm.script(Request("digits"), str(tmp_path), "python", {})
     assert "export RANK=0 WORLD_SIZE=1\n" in text
     assert "export RANK=" not in a_script(tmp_path)
 

@@ -1,14 +1,16 @@
-"""A finding of ``rankless doctor``: the thing checked, its state, and the fix."""
+"""The findings of ``rankless doctor``: the thing checked, its state and the fix, and a table of them."""
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from rankless.errors import UserError
+from rankless.errors import UserError, counted, escaped
 
 Level = Literal["ok", "warning", "error"]
 
@@ -69,3 +71,55 @@ def run(looks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check]
     slow = "a name server or a network disk does not answer; check it by hand"
     done = dict(found)
     return [done.get(name) or error(name, f"no answer within {seconds:g} s", slow) for name in looks]
+
+
+_ORDER = ("ok", "warning", "error")
+_LONG = 24  # columns for names of hosts
+
+
+def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
+    """Merge equal findings of several hosts and sort them by level, errors last.
+
+    ``hosts`` contains the names of all hosts; it is empty if only this machine was checked.
+    """
+    where: dict[Check, list[str]] = {}
+    for check in checks:
+        where.setdefault(replace(check, host=""), []).append(check.host)
+    rows = []
+    for check, names in where.items():
+        named = [name for name in names if name]
+        shown = "all" if hosts and set(hosts) <= set(named) else ", ".join(named)
+        rows.append(replace(check, host=shown))
+    return sorted(rows, key=lambda check: _ORDER.index(check.level))
+
+
+def lines(checks: Sequence[Check], hosts: Sequence[str], columns: int | None = None) -> list[str]:
+    """Return a table (level, thing, hosts, value), each fix below its finding, and a summary."""
+    rows = merged(checks, hosts)
+    columns = max(columns or shutil.get_terminal_size((110, 24)).columns, 60)
+    thing = max([len(row.name) for row in rows], default=0)
+    host = min(max([len(row.host) for row in rows], default=0), _LONG)
+    table = []
+    for row in rows:
+        head = f"{row.level:7}  {row.name:{thing}}  " + (f"{row.host:{host}}  " if host else "")
+        indent = " " * (9 + thing + 2 + (host + 2 if host else 0))
+        table += _wrapped(row.value, head, indent, columns)
+        if row.fix:
+            table += _wrapped(row.fix, f"{indent}fix: ", f"{indent}     ", columns)
+    counts = {level: sum(row.level == level for row in rows) for level in _ORDER}
+    table += [
+        "",
+        f"{counted(counts['error'], 'error')}, {counted(counts['warning'], 'warning')}, {counts['ok']} ok",
+    ]
+    return table
+
+
+def _wrapped(text: str, first: str, indent: str, columns: int) -> list[str]:
+    return textwrap.wrap(
+        escaped(text),
+        columns,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

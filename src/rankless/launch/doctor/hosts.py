@@ -133,6 +133,68 @@ def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
     return found
 
 
+_SLOW = 100e6  # bytes/s; a link of 1 Gbit/s carries 117e6
+
+
+def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
+    """Return the bytes per second that every host sends; an all-reduce sends its vector twice."""
+    passes = 2 if timing["name"] == "all-reduce" else 1
+    return float(passes * (hosts - 1) / hosts * timing["size"] / timing["seconds"])
+
+
+def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
+    """Return the latency and bandwidth, with a warning if the network is slower than 1 Gbit/s."""
+    latency = min(timing["seconds"] for timing in timings)
+    largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
+    rate = bandwidth(largest, hosts)
+    value = f"{1000 * latency:.2f} ms, {rate / 1e6:,.0f} MB/s between {counted(hosts, 'host')} (gloo)"
+    if rate < _SLOW:
+        fix = "ethtool DEVICE shows the speed of a link; put the hosts on one switch, by cable"
+        return warning("network", f"{value}: slower than 1 Gbit/s", fix)
+    return ok("network", value)
+
+
+def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
+    """Estimate the seconds of a step and the network's share; upper bounds, because the two partly overlap.
+
+    Args:
+        alone: seconds of a step on the first host by itself.
+        exchange: seconds to exchange the gradients between one rank of each host.
+        shares: number of ranks on each host, the first host's first. Every rank sends.
+    """
+    computing = alone * shares[0] / sum(shares)
+    sending = exchange * max(shares)
+    total = computing + sending
+    value = (
+        f"about {1000 * total:,.0f} ms, of which {1000 * sending:,.0f} ms network, with {sum(shares)} ranks "
+        f"on {counted(len(shares), 'host')}; {1000 * alone:,.0f} ms with {shares[0]} on the first alone"
+    )
+    if total >= alone:
+        fix = "use a faster network, a larger batch.images, or the first host alone"
+        return warning("step", f"{value}: more hosts make it slower", fix)
+    return ok("step", value)
+
+
+def speed(timings: Sequence[Mapping[str, Any]], hosts: int) -> list[str]:
+    """Return a table of the measurements between hosts: a row per size, two columns per collective."""
+    names = list(dict.fromkeys(timing["name"] for timing in timings))
+    if not timings:
+        return []
+    found = {(timing["name"], timing["size"]): timing for timing in timings}
+    table = ["", "size    " + "".join(f"{name:>26}" for name in names)]
+    for size in sorted({timing["size"] for timing in timings}):
+        row = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+        cells = ""
+        for name in names:
+            timing = found.get((name, size))
+            text = (
+                timing and f"{1000 * timing['seconds']:,.2f} ms {bandwidth(timing, hosts) / 1e6:>8,.1f} MB/s"
+            )
+            cells += f"{text or 'left out':>26}"
+        table.append(f"{row:8}{cells}")
+    return table
+
+
 _LOOK, _TRY, _MEASURE, _STEPS = 60.0, 30.0, 90.0, 240.0  # seconds for a command on a host
 _CLOCKS = 5  # readings of each clock
 
@@ -169,7 +231,12 @@ def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -
             doctor.look()
     finally:
         doctor.pool.close()
-    return doctor.found
+    found = doctor.found
+    if found.timings:
+        found.checks.append(network(found.timings, found.measured))
+    if found.step and found.exchange:
+        found.checks.append(step(found.step, found.exchange, found.shares))
+    return found
 
 
 class _Doctor:
@@ -177,6 +244,7 @@ class _Doctor:
 
     def __init__(self, pool: HostPool, recipe: Recipe | None, run: Path) -> None:
         self.pool, self.recipe, self.run = pool, recipe, run
+        self.training = Training(recipe, run, None, False, (), {}) if recipe else None
         self.found = Examination()
         self.reported: set[int] = set()
 
@@ -220,25 +288,20 @@ class _Doctor:
     def _own_checks(self) -> None:
         threads = self.recipe.threads if self.recipe else 1
         for index, reply in self._ask(messages.Doctor(run=str(self.run), threads=threads), _LOOK).items():
-            for check in reply.checks:
+            for check in reply.value:
                 self._add(self.pool.members[index], Check(**check))
 
     def _facts(self) -> None:
         def command(member: Member) -> messages.Facts:
-            text = self._training().json(member) if self.recipe else ""
+            text = self.training.json(member) if self.training else ""
             return messages.Facts(recipe=text, run=str(self.run))
 
         for index, reply in self._ask(command, here.DATA_LIMIT).items():
             member = self.pool.members[index]
-            member.facts = facts = reply.facts
+            member.facts = facts = reply.value
             if self.recipe:
                 root = member.host.data or self.recipe.data.root
                 self._add(member, here.of_data(root, facts["data"], facts["problems"]))
-
-    def _training(self) -> Training:
-        if self.recipe is None:
-            raise ValueError("only what depends on a recipe asks for its training")
-        return Training(self.recipe, self.run, None, False, (), {})
 
     def _clocks(self, members: Sequence[Member]) -> None:
         skews: dict[str, tuple[float, float]] = {}
@@ -257,7 +320,7 @@ class _Doctor:
     def _connections(self, members: list[Member]) -> bool:
         """Have every host try every other; return whether all reach each other."""
         for index, reply in self._ask(messages.Listen(echo=True), _TRY).items():
-            self.pool.members[index].ports = reply.ports
+            self.pool.members[index].ports = reply.value
         members = [member for member in members if not member.lost]
         own = {member.name: member.facts.get("host", member.name) for member in members}
 
@@ -268,7 +331,7 @@ class _Doctor:
 
         replies = self._ask(probe, _TRY, members)
         members = [member for member in members if member.index in replies]
-        answers = {member.name: replies[member.index].found for member in members}
+        answers = {member.name: replies[member.index].value for member in members}
         checks = connections(answers)
         self.found.checks += [*checks, *resolving(answers, {name: own[name] for name in answers})]
         for member in members:
@@ -283,14 +346,15 @@ class _Doctor:
             return
         lead = members[0]
         parameters = micro_batches = 0
-        if self.recipe and self._share(members):
-            asked = self._ask(messages.Parameters(recipe=self._training().json(lead)), _LOOK, [lead])
+        training = self.training
+        if training and self._share(training, members):
+            asked = self._ask(messages.Parameters(recipe=training.json(lead)), _LOOK, [lead])
             parameters = int(asked[lead.index].value) if asked else 0
-            micro_batches = self.recipe.batch.micro_batches
+            micro_batches = training.recipe.batch.micro_batches
         opened = self._ask(messages.OpenStore(address=lead.own), _TRY, [lead]).get(lead.index)
         if opened is None:
             return
-        port = opened.port
+        port = opened.value
 
         def command(member: Member) -> messages.Speed:
             return messages.Speed(
@@ -308,13 +372,13 @@ class _Doctor:
             self.found.measured = len(members)
             self.found.timings = replies[lead.index].timings
             self.found.exchange = replies[lead.index].exchange
-            if self.found.exchange:
-                self._step(lead)
+            if training and self.found.exchange:
+                self._step(training, lead)
 
-    def _share(self, members: Sequence[Member]) -> bool:
+    def _share(self, training: Training, members: Sequence[Member]) -> bool:
         """Check that there is work for at least one rank on every host."""
         try:
-            shares = self._training().shares(members)
+            shares = training.shares(members)
         except UserError as problem:
             fix = "change the recipe, or --hosts, as it says"
             self.found.checks += [error("recipe", text, fix) for text in problem.problems]
@@ -322,11 +386,11 @@ class _Doctor:
         self.found.shares = [shares[member.index] for member in members]
         return True
 
-    def _step(self, lead: Member) -> None:
+    def _step(self, training: Training, lead: Member) -> None:
         """Measure a step on the first host only."""
-        command = messages.Step(recipe=self._training().json(lead), devices=self.found.shares[0])
-        reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.Number())
-        self.found.step = reply.value
+        command = messages.Step(recipe=training.json(lead), devices=self.found.shares[0])
+        reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.Value(value=0.0))
+        self.found.step = reply.value or 0.0
         if not self.found.step:
             why = lead.lost or "; ".join(reply.problems)
             fix = "check that the recipe trains on this host alone; use a smaller batch.images if it is slow"

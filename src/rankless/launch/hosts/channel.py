@@ -26,10 +26,9 @@ from typing import IO, Any
 import msgspec
 
 import rankless
-from rankless.errors import UserError
 from rankless.launch.hosts import supervisor
 from rankless.launch.hosts.messages import Beat, Command, Event
-from rankless.launch.hosts.names import HERE, Host
+from rankless.launch.hosts.names import HERE, Host, ssh_words
 from rankless.messages import line
 
 _KINDS = (".py", ".yaml", ".typed")
@@ -110,12 +109,7 @@ def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
     if sys.stdout.isatty():  # rank 0 shows its bar through a pipe
         size = os.get_terminal_size(1)
         env |= {"FORCE_COLOR": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}
-    try:
-        words = shlex.split(ssh)
-    except ValueError as error:
-        raise UserError(f"--ssh is '{ssh}': {error}; expected a command, as in 'ssh -p 2222'") from None
-    if not words:
-        raise UserError("--ssh is empty; expected a command, as in 'ssh -p 2222'")
+    words = ssh_words(ssh)
     code = _package() if sync else None
     if code:
         env["PYTHONPATH"] = f"~/{code.folder}"

@@ -20,8 +20,8 @@ from rankless.launch.hosts.channel import Way
 from rankless.launch.hosts.host_pool import HostPool, Member
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.preflight import names
-from rankless.launch.hosts.training import Training, Wanted
-from rankless.launch.job import Place
+from rankless.launch.hosts.training import Training
+from rankless.launch.job import Place, Wanted
 from rankless.launch.opening import report_nothing_left, report_stopped
 from rankless.launch.requests import Requests
 from rankless.launch.sharing import too_few
@@ -220,7 +220,7 @@ class Coordinator:
                 number=self.number,
                 job=self.training.job(member),
                 ranks=counts[member.index],
-                place=Place(first, size, lead.own, opened.port),
+                place=Place(first, size, lead.own, opened.value),
                 own=member.own,
                 deaths=self.deaths,
             )
@@ -294,8 +294,9 @@ class Coordinator:
         members, lead = self.members, self.members[0]
         if not lead.lost:
             replies = self.pool.ask([lead], messages.Report(run=str(self.training.run)), _SHORT)
-            for line in replies[lead.index].text.splitlines() if lead.index in replies else ():
-                say(line)
+            for reply in replies.values():
+                for line in (reply.value or "").splitlines():
+                    say(line)
         behind = preflight.behind(self.pool, members, str(self.training.run))
         say(f"the run directory is on {names([member for member in members if member.name not in behind])}")
         for name, steps in behind.items():
@@ -390,7 +391,7 @@ class Returning:
         reply = member.replies.popleft()
         problems = list(reply.problems)
         if asked == "facts" and not problems:
-            member.facts = reply.facts
+            member.facts = reply.value
             there = [m for m in self.pool.members if m.index in self.joined and m.facts]
             problems = preflight.problems([*there, member])
         if problems:

@@ -18,7 +18,7 @@ from rankless.files.writing import write_atomically
 from rankless.launch.hosts import detached
 from rankless.launch.hosts.channel import OPTIONS, Way, quoted, remedy
 from rankless.launch.hosts.names import HERE, Host, parse_hosts
-from rankless.launch.hosts.training import Wanted
+from rankless.launch.job import Wanted
 from rankless.printing import say
 from rankless.recipe.load import dump
 from rankless.runs.overview import DETACHED

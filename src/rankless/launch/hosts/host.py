@@ -35,10 +35,10 @@ from rankless.hardware.processes import die_with_parent, name_process
 from rankless.launch import fork_server, local, opening
 from rankless.launch.doctor.here import checks
 from rankless.launch.hosts import messages
-from rankless.launch.hosts.messages import Answer, Command
+from rankless.launch.hosts.messages import Answer, Command, Value
 from rankless.launch.hosts.reach import Listener, probe
+from rankless.launch.opening import record_death
 from rankless.launch.ranks import Ranks
-from rankless.launch.record import record_death
 from rankless.launch.requests import Requests
 from rankless.launch.resume import check_resume, finished_at, recipe_of_run
 from rankless.launch.run_lock import locked
@@ -145,16 +145,20 @@ class HostProcess:
 
     @answer.register
     def _(self, command: messages.Holds) -> messages.Held:
-        return holds(Path(command.run))
+        run = RunDirectory(Path(command.run))
+        steps = run.steps()
+        whole = (step for step in reversed(steps) if damage(run.step_directory(step)) is None)
+        has_run = run.recipe.exists() or bool(steps)
+        return messages.Held(exists=os.path.lexists(run.path), has_run=has_run, step=next(whole, None))
 
     @answer.register
-    def _(self, command: messages.Recipe) -> messages.Text:
+    def _(self, command: messages.Recipe) -> Value[str]:
         recipe = recipe_of_run(RunDirectory(Path(command.run)), command.overrides)
-        return messages.Text(text=to_json(recipe))
+        return Value(value=to_json(recipe))
 
     @answer.register
-    def _(self, command: messages.Facts) -> messages.FactsFound:
-        return messages.FactsFound(facts=facts(command.recipe))
+    def _(self, command: messages.Facts) -> Value[dict[str, Any]]:
+        return Value(value=facts(command.recipe))
 
     @answer.register
     def _(self, command: messages.Prepare) -> messages.Prepared:
@@ -170,7 +174,7 @@ class HostProcess:
         return messages.Prepared(recipe=to_json(recipe), sinks=names, finished=finished)
 
     @answer.register
-    def _(self, command: messages.Begin) -> messages.Begun:
+    def _(self, command: messages.Begin) -> Value[bool]:
         run = RunDirectory(Path(command.run))
         resume = command.resume and (run.recipe.exists() or bool(run.steps()))
         is_first = self.opened.enter_context(locked(run, resume, command.token))
@@ -178,24 +182,24 @@ class HostProcess:
             self.opened.callback(remove_tree, run.path)
         if is_first and not resume:
             opening.begin(run, from_json(command.recipe))
-        return messages.Begun(shared=not is_first)
+        return Value(value=not is_first)
 
     @answer.register
-    def _(self, command: messages.Listen) -> messages.Listening:
+    def _(self, command: messages.Listen) -> Value[dict[str, int]]:
         self.listener = Listener(echo=command.echo)
-        return messages.Listening(ports=self.listener.ports())
+        return Value(value=self.listener.ports())
 
     @answer.register
-    def _(self, command: messages.Reach) -> messages.Reached:
-        return messages.Reached(found=probe(command.targets, large=command.large))
+    def _(self, command: messages.Reach) -> Value[dict[str, dict[str, Any]]]:
+        return Value(value=probe(command.targets, large=command.large))
 
     @answer.register
-    def _(self, command: messages.OpenStore) -> messages.StoreOpened:
+    def _(self, command: messages.OpenStore) -> Value[int]:
         if self.listener is not None:
             self.listener.close()
             self.listener = None
         self.store = open_store(command.address)
-        return messages.StoreOpened(port=self.store.port)
+        return Value(value=self.store.port)
 
     @answer.register
     def _(self, command: messages.Round) -> messages.RoundEnded:
@@ -241,19 +245,19 @@ class HostProcess:
         self.opened.close()
 
     @answer.register
-    def _(self, command: messages.Report) -> messages.Text:
+    def _(self, command: messages.Report) -> Value[str]:
         with redirect_stdout(io.StringIO()) as text:
             opening.report_finished(RunDirectory(Path(command.run)))
-        return messages.Text(text=text.getvalue())
+        return Value(value=text.getvalue())
 
     @answer.register
-    def _(self, command: messages.Doctor) -> messages.Checks:
+    def _(self, command: messages.Doctor) -> Value[list[dict[str, Any]]]:
         found = checks(Path(command.run), command.threads)
-        return messages.Checks(checks=[asdict(check) for check in found])
+        return Value(value=[asdict(check) for check in found])
 
     @answer.register
-    def _(self, _: messages.Clock) -> messages.Number:
-        return messages.Number(value=time.time())
+    def _(self, _: messages.Clock) -> Value[float]:
+        return Value(value=time.time())
 
     @answer.register
     def _(self, command: messages.Speed) -> messages.Measured:
@@ -265,14 +269,14 @@ class HostProcess:
         return messages.Measured(timings=timings, exchange=exchange)
 
     @answer.register
-    def _(self, command: messages.Step) -> messages.Number:
+    def _(self, command: messages.Step) -> Value[float]:
         seconds = local.step_seconds(from_json(command.recipe), command.devices, _STEPS, _WARM_UP)
-        return messages.Number(value=statistics.median(seconds))
+        return Value(value=statistics.median(seconds))
 
     @answer.register
-    def _(self, command: messages.Parameters) -> messages.Number:
+    def _(self, command: messages.Parameters) -> Value[float]:
         model = open_task(resolve_recipe(from_json(command.recipe))).model()
-        return messages.Number(value=sum(p.numel() for p in model.parameters() if p.requires_grad))
+        return Value(value=sum(p.numel() for p in model.parameters() if p.requires_grad))
 
 
 def facts(recipe: str) -> dict[str, Any]:
@@ -299,15 +303,6 @@ def facts(recipe: str) -> dict[str, Any]:
         "data": digest,
         "problems": problems,
     }
-
-
-def holds(run: Path) -> messages.Held:
-    """Return the state of a run on this host."""
-    directory = RunDirectory(run)
-    steps = directory.steps()
-    whole = (step for step in reversed(steps) if damage(directory.step_directory(step)) is None)
-    has_run = directory.recipe.exists() or bool(steps)
-    return messages.Held(exists=os.path.lexists(run), has_run=has_run, step=next(whole, None))
 
 
 def _machine() -> str:

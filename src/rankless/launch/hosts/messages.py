@@ -11,6 +11,8 @@ import msgspec
 from rankless.launch.job import Job, Place
 from rankless.launch.supervisor import Death, RoundEnd
 
+T = TypeVar("T")
+
 
 class Event(msgspec.Struct, omit_defaults=True):
     """A supervisor's report about its host; one of the fields is set.
@@ -56,40 +58,22 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
     problems: list[str] = []
 
 
+class Value(Answer, Generic[T]):
+    """An answer with one value."""
+
+    value: T = None  # type: ignore[assignment]  # with problems alone
+
+
 class Held(Answer):  # step: that of the newest complete checkpoint, None if there is none
     exists: bool = False
     has_run: bool = False
     step: int | None = None
 
 
-class Text(Answer):
-    text: str = ""
-
-
-class FactsFound(Answer):
-    facts: dict[str, Any] = {}
-
-
 class Prepared(Answer):  # finished: last step of a run that needs no resuming because it is finished
     recipe: str = ""
     sinks: list[str] = []
     finished: int | None = None
-
-
-class Begun(Answer):  # shared: whether another host of this training has locked the same directory
-    shared: bool = False
-
-
-class Listening(Answer):  # ports: by address
-    ports: dict[str, int] = {}
-
-
-class Reached(Answer):  # found: the result of :func:`rankless.launch.hosts.reach.probe`
-    found: dict[str, dict[str, Any]] = {}
-
-
-class StoreOpened(Answer):
-    port: int = 0
 
 
 class RoundEnded(Answer):
@@ -99,14 +83,6 @@ class RoundEnded(Answer):
 class DryRunOutcome(Answer):  # seconds: one per step
     digest: str = ""
     seconds: list[float] = []
-
-
-class Checks(Answer):
-    checks: list[dict[str, Any]] = []
-
-
-class Number(Answer):
-    value: float = 0.0
 
 
 class Measured(Answer):
@@ -156,14 +132,14 @@ class Holds(Command[Held]):
     run: str
 
 
-class Recipe(Command[Text]):
+class Recipe(Command[Value[str]]):
     """Query for the recipe of a run on the host, with the given changes applied."""
 
     run: str
     overrides: list[str]
 
 
-class Facts(Command[FactsFound]):
+class Facts(Command[Value[dict[str, Any]]]):
     """Query for the properties of the host that a training depends on."""
 
     recipe: str
@@ -179,8 +155,8 @@ class Prepare(Command[Prepared]):
     sinks: list[str]
 
 
-class Begin(Command[Begun]):
-    """Command to lock the run directory, together with the hosts that share it.
+class Begin(Command[Value[bool]]):
+    """Command to lock the run directory; the answer is whether another host of this training shares it.
 
     Attributes:
         token: identifies this training.
@@ -194,21 +170,24 @@ class Begin(Command[Begun]):
     stays: bool
 
 
-class Listen(Command[Listening]):
-    """Command to listen for other hosts at every address; with ``echo``, received bytes are sent back."""
+class Listen(Command[Value[dict[str, int]]]):
+    """Command to listen for other hosts at every address; the answer is the port at each.
+
+    With ``echo``, received bytes are sent back.
+    """
 
     echo: bool = False
 
 
-class Reach(Command[Reached]):
-    """Command to try to reach other hosts; the fields are the arguments of ``reach.probe``."""
+class Reach(Command[Value[dict[str, dict[str, Any]]]]):
+    """Command to call ``reach.probe``: the fields are its arguments, the answer is its result."""
 
     targets: Mapping[str, Mapping[str, Any]]
     large: bool = False
 
 
-class OpenStore(Command[StoreOpened]):
-    """Command to open the store at which the ranks of the next round meet."""
+class OpenStore(Command[Value[int]]):
+    """Command to open the store at which the ranks of the next round meet; the answer is its port."""
 
     address: str
 
@@ -244,20 +223,20 @@ class Discard(Command[Answer]):
     """Command to remove a run that is not kept."""
 
 
-class Report(Command[Text]):
+class Report(Command[Value[str]]):
     """Query for the final report of a training, as lines to print."""
 
     run: str
 
 
-class Doctor(Command[Checks]):
+class Doctor(Command[Value[list[dict[str, Any]]]]):
     """Command to check the machine."""
 
     run: str
     threads: int
 
 
-class Clock(Command[Number]):
+class Clock(Command[Value[float]]):
     """Query for the time of the machine's clock, in seconds since 1970."""
 
 
@@ -279,14 +258,14 @@ class Speed(Command[Measured]):
     size: int
 
 
-class Step(Command[Number]):
+class Step(Command[Value[float]]):
     """Command to time some steps of a recipe on this host only."""
 
     recipe: str
     devices: int
 
 
-class Parameters(Command[Number]):
+class Parameters(Command[Value[float]]):
     """Query for the number of parameters that a recipe trains."""
 
     recipe: str

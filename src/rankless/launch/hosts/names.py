@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,17 @@ def _host(entry: str) -> Host:
     if devices and (not devices.isdecimal() or not 0 < int(devices[:9]) < 10_000):
         raise ValueError(f"'{devices}' devices; expected a whole number of at least 1")
     return Host(name, int(devices) if devices else None, data)
+
+
+def ssh_words(text: str) -> list[str]:
+    """Return the words of the value of ``--ssh``, a command with its options."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"--ssh is '{text}': {error}; expected a command, as in 'ssh -p 2222'") from None
+    if not words:
+        raise UserError("--ssh is empty; expected a command, as in 'ssh -p 2222'")
+    return words
 
 
 def _is_ipv6(text: str) -> bool:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from rankless.launch.hosts import messages
 from rankless.launch.hosts.channel import remedy
 from rankless.launch.hosts.host_pool import A, Asked, HostPool, Member
 from rankless.launch.hosts.reach import best_address, sources
-from rankless.launch.hosts.training import Training, Wanted
+from rankless.launch.hosts.training import Training
+from rankless.launch.job import Wanted
 from rankless.launch.opening import this_start
 from rankless.recipe.load import from_json
-from rankless.recipe.schema import Recipe
 
 _MOMENT = 60.0  # seconds for quick commands
 
@@ -131,7 +130,7 @@ def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> li
     """
     replies = must(pool, members, lambda m: messages.Facts(recipe=training.json(m), run=str(training.run)))
     for member in members:
-        member.facts = replies[member.index].facts
+        member.facts = replies[member.index].value
     known = [member for member in pool.members if member.facts and not member.lost]
     if found := problems(known):
         raise UserError(found)
@@ -140,12 +139,11 @@ def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> li
 
 def _choose_run(pool: HostPool, name: str) -> Path:
     """Return a new run directory that no host has: ``runs/NAME``, or ``runs/NAME-2``, ``-3`` …"""
-    for number in count(1):
-        run = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        replies = must(pool, pool.members, messages.Holds(run=str(run)))
-        if not any(reply.exists for reply in replies.values()):
-            return run
-    raise RuntimeError("unreachable")
+    run, number = Path("runs") / name, 1
+    while any(reply.exists for reply in must(pool, pool.members, messages.Holds(run=str(run))).values()):
+        number += 1
+        run = run.with_name(f"{name}-{number}")
+    return run
 
 
 def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
@@ -161,18 +159,16 @@ def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
     return max(pool.members, key=lambda m: (m.holds.step or 0, m.holds.has_run, -m.index))
 
 
-def _recipe_there(pool: HostPool, member: Member, run: Path, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of a host's run, with the given changes applied."""
-    command = messages.Recipe(run=str(run), overrides=list(overrides))
-    return from_json(must(pool, [member], command)[member.index].text)
-
-
 def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
     """Return the training before the hosts are compared, and the host that has the newest checkpoint."""
     run = wanted.run or _choose_run(pool, wanted.name)
     newest = _newest_holder(pool, run, resume=wanted.resume)
+    recipe = wanted.recipe
+    if recipe is None:
+        command = messages.Recipe(run=str(run), overrides=list(wanted.overrides))
+        recipe = from_json(must(pool, [newest], command)[newest.index].value)
     training = Training(
-        wanted.recipe or _recipe_there(pool, newest, run, wanted.overrides),
+        recipe,
         run,
         wanted.devices,
         wanted.resume,
@@ -232,7 +228,7 @@ def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[
     listening = pool.ask(members, messages.Listen(), _MOMENT)
     members = [member for member in members if not member.lost]
     for member in members:
-        member.ports = listening[member.index].ports
+        member.ports = listening[member.index].value or {}
 
     def others(member: Member) -> messages.Reach:
         there = [other for other in members if other is not member]
@@ -242,7 +238,7 @@ def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[
     missed = {}
     for member in (member for member in members if not member.lost):
         by_host = {
-            other: sources(replies[other.index].found.get(str(member.index), {}).get("tried", {}))
+            other: sources((replies[other.index].value or {}).get(str(member.index), {}).get("tried", {}))
             for other in members
             if other is not member and not other.lost
         }

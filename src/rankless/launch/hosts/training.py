@@ -1,4 +1,4 @@
-"""A training on several hosts: the user's options, and each host's part."""
+"""A training on several hosts, and each host's part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankless.launch.sharing import refuse_idle
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 
-if TYPE_CHECKING:  # the command line uses Wanted before PyTorch is imported
+if TYPE_CHECKING:
     from rankless.launch.hosts.host_pool import Member
 
 
@@ -93,27 +93,3 @@ class Training:
         if problems:
             raise UserError(problems)
         return counts
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The user's options for a training on several hosts.
-
-    Attributes:
-        recipe: the recipe; None uses the recipe of the run to resume, with ``overrides``.
-        run: the run directory on every host; None creates a new one.
-        name: name of a new run.
-        devices, resume, sinks: as for :class:`Training`.
-        least: minimum number of hosts to continue with when others are lost.
-        dry_run_steps: number of steps of a dry run, which prints and keeps nothing; 0 for a real run.
-    """
-
-    recipe: Recipe | None
-    overrides: Sequence[str]
-    run: Path | None
-    name: str
-    devices: int | None
-    resume: bool
-    sinks: Sequence[str]
-    least: int
-    dry_run_steps: int = 0

@@ -22,7 +22,6 @@ from rankless.launch.devices import visible
 from rankless.launch.local import ranks_for
 from rankless.launch.opening import begin, checked, device, with_precision
 from rankless.launch.planning.bare_process import PURE
-from rankless.launch.planning.bench_advice import Measured, Shares, advice
 from rankless.launch.planning.measurement_worker import AskedProcess
 from rankless.launch.planning.memory_guard import guarded
 from rankless.recipe.load import to_json
@@ -34,6 +33,23 @@ Mode = tuple[int, str]
 """Number of images at a time and precision of the plain loop."""
 _MOST = 200  # steps per turn
 _USABLE = 0.9  # fraction of the free memory; other programs need memory as well
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The parts of rank 0's step, as fractions of its time.
+
+    Attributes:
+        compute: forward and backward passes.
+        waiting: waiting for images.
+        network: exchanging with other ranks, including the wait for them.
+        other: the optimizer, the average, the journal.
+    """
+
+    compute: float
+    waiting: float
+    network: float
+    other: float
 
 
 class _Processes(ExitStack):
@@ -189,6 +205,13 @@ _DISTURBED = 1.3
 """Ratio of the best to the median speed above which other work disturbed the measurement."""
 
 
+_WAITING, _NETWORK, _OTHER = 0.05, 0.15, 0.15
+"""Smallest fractions of a step's time that cause advice."""
+_WORTH = 1.05
+"""Smallest speedup that is worth a change."""
+_BUILT_IN = "digits"
+
+
 @dataclass(frozen=True)
 class Speed:
     """The training speed of Rankless, or of the plain loop in one mode.
@@ -218,21 +241,25 @@ class Bench:
     Attributes:
         recipe: the measured recipe with its precision resolved.
         devices, workers: number of ranks, and of loader processes per rank.
+        cores: number of usable cores of this machine.
         step: median seconds of a Rankless step.
         shares: the parts of a Rankless step.
         speeds: Rankless, then the plain loop with its largest batch, then with other settings.
-        advice: suggested changes as (key, sentence).
         notes: remarks about the figures.
     """
 
     recipe: Recipe
     devices: int
     workers: int
+    cores: int
     step: float
     shares: Shares
     speeds: list[Speed]
-    advice: list[tuple[str, str]]
     notes: list[str]
+
+    def advice(self) -> list[tuple[str, str]]:
+        """Return pairs of a recipe key or option and a suggested change, the most useful first."""
+        return [*_images(self), *_micro(self), *_precision(self), *_network(self), *_other(self)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain data, in seconds, bytes and images per second."""
@@ -245,7 +272,7 @@ class Bench:
             "step": self.step,
             "shares": asdict(self.shares),
             "speeds": [asdict(one) for one in self.speeds],
-            "advice": [{"key": key, "text": text} for key, text in self.advice],
+            "advice": [{"key": key, "text": text} for key, text in self.advice()],
             "notes": self.notes,
         }
 
@@ -271,10 +298,75 @@ class Bench:
             f"{shares.waiting:.0%}, network {shares.network:.0%}, other {shares.other:.0%}"
         )
         yield from self.notes
-        for key, text in self.advice:
+        for key, text in (advice := self.advice()):
             yield f"{key}: {text}"
-        if not self.advice:
+        if not advice:
             yield "no change to workers, data.cache, batch.micro or precision would help much"
+
+
+def _images(found: Bench) -> Iterator[tuple[str, str]]:
+    share, data = found.shares.waiting, found.recipe.data
+    if share < _WAITING:
+        return
+    idle = found.cores - found.devices * found.recipe.threads
+    more = max(found.workers + 1, 2 * found.workers)
+    cores = f"{idle} of {found.cores} cores are" if idle > 0 else "no core is"
+    yield (
+        "workers",
+        f"{share:.0%} of a step is spent waiting for images, with {found.workers} loader processes for each "
+        f"device; try workers={more} ({cores} left for loaders)",
+    )
+    if data.cache == "none" and data.root != _BUILT_IN:
+        yield "data.cache", "ram or disk decodes every image only once; the weights stay the same"
+
+
+def _micro(found: Bench) -> Iterator[tuple[str, str]]:
+    batch, whole = found.recipe.batch, found.speeds[1]
+    parts = [one for one in found.speeds[2:] if (one.images, one.precision) == (batch.micro, whole.precision)]
+    gain = 1 / parts[0].beside[0] if parts else 1.0
+    largest = batch.images // found.devices
+    if gain < _WORTH or largest <= batch.micro:
+        return
+    sizes = (size for size in range(batch.micro + 1, largest + 1) if batch.images % size == 0)
+    larger = next(sizes, None)
+    if larger is None or batch.images // larger < found.devices:
+        return
+    sees = "" if found.recipe.batch_norm != "micro" else "; batch norm then sees as many: other weights"
+    yield (
+        "batch.micro",
+        f"{whole.images} images at a time are {gain:.2f} times as fast as {batch.micro}: try "
+        f"batch.micro={larger} (`rankless fit` finds the largest){sees}",
+    )
+
+
+def _precision(found: Bench) -> Iterator[tuple[str, str]]:
+    whole = found.speeds[1]
+    for one in found.speeds[2:]:
+        is_other = one.images == whole.images and one.precision != whole.precision
+        if is_other and not one.precision.startswith(PURE) and one.beside[0] >= _WORTH:
+            yield (
+                "precision",
+                f"the plain loop is {one.beside[0]:.2f} times as fast in {one.precision} as in "
+                f"{whole.precision}: try precision={one.precision}, which changes the weights",
+            )
+
+
+def _network(found: Bench) -> Iterator[tuple[str, str]]:
+    if found.shares.network >= _NETWORK:
+        yield (
+            "--devices",
+            f"{found.shares.network:.0%} of a step is spent waiting for the other devices: fewer devices, or "
+            "a larger batch.images, may be better; `rankless plan` predicts it",
+        )
+
+
+def _other(found: Bench) -> Iterator[tuple[str, str]]:
+    if found.shares.other >= _OTHER:
+        yield (
+            "batch.images",
+            f"{found.shares.other:.0%} of a step is the optimizer and other work done once a step: a larger "
+            "batch needs fewer steps, which changes the weights",
+        )
 
 
 def bench(
@@ -365,11 +457,6 @@ def _found(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[
 
     speeds = [speed("rankless", recipe.batch.micro, recipe.precision, ours.seconds, ours.memory)]
     speeds += [speed("plain", *mode, bare.rounds[mode], bare.memory[mode]) for mode in modes]
-    best = {
-        (one.images, one.precision): one.beside[0] for one in speeds[1:] if not one.precision.startswith(PURE)
-    }
-    shares = ours.shares()
-    workers = loader_processes(recipe, ranks, device().type)
     notes = []
     if modes[0][0] < images:
         notes.append(
@@ -389,10 +476,10 @@ def _found(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[
     return Bench(
         recipe,
         ranks,
-        workers,
+        loader_processes(recipe, ranks, device().type),
+        usable_cores(),
         statistics.median(each for one in ours.seconds for each in one),
-        shares,
+        ours.shares(),
         speeds,
-        advice(Measured(recipe, ranks, workers, usable_cores(), shares, best, modes[0])),
         notes,
     )

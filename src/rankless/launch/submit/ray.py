@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rankless.errors import UserError
-from rankless.launch.environments.standard import RAY_WORKER
+from rankless.launch.environments import RAY_WORKER
 from rankless.launch.submit.request import Request
 
 _NOT_AGAIN = (0, 2)  # success, or a user's mistake, which a restart would repeat
@@ -32,49 +32,31 @@ class Settings:
         folder: working directory of the ranks on machines where it exists.
         job: the job's name, which stays the same after restarts.
         restarts: largest number of restarts.
-        cpus: number of CPUs per rank.
-        recipe_text: content of the recipe file; None for a shipped recipe.
     """
 
     address: str
     folder: str
     job: str
     restarts: int = 10
-    cpus: int = 1
-    recipe_text: str | None = None
 
 
-@dataclass(frozen=True)
-class Work:
-    """The command and environment of a worker's rank.
-
-    Attributes:
-        words: arguments after ``python -m``.
-        folder: working directory, if it exists on the machine.
-        recipe_text: content of the recipe file, which the worker writes for its rank; None for a shipped
-            recipe.
-        variables: additional environment variables.
-    """
-
-    words: list[str]
-    folder: str
-    recipe_text: str | None
-    variables: dict[str, str]
-
-
-def work(request: Request, settings: Settings) -> Work:
-    """Return the work for each worker."""
+def work(request: Request, settings: Settings) -> dict[str, Any]:
+    """Return the work for each worker, as for :func:`be_a_rank`."""
     # The choice between CPU and GPU applies to all machines.
     ours = {name: value for name, value in os.environ.items() if name == "RANKLESS_CPU"}
-    variables = {"RANKLESS_JOB_ID": settings.job, **ours}
-    return Work(request.words(), settings.folder, settings.recipe_text, variables)
+    return {
+        "words": request.words(),
+        "folder": settings.folder,
+        "recipe_text": request.recipe_text,
+        "variables": {"RANKLESS_JOB_ID": settings.job, **ours},
+    }
 
 
 def described(request: Request, settings: Settings) -> str:
     """Return a readable description of the submission."""
     lines = {
         "address": settings.address,
-        "workers": f"{request.ranks}, each with a GPU where the cluster has any, and {settings.cpus} CPU",
+        "workers": f"{request.ranks}, each with a GPU where the cluster has any, and {request.cpus or 1} CPU",
         "folder": settings.folder,
         "job": settings.job,
         "restarts": f"at most {settings.restarts}",
@@ -103,11 +85,11 @@ def run(request: Request, settings: Settings) -> int:
         ) from error
     try:
         every = ray.cluster_resources()
-        per_worker = _resources(request, settings, every)
+        per_worker = _resources(request, every)
         with tempfile.TemporaryDirectory(prefix="rankless-ray-") as storage:
             trainer = DataParallelTrainer(
                 be_a_rank,
-                train_loop_config=asdict(work(request, settings)),
+                train_loop_config=work(request, settings),
                 scaling_config=ScalingConfig(
                     num_workers=request.ranks, use_gpu="GPU" in per_worker, resources_per_worker=per_worker
                 ),
@@ -127,9 +109,9 @@ def run(request: Request, settings: Settings) -> int:
         ray.shutdown()
 
 
-def _resources(request: Request, settings: Settings, every: Mapping[str, float]) -> dict[str, float]:
+def _resources(request: Request, every: Mapping[str, float]) -> dict[str, float]:
     """Return the resources of a worker."""
-    each: dict[str, float] = {"CPU": settings.cpus}
+    each: dict[str, float] = {"CPU": request.cpus or 1}
     if every.get("GPU"):
         each["GPU"] = 1
     for name, count in each.items():
@@ -144,13 +126,15 @@ def _resources(request: Request, settings: Settings, every: Mapping[str, float])
 def be_a_rank(config: dict[str, Any]) -> int:
     """Run a worker's rank in a separate process, which can receive signals, and return its exit code.
 
-    ``config`` has the fields of :class:`Work`. An exit code that calls for a restart raises a RuntimeError.
+    ``config`` has the ``words`` after ``python -m``; the working ``folder``, used where it exists; the
+    ``recipe_text`` that the worker writes for its rank, None for a shipped recipe; and environment
+    ``variables``. An exit code that calls for a restart raises a RuntimeError.
     """
     import ray.train
     import ray.util
     from ray.train.collective import broadcast_from_rank_zero
 
-    asked, context = Work(**config), ray.train.get_context()
+    context = ray.train.get_context()
     is_first = context.get_world_rank() == 0
     address = ray.util.get_node_ip_address()
     where = broadcast_from_rank_zero([address, _free_port(address)] if is_first else None)
@@ -164,15 +148,15 @@ def be_a_rank(config: dict[str, Any]) -> int:
         "MASTER_PORT": str(where[1]),
     }
     with tempfile.TemporaryDirectory(prefix="rankless-ray-") as folder:
-        words = list(asked.words)
-        if asked.recipe_text is not None:
+        words = list(config["words"])
+        if config["recipe_text"] is not None:
             file = Path(folder) / Path(words[2]).name
-            file.write_text(asked.recipe_text, encoding="utf-8")
+            file.write_text(config["recipe_text"], encoding="utf-8")
             words[2] = str(file)
         code = subprocess.run(
             [sys.executable, "-m", *words],
-            cwd=asked.folder if Path(asked.folder).is_dir() else folder,
-            env={**os.environ, **asked.variables, **variables},
+            cwd=config["folder"] if Path(config["folder"]).is_dir() else folder,
+            env={**os.environ, **config["variables"], **variables},
             check=False,
         ).returncode
     if code not in _NOT_AGAIN:

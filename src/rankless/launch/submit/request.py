@@ -1,17 +1,14 @@
-"""A training to submit to a cluster, and checks before it waits in a queue."""
+"""A training to submit to a cluster."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rankless.errors import UserError, printable
-from rankless.launch.sharing import refuse_idle
-from rankless.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
@@ -26,6 +23,8 @@ class Request:
         run: the run directory; None lets the ranks choose one.
         sinks: names of additional sinks.
         name: the job's name.
+        cpus: number of CPUs per rank; None uses the cluster's default.
+        recipe_text: content of the recipe file, if the cluster does not have it; None for a shipped recipe.
     """
 
     recipe: str
@@ -35,6 +34,8 @@ class Request:
     run: str | None = None
     sinks: tuple[str, ...] = ()
     name: str = "rankless"
+    cpus: int | None = None
+    recipe_text: str | None = None
 
     @property
     def ranks(self) -> int:
@@ -49,37 +50,18 @@ class Request:
         return ["rankless", "train", self.recipe, *self.overrides, *out, *devices, *sinks]
 
 
-class Problems:
-    """A collection of a command's problems, to report all at once."""
+def refuse_unlike(options: Mapping[str, str | None], expected: Mapping[str, tuple[str, str]]) -> None:
+    """Raise for options whose value is not None and does not match.
 
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def check(self, right: bool, problem: str) -> None:
-        """Add ``problem`` unless ``right``."""
-        if not right:
-            self.found.append(problem)
-
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Add the problems of a :class:`UserError` that ends the block."""
-        try:
-            yield
-        except UserError as error:
-            self.found += error.problems
-
-    def match(self, options: Mapping[str, tuple[str | None, str, str]]) -> None:
-        """Check options, each given as its value or None, a pattern, and a text about the expected value."""
-        for option, (value, pattern, expected) in options.items():
-            self.check(
-                value is None or re.fullmatch(pattern, value) is not None,
-                f"{option}: is '{printable(value or '')}'; expected {expected}: correct it",
-            )
-
-    def refuse(self) -> None:
-        """Raise the collected problems, if any."""
-        if self.found:
-            raise UserError(self.found)
+    ``expected`` has a pattern for each option, and a text about the expected value.
+    """
+    wrong = [
+        f"{name}: is '{printable(value)}'; expected {expected[name][1]}: correct it"
+        for name, value in options.items()
+        if value is not None and not re.fullmatch(expected[name][0], value)
+    ]
+    if wrong:
+        raise UserError(wrong)
 
 
 def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable[[str], str]) -> str:
@@ -108,23 +90,3 @@ def job_name(recipe: str) -> str:
     stem = recipe.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40].rstrip("-")
     return name if name[:1].isalpha() else f"train-{name}".rstrip("-")
-
-
-def checked(
-    problems: Problems, words: Sequence[str], load: Callable[[Sequence[str]], tuple[Recipe, str]], ranks: int
-) -> tuple[str, tuple[str, ...]]:
-    """Split words into the recipe and its overrides, and check that ``ranks`` ranks can train it.
-
-    Args:
-        problems: collects the errors.
-        words: the recipe and ``key=value`` overrides.
-        load: reads the recipe.
-        ranks: number of ranks.
-    """
-    named = next((word for word in words if "=" not in word), "")
-    with problems.noted():
-        if not named:
-            raise UserError("no recipe given: expected a shipped recipe's name or a YAML file")
-        recipe, _ = load(words)
-        refuse_idle("{} devices", [ranks], recipe)
-    return named, tuple(word for word in words if word != named)

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
 from string import Template
 
 from rankless.errors import STOPPED
 from rankless.launch.job import LOST_PEER
-from rankless.launch.submit.request import Problems, Request, pass_on
+from rankless.launch.submit.request import Request, pass_on
 
 WARNING = 90  # seconds before the time limit, for a step, a checkpoint and the requeue
-_PLAIN = r"[A-Za-z0-9][A-Za-z0-9._:,+=@%/-]{0,199}"  # needs no quotes
 _RESOURCES = re.compile(r"generic resource|\bgres\b|node configuration is not available", re.IGNORECASE)
 _TIME = r"[0-9]+|[0-9]+(:[0-9]{2}){1,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}|UNLIMITED|INFINITE"
+_PLAIN = r"[A-Za-z0-9][A-Za-z0-9._:,+=@%/-]{0,199}"  # needs no quotes
+_CHARACTERS = "letters, digits and ._:,+=@%/-"
+EXPECTED = {
+    "--name": (_PLAIN, _CHARACTERS),
+    "--partition": (_PLAIN, "a partition that sinfo lists"),
+    "--account": (_PLAIN, _CHARACTERS),
+    "--qos": (_PLAIN, _CHARACTERS),
+    "--gres": (_PLAIN, "a node's resources, such as gpu:8 or none"),
+    "--memory": (r"[0-9]+[KMGT]?", "a node's memory, such as 64G"),
+    "--time": (_TIME, "minutes, hours:minutes:seconds or days-hours"),
+}
+"""Patterns of options that sbatch would refuse or misread otherwise, and texts about their values."""
 
 _SCRIPT = Template("""\
 #!/bin/bash
@@ -57,60 +68,23 @@ exit $$code
 """)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of Slurm; None uses the cluster's default.
+def script(request: Request, folder: str, python: str, options: Mapping[str, str | None]) -> str:
+    """Return the batch script.
 
-    Attributes:
-        folder: working directory of the ranks.
-        python: the interpreter of the ranks.
-        gres: resources per node, as for ``sbatch --gres``; "none" requests no GPU.
-        cpus: number of CPUs per rank.
-        memory: memory per node.
+    Args:
+        folder, python: the working directory and the interpreter of the ranks.
+        options: values of the command's options, by name; None uses the cluster's default.
     """
-
-    folder: str
-    python: str
-    partition: str | None = None
-    time: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    gres: str | None = None
-    cpus: int | None = None
-    memory: str | None = None
-
-
-def check(problems: Problems, request: Request, settings: Settings) -> None:
-    """Collect settings that sbatch would refuse or misread."""
-    plain = "letters, digits and ._:,+=@%/-"
-    problems.match(
-        {
-            "--name": (request.name, _PLAIN, plain),
-            "--partition": (settings.partition, _PLAIN, "a partition that sinfo lists"),
-            "--account": (settings.account, _PLAIN, plain),
-            "--qos": (settings.qos, _PLAIN, plain),
-            "--gres": (settings.gres, _PLAIN, "a node's resources, such as gpu:8 or none"),
-            "--memory": (settings.memory, r"[0-9]+[KMGT]?", "a node's memory, such as 64G"),
-            "--time": (settings.time, _TIME, "minutes, hours:minutes:seconds or days-hours"),
-        }
-    )
-
-
-def script(request: Request, settings: Settings) -> str:
-    """Return the batch script."""
-    gres = settings.gres or f"gpu:{request.devices}"
-    options = {
+    gres = options.get("--gres") or f"gpu:{request.devices}"
+    given = {
         "job-name": request.name,
         "output": f"{request.name}-%j.log",
         "nodes": str(request.nodes),
         "ntasks-per-node": str(request.devices),
         "gres": None if gres == "none" else gres,
-        "cpus-per-task": settings.cpus and str(settings.cpus),
-        "mem": settings.memory,
-        "time": settings.time,
-        "partition": settings.partition,
-        "account": settings.account,
-        "qos": settings.qos,
+        "cpus-per-task": request.cpus and str(request.cpus),
+        "mem": options.get("--memory"),
+        **{name: options.get(f"--{name}") for name in ("time", "partition", "account", "qos")},
     }
     alone = "# Rankless does not count a single Slurm task as a rank.\nexport RANK=0 WORLD_SIZE=1\n"
     several = (
@@ -118,11 +92,11 @@ def script(request: Request, settings: Settings) -> str:
         "RANKLESS_SECRET=$(head -c 32 /dev/urandom | base64)\nexport RANKLESS_SECRET\n"
     )
     return _SCRIPT.substitute(
-        options="\n".join(f"#SBATCH --{name}={value}" for name, value in options.items() if value),
-        folder=shlex.quote(settings.folder),
-        command=shlex.join([settings.python, "-m", *request.words()]),
+        options="\n".join(f"#SBATCH --{name}={value}" for name, value in given.items() if value),
+        folder=shlex.quote(folder),
+        command=shlex.join([python, "-m", *request.words()]),
         variables=alone if request.ranks == 1 else several,
-        cpus=f" --cpus-per-task={settings.cpus}" if settings.cpus else "",
+        cpus=f" --cpus-per-task={request.cpus}" if request.cpus else "",
         warning=WARNING,
         stopped=STOPPED,
         lost=LOST_PEER,

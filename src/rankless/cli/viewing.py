@@ -1,4 +1,4 @@
-"""The ``runs`` and ``watch`` commands."""
+"""The commands runs, watch, report and plot."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Json, Python, Ssh, flag, part, whole_number
-from rankless.errors import UserError
+from rankless.cli.options import Force, Json, Python, Ssh, app, flag, whole_number
+from rankless.errors import UserError, check_all
 from rankless.printing import print_json, say, warn
 
 if TYPE_CHECKING:
+    from rankless.report.collected import Collected
     from rankless.runs.directory import RunDirectory
     from rankless.runs.overview import Overview
-
-app = part()
 
 
 @app.command(
@@ -106,15 +105,10 @@ def watch(
         raise UserError("--port says where --web shows the report: add --web, or leave --port out")
     if web:
         return _on_a_page(run, None if port is None else whole_number("--port", port))
-    import shlex
-
+    from rankless.launch.hosts.names import ssh_words
     from rankless.launch.watching import watch as follow
 
-    try:
-        words = shlex.split(ssh)
-    except ValueError as error:
-        raise UserError(f"--ssh is '{ssh}': {error}; expected a command, as in 'ssh -p 2222'") from None
-    return follow(run, words or ["ssh"], python)
+    return follow(run, ssh_words(ssh), python)
 
 
 def _on_a_page(target: str, port: int | None) -> int:
@@ -170,3 +164,97 @@ def _plain(one: Overview) -> dict[str, Any]:
 
     changed = datetime.fromtimestamp(one.changed, UTC).isoformat(timespec="seconds")
     return {**asdict(one), "run": str(one.run), "changed": changed}
+
+
+Runs = Annotated[
+    Path, Parameter(name="RUN", help="The run directories; several are shown side by side.", required=True)
+]
+
+
+@app.command(
+    sort_key=5,
+    usage="Usage: rankless report RUN [RUN ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless report runs/digits
+  rankless report runs/digits runs/digits-2 --out both.html
+""",
+)
+def report(
+    *runs: Runs,
+    out: Annotated[
+        Path | None,
+        Parameter(
+            help="The file to write. Default: report.html in the run directory, or here for several runs.",
+            metavar="FILE",
+        ),
+    ] = None,
+    force: Force = False,
+) -> int:
+    """Write a self-contained HTML report of runs: scores, curves, images and times."""
+    collected = _collected(runs)
+    is_own = out is None and len(collected) == 1
+    from rankless.files.outputs import Outputs
+    from rankless.report import page
+    from rankless.runs.weights_digest import of_run
+
+    digests = {str(one.run.path): of_run(one.run.path) or "" for one in collected}
+    target = collected[0].run.report if is_own else out or Path("report.html")
+    if is_own:
+        try:
+            page.write(collected, target, digests)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be written ({error.strerror}); give another --out") from None
+    else:
+        outputs = Outputs([target], verb="report", force=force)
+        outputs.refuse_inputs(path for one in collected for path in (one.run.journal, one.run.recipe))
+        with outputs.writing(target) as part_of:
+            part_of.write_text(page.render(collected, digests), encoding="utf-8")
+    say(str(target))
+    return 0
+
+
+@app.command(
+    sort_key=5,
+    usage="Usage: rankless plot RUN [RUN ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless plot runs/digits
+  rankless plot runs/digits runs/digits-2 --out curves.svg
+""",
+)
+def plot(
+    *runs: Runs,
+    out: Annotated[
+        Path, Parameter(help="The image to write: .png, .svg, .pdf, .jpg or .webp.", metavar="FILE")
+    ] = Path("curves.png"),
+    force: Force = False,
+) -> int:
+    """Draw the curves of runs as an image: loss, scores, learning rate, speed."""
+    from rankless.files.outputs import drawing
+
+    outputs = drawing(out, "plot", force=force)
+    collected = _collected(runs)
+    outputs.refuse_inputs(path for one in collected for path in (one.run.journal, one.run.recipe))
+    from rankless.report.plot import plot as draw
+
+    draw(collected, out, outputs)
+    say(str(out))
+    return 0
+
+
+def _collected(runs: tuple[Path, ...]) -> list[Collected]:
+    """Read all runs; report all unreadable ones together."""
+    from rankless.report.collected import Collected
+
+    collected = [Collected(path) for path in dict.fromkeys(runs)]
+    return _named_apart(check_all(*(one.refresh for one in collected)))
+
+
+def _named_apart(runs: list[Collected]) -> list[Collected]:
+    """Rename runs that have the same name to their paths."""
+    names = [one.name for one in runs]
+    for one in runs:
+        if names.count(one.name) > 1:
+            one.name = str(one.run.path)
+    return runs

@@ -1,0 +1,301 @@
+"""The commands evaluate, errors, digest and audit."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from rankless.cli.options import (
+    Device,
+    Devices,
+    Force,
+    Json,
+    PredictingTarget,
+    Target,
+    Task,
+    app,
+    check_target,
+    class_pairs,
+    compute_on,
+    devices_here,
+    flag,
+    fraction,
+    refuse_stray,
+    whole_number,
+)
+from rankless.cli.training import fix_instruction_set
+from rankless.errors import UserError, check_all, counted
+from rankless.launch import environments
+from rankless.printing import print_json, print_result, print_scores, say
+
+if TYPE_CHECKING:
+    from rankless.curation.model_errors import ModelErrors
+
+
+Others = Annotated[Path, Parameter(help="More runs. Each gets a line.")]
+
+
+@app.command(
+    sort_key=2,
+    usage="Usage: rankless evaluate TARGET [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless evaluate runs/digits
+  rankless evaluate runs/digits evaluate.iou=0.5 --json
+""",
+)
+def evaluate(
+    target: PredictingTarget,
+    /,
+    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")],
+    task: Task = None,
+    devices: Devices = "auto",
+    device: Device = "auto",
+    split: Annotated[
+        str | None, Parameter(help="The split to score on. Default: the recipe's data.val.")
+    ] = None,
+    classes_map: Annotated[
+        str | None,
+        Parameter(
+            help="Pairs of the data's class and the model's class, if their names differ: "
+            "'motorbike=motorcycle, cow=' (a class with nothing after = is ignored), or a file with one pair "
+            "per line.",
+            metavar="PAIRS",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Score a run or a weights file on its evaluation images."""
+    environments.refuse("evaluate", "run it once, without the launcher; --devices sets the number of devices")
+    _, count, pairs, *_ = check_all(
+        lambda: compute_on(device),
+        lambda: devices_here(devices),
+        lambda: None if classes_map is None else class_pairs(classes_map),
+        lambda: refuse_stray(overrides, "evaluate.iou=0.5"),
+        lambda: check_target(target),
+    )
+    if pairs is not None:
+        overrides = (*overrides, f"evaluate.classes_map={json.dumps(pairs)}")
+    from rankless.launch import fork_server, local
+
+    fork_server.start()
+    scores = local.evaluate(target, overrides, task=task, devices=count, split=split)
+    if as_json:
+        print_json(scores)
+    else:
+        print_scores(scores)
+    return 0
+
+
+@app.command(
+    sort_key=4,
+    usage="Usage: rankless digest TARGET... [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless digest runs/one runs/two
+  rankless digest runs/one --chain
+""",
+)
+def digest(
+    target: Target,
+    /,
+    *others: Others,
+    chain: Annotated[
+        bool, Parameter(help="Check a run's chain: checkpoints, journal, recipe and environments."), flag
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Print the SHA-256 of the weights: equal weights, equal digest."""
+    if chain:
+        return check_chains([target, *others], as_json=as_json)
+    from rankless.models.checkpoints.weights import digest_file
+    from rankless.runs.trained_weights import trained_weights_of
+
+    paths = check_all(*(partial(trained_weights_of, one) for one in (target, *others)))
+    found = [{"sha256": digest_file(path), "weights": str(path)} for path in paths]
+    lines = (f"{one['sha256']}  {one['weights']}" for one in found)
+    print_result(found if others else found[0], lines, as_json=as_json)
+    return 0
+
+
+_UNREADABLE = 20  # unreadable images that are listed at most
+
+
+@app.command(
+    sort_key=3.5,
+    usage="Usage: rankless errors TARGET [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless errors runs/digits
+  rankless errors runs/my --split train --count 48 --out labels.png
+""",
+)
+def errors(
+    target: Target,
+    /,
+    *overrides: Annotated[str, Parameter(name="KEY=VALUE", help="Changes to the run's recipe.")],
+    split: Annotated[
+        str | None, Parameter(help="The split to examine. Default: the recipe's data.val.")
+    ] = None,
+    count: Annotated[
+        str, Parameter(help="Number of images to list and draw, and of likely wrong labels.", metavar="N")
+    ] = "24",
+    confidence: Annotated[
+        str, Parameter(help="Ignore detections with a lower score, 0 to 1.", metavar="SCORE")
+    ] = "0.25",
+    out: Annotated[
+        Path, Parameter(help="The contact sheet to write: .html, .png or .jpg.", metavar="FILE")
+    ] = Path("errors.html"),
+    force: Force = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> int:
+    """List and draw a model's worst errors, and labels that are likely wrong."""
+    _, least, most, *_ = check_all(
+        lambda: compute_on(device),
+        lambda: fraction("--confidence", confidence),
+        lambda: whole_number("--count", count),
+        lambda: refuse_stray(overrides, "data.root=mydata"),
+        lambda: check_target(target),
+    )
+    from rankless.curation import errors_sheet, model_errors
+    from rankless.files.outputs import SHEETS, drawing
+    from rankless.printing import ProgressBar
+
+    outputs = drawing(out, "errors", SHEETS, force=force)
+    opened = model_errors.open_model(target, overrides, split)
+    with ProgressBar(len(opened.task.evaluation_data()), "predicting") as bar:
+        found = model_errors.find_errors(opened, confidence=least, done=bar.advance)
+    if found.images:
+        errors_sheet.write(found, opened, most, out, outputs)
+    if as_json:
+        print_json({**found.as_json(most), "out": str(out) if found.images else None})
+        return 0
+    for source, reason in found.unreadable[:_UNREADABLE]:
+        say(f"{source}: {reason}", file=sys.stderr)
+    _print_errors(found, most)
+    say(f"drawn: {out}" if found.images else "nothing is wrong")
+    return 0
+
+
+def _print_errors(found: ModelErrors, count: int) -> None:
+    from rankless.curation.errors_sheet import doubt, summary
+
+    say(f"{counted(len(found.images), 'image')} of {found.looked_at:,} with errors ({found.split})")
+    if found.is_blind and found.looked_at:
+        say(
+            f"the model found nothing: no detection scores {found.confidence:g} or more"
+            f"{f', the best {found.best:.2g}' if found.best else ''}; train for longer, or give a lower "
+            "--confidence"
+        )
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(found.counts().items()))
+    if kinds:
+        say(f"errors: {kinds}")
+    if found.images:
+        say(f"\nworst images (total error of each{_first(len(found.images), count)})")
+    for image in found.images[:count]:
+        say(f"{image.cost:6.2f}  {image.source}: {summary(found, image)}")
+    if doubtful := found.doubtful():
+        what = f"{counted(len(doubtful), 'label')} to check, where the model disagrees"
+        say(f"\n{what} (the surest first{_first(len(doubtful), count)})")
+    for wrong, one in doubtful[:count]:
+        where = "" if not any(one.box) else f" at {', '.join(f'{side:.0f}' for side in one.box)}"
+        say(f"{one.doubt:6.2f}  {wrong.source}: {doubt(found, one)}{where}")
+
+
+def _first(there: int, count: int) -> str:
+    """Return a note that only the first ``count`` items are listed; an empty string if all are."""
+    return f"; {count:,} of {there:,}" if there > count else ""
+
+
+def check_chains(runs: Sequence[Path], *, as_json: bool) -> int:
+    """Check the chains of runs, print them, and return the exit code."""
+    from rankless.launch.audit import examined
+    from rankless.runs.directory import RunDirectory
+
+    found = check_all(*(partial(examined, RunDirectory(run)) for run in runs))
+    reports = [
+        {
+            "run": str(run),
+            "ok": not chain.problems,
+            "chain": [{"step": line.checkpoint, "link": line.link} for line in chain.lines],
+            "kept": chain.sound,
+            "problems": chain.problems,
+            "notes": chain.notes,
+        }
+        for run, chain in zip(runs, found, strict=True)
+    ]
+    if as_json:
+        print_json(reports if len(runs) > 1 else reports[0])
+    for run, chain in zip(runs, found, strict=True) if not as_json else ():
+        for line in chain.lines:
+            kept = "kept" if line.checkpoint in chain.sound else chain.wrong.get(line.checkpoint, "not kept")
+            say(f"{line.link}  {run} step {line.checkpoint} ({kept})")
+        for text in (*chain.notes, *(f"DIFFERENT: {problem}" for problem in chain.problems)):
+            say(text)
+        if chain.problems:
+            say(f"{counted(len(chain.problems), 'problem')} found")
+        elif chain.lines:
+            checked = counted(len(chain.sound), "checkpoint")
+            removed = len({line.checkpoint for line in chain.lines} - {*chain.sound})
+            say(f"{checked} checked, {removed:,} removed before; nothing was changed")
+    return 0 if all(report["ok"] for report in reports) else 1
+
+
+@app.command(
+    sort_key=6,
+    usage="Usage: rankless audit RUN [KEY=VALUE ...] [OPTIONS]",
+    help_epilogue="""\
+Examples:
+  rankless audit runs/digits
+  rankless audit runs/digits --steps 500 --seed 7
+  rankless audit runs/mine data.root=/mnt/data --all
+""",
+)
+def audit(
+    run: Annotated[Path, Parameter(name="RUN", help="A run directory, which is only read.")],
+    /,
+    *overrides: Annotated[
+        str, Parameter(name="KEY=VALUE", help="Where data.root or model.pretrained is on this machine.")
+    ],
+    steps: Annotated[str, Parameter(help="Draw intervals until they have N steps.", metavar="N")] = "1",
+    seed: Annotated[
+        str | None, Parameter(help="Seed of the draw. Default: a random one, printed.", metavar="N")
+    ] = None,
+    every: Annotated[bool, Parameter(name="--all", help="Take all intervals: repeat the run."), flag] = False,
+    devices: Devices = "auto",
+    device: Device = "auto",
+    task: Task = None,
+    as_json: Json = False,
+) -> int:
+    """Train parts of a run again and compare them with its checkpoints, bit for bit."""
+    environments.refuse("audit", "run it once, without the launcher; --devices sets the number of devices")
+    if every and steps != "1":
+        raise UserError("--all: takes all intervals, so --steps has no effect; leave one out")
+    fix_instruction_set(None, [], run)
+    _, count, wanted, drawn, *_ = check_all(
+        lambda: compute_on(device),
+        lambda: devices_here(devices),
+        lambda: whole_number("--steps", steps),
+        lambda: 1 + secrets.randbelow(10**9 - 1) if seed is None else whole_number("--seed", seed),
+        lambda: refuse_stray(overrides, "data.root=FOLDER"),
+    )
+    from rankless.launch import fork_server
+    from rankless.launch.audit import Audit
+
+    fork_server.start()
+    # With --json, only the report goes to the standard output.
+    echo = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
+    report = Audit(run, overrides, task, count, echo).repeat(None if every else wanted, drawn)
+    if as_json:
+        print_json(report.as_json())
+    if report.stopped:
+        return 128 + report.stopped
+    return 0 if report.ok else 1
