@@ -38,7 +38,7 @@ from rankless.world.process_group import World, join
 from rankless.world.reduce import GradientSum
 
 BACKWARD = (0.02, 0.3, 0.8)  # seconds
-ADDRESSES = ("10.93.17.1", "10.93.17.2")
+NETWORK = "10.93.17"
 MOST = 1.1
 _PORTS = 29_761, 29_762  # of the ranks' store, and of the plain socket
 
@@ -97,33 +97,35 @@ def rank(rounds: int) -> None:
     with join() as world:
         raw = [_plain_socket(world, size) for _ in range(3)]
         whole = torch.ones(size // 4)
-        at_once = [_timed(world, lambda: dist.all_reduce(whole)) for _ in range(3)]
+        at_once = [timed(world, lambda: dist.all_reduce(whole)) for _ in range(3)]
         found: dict[str, Any] = {"bytes": size, "socket": min(raw), "all-reduce": min(at_once), "steps": []}
         for seconds in BACKWARD:
             module = Sleeper(shapes, seconds)
-            steps = {kind: _step(module, world, exact=kind == "exact") for kind in ("exact", "fast")}
+            exchange = Exchange(2, world.rank, world.size, world.transport)
+            steps = {kind: step(module, exchange, exact=kind == "exact") for kind in ("exact", "fast")}
             times: dict[str, list[float]] = {kind: [] for kind in steps}
             for number in range(rounds + 2):  # in the first two the buckets are laid out
-                for kind, step in steps.items():
-                    took = _timed(world, step)
+                for kind, one in steps.items():
+                    took = timed(world, one)
                     times[kind] += [took] * (number > 1)
             found["steps"].append([seconds, module.ideal(size / min(raw)), times["exact"], times["fast"]])
         if world.is_first:
             print(json.dumps(found), flush=True)
 
 
-def _step(module: Sleeper, world: World, *, exact: bool) -> Callable[[], None]:
-    gradients = GradientSum(module, Exchange(2, world.rank, world.size, world.transport), exact=exact)
+def step(module: Sleeper, exchange: Exchange, *, exact: bool) -> Callable[[], None]:
+    """Return a function that runs one step of ``module`` and sums its gradients."""
+    gradients = GradientSum(module, exchange, exact=exact)
     start = torch.zeros((), requires_grad=True)
 
-    def step() -> None:
-        with gradients.micro_batch(world.rank):
+    def run() -> None:
+        with gradients.micro_batch(exchange.own.start):
             gradients.backward(gradients.module(start))
 
-    return step
+    return run
 
 
-def _timed(world: World, work: Callable[[], object]) -> float:
+def timed(world: World, work: Callable[[], object]) -> float:
     """Return the seconds of the slower rank on the clock."""
     world.barrier()
     began = time.perf_counter()
@@ -147,7 +149,7 @@ def _plain_socket(world: World, size: int) -> float:
             left -= len(peer.recv(min(left, 1 << 20)))
         sending.join()
 
-    took = _timed(world, both)
+    took = timed(world, both)
     peer.close()
     if server:
         server.close()
@@ -155,27 +157,31 @@ def _plain_socket(world: World, size: int) -> float:
 
 
 @contextmanager
-def link(rate: str) -> Iterator[tuple[list[str], str]]:
-    """Create two namespaces and their link; yield their names, and the delay in words."""
-    names = [f"rankless-{os.getpid()}-{number}" for number in (0, 1)]
+def hosts(count: int, rate: str) -> Iterator[tuple[list[list[str]], str]]:
+    """Create namespaces that send at ``rate`` through a switch; yield their commands, and the delay."""
+    switch, *names = [f"rankless-{os.getpid()}-{number}" for number in range(count + 1)]
     try:
-        for name in names:
+        for name in (switch, *names):
             _run("ip", "netns", "add", name)
-        _run("ip", "link", "add", "rl0", "netns", names[0], "type", "veth", "peer", "rl1", "netns", names[1])
+        _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "br0", "up")
         delay = "0.5 ms each way"
-        for number, (name, address) in enumerate(zip(names, ADDRESSES, strict=True)):
+        for number, name in enumerate(names, 1):
             device = f"rl{number}"
-            _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", device)
-            for up in ("lo", device):
+            pair = ["netns", switch, "type", "veth", "peer", "name", "rl0", "netns", name]
+            _run("ip", "link", "add", device, *pair)
+            _run("ip", "-n", switch, "link", "set", device, "master", "br0", "up")
+            _run("ip", "-n", name, "address", "add", f"{NETWORK}.{number}/24", "dev", "rl0")
+            for up in ("lo", "rl0"):
                 _run("ip", "-n", name, "link", "set", up, "up")
-            queue = ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", device]
+            queue = ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "rl0"]
             _run(*queue, *f"root handle 1: tbf rate {rate} burst 256kb latency 50ms".split())
             delaying = ["parent", "1:1", "netem", "delay", "500us", "limit", "100000"]
             if subprocess.run([*queue, *delaying], capture_output=True).returncode:
                 delay = "none added, as this kernel has no netem"
-        yield names, delay
+        yield [["ip", "netns", "exec", name] for name in names], delay
     finally:
-        for name in names:
+        for name in (switch, *names):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
@@ -186,24 +192,23 @@ def _run(*command: str) -> None:
         raise SystemExit(2)
 
 
-def measured(prefixes: Sequence[Sequence[str]], address: str, rounds: int) -> dict[str, Any]:
-    """Start two ranks with these commands and return the measurements of the first."""
-    here = "2" if address == "127.0.0.1" else "1"
+def measured(prefixes: Sequence[Sequence[str]], address: str, command: Sequence[str]) -> str:
+    """Start a rank of ``command`` after each of these prefixes; return the output of the first."""
+    here = len(prefixes) if address == "127.0.0.1" else 1
     ranks = []
     for number, prefix in enumerate(prefixes):
         variables = {
             **os.environ,
             "RANK": str(number),
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": str(number) if here == "2" else "0",
-            "LOCAL_WORLD_SIZE": here,
+            "WORLD_SIZE": str(len(prefixes)),
+            "LOCAL_RANK": str(number % here),
+            "LOCAL_WORLD_SIZE": str(here),
             "MASTER_ADDR": address,
             "MASTER_PORT": str(_PORTS[0]),
             "OMP_NUM_THREADS": "1",
             "RANKLESS_CPU": "1",
         }
-        command = [*prefix, sys.executable, __file__, "--rounds", str(rounds), "--be-a-rank"]
-        ranks.append(subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True))
+        ranks.append(subprocess.Popen([*prefix, *command], env=variables, stdout=subprocess.PIPE, text=True))
     try:
         said = ranks[0].communicate()[0]
         if max(one.wait() for one in ranks):
@@ -212,8 +217,12 @@ def measured(prefixes: Sequence[Sequence[str]], address: str, rounds: int) -> di
     finally:
         for one in ranks:
             one.kill()
-    answer: dict[str, Any] = json.loads(said)
-    return answer
+    return said
+
+
+def can_shape() -> bool:
+    """Return whether this user can make network namespaces with a limited rate."""
+    return not os.geteuid() and all(map(shutil.which, ("ip", "tc")))
 
 
 def main() -> int:
@@ -229,15 +238,17 @@ def main() -> int:
     if options.be_a_rank:
         rank(options.rounds)
         return 0
+    command = [sys.executable, __file__, "--rounds", str(options.rounds), "--be-a-rank"]
     if options.loopback:
-        found, words = measured([[], []], "127.0.0.1", options.rounds), "loopback without a limit"
-    elif os.geteuid() or not (shutil.which("ip") and shutil.which("tc")):
+        said, words = measured([[], []], "127.0.0.1", command), "loopback without a limit"
+    elif not can_shape():
         print("error: network namespaces need root and iproute2; or give --loopback", file=sys.stderr)
         return 2
     else:
-        with link(options.rate) as (names, delay):
-            found = measured([["ip", "netns", "exec", name] for name in names], ADDRESSES[0], options.rounds)
+        with hosts(2, options.rate) as (prefixes, delay):
+            said = measured(prefixes, f"{NETWORK}.1", command)
         words = f"a link of {options.rate} in each direction; delay: {delay}"
+    found: dict[str, Any] = json.loads(said)
     print(f"{found['bytes'] / 1e6:.0f} MB of gradients, two ranks, {words}")
     plain, at_once = 1000 * found["socket"], 1000 * found["all-reduce"]
     print(f"a plain socket takes {plain:.0f} ms, an all-reduce of all at once {at_once:.0f} ms")

@@ -1,4 +1,7 @@
-"""The closed form: what must hold whatever the numbers, and what follows from the exchange itself."""
+"""The model: what must hold whatever the numbers, and what follows from the exchange itself."""
+
+import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -7,14 +10,18 @@ from small_plans import work
 
 from rankless.launch.planning.measuring import SIZES, contended, fitted
 from rankless.launch.planning.model import (
+    OVERHEAD,
     Bucket,
     Gang,
     Link,
     Machine,
     adding,
     all_to_all,
+    buckets_exposed,
     gang,
     gather,
+    memory_exposed,
+    parts_exposed,
     ring_all_reduce,
     ring_exposed,
     row,
@@ -23,15 +30,26 @@ from rankless.launch.planning.model import (
 )
 from rankless.launch.planning.plan import advice
 
-links = st.builds(Link, st.floats(1e6, 1e12), st.floats(1e-7, 1e-2), st.booleans())
+links = st.builds(
+    Link,
+    st.floats(1e6, 1e12),
+    st.floats(1e-7, 1e-2),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 1e-10]),
+)
 machines = st.builds(
-    Machine, st.integers(1, 16), st.one_of(st.none(), st.integers(1, 8)), st.floats(1.0, 4.0)
+    Machine,
+    st.integers(1, 16),
+    st.one_of(st.none(), st.integers(1, 8)),
+    st.floats(1.0, 4.0),
+    st.one_of(st.none(), links),
 )
 works = st.builds(
     work,
     st.integers(1, 40),
     buckets=st.integers(1, 6),
-    size=st.integers(1, 1 << 26),
+    size=st.integers(1, 1 << 24),
     norms=st.sampled_from([(), (260, 1028)]),
     workers=st.integers(0, 4),
 )
@@ -40,8 +58,8 @@ works = st.builds(
 @given(works, machines, links, st.integers(1, 300), st.floats(1.0, 100.0))
 def test_a_better_network_is_never_slower(step, machine, link, devices, better):
     now = row(step, machine, link, devices)
-    faster = Link(link.bandwidth * better, link.latency, link.overlaps)
-    sooner = Link(link.bandwidth, link.latency / better, link.overlaps)
+    faster = replace(link, bandwidth=link.bandwidth * better)
+    sooner = replace(link, latency=link.latency / better)
     for improved in (faster, sooner):
         assert row(step, machine, improved, devices).step <= now.step * (1 + 1e-9)
         assert row(step, machine, improved, devices).ring <= now.ring * (1 + 1e-9)
@@ -65,7 +83,7 @@ def test_one_device_has_no_network(step, machine, link):
 
 
 def test_the_tree_sends_what_a_ring_sends_where_every_rank_owns_a_node():
-    ranks, link, size = gang(8, 1, 16), Link(1e9, 1e-9, overhead=0.0), 1 << 26
+    ranks, link, size = gang(8, 1, 16), Link(1e9, 1e-9), 1 << 26
     tree = all_to_all(ranks, link, size) + adding(ranks, 1e-10, size) + gather(ranks, link, size)
     assert (ranks.most, ranks.nodes) == (1, 8)
     assert tree == pytest.approx(ring_all_reduce(ranks, link, 1e-10, size), rel=1e-5)
@@ -76,11 +94,11 @@ def test_uneven_ranks_send_more():
     # Eight micro-batches on three ranks: 0-2, 3-5, 6-7 are 2, 2 and 1 whole nodes of the tree.
     ranks = gang(3, 1, 8)
     assert (ranks.most, ranks.least, ranks.nodes) == (2, 1, 5)
-    assert all_to_all(ranks, Link(1e9, 0.0, overhead=0.0), 3000) == pytest.approx(4 * 1000 / 1e9)
+    assert all_to_all(ranks, Link(1e9, 0.0), 3000) == pytest.approx(4 * 1000 / 1e9)
 
 
 def test_the_devices_of_a_machine_share_its_network():
-    link = Link(1e9, 0.0, overhead=0.0)
+    link = Link(1e9, 0.0)
     apart, shared = all_to_all(Gang(8, 1, 1, 1, 8), link, 8000), all_to_all(Gang(8, 4, 1, 1, 8), link, 8000)
     assert apart == pytest.approx(7 * 1000 / 1e9)
     assert shared == pytest.approx(4 * 4 * 1000 / 1e9)  # each of four to each of four elsewhere
@@ -99,6 +117,74 @@ def test_a_backward_pass_hides_all_but_the_last_buckets():
     assert tree_exposed(step, ranks, Link(1e12, 1e-7, overlaps=False), 1.0) > 2 * tree_exposed(
         step, ranks, link, 1.0
     )
+
+
+# Two ranks, two buckets of 4 MiB that are ready after 4 and 8 ms of a backward pass of 8 ms. A MiB takes 1 ms
+# on the link, so an all-to-all or a gather of a bucket takes 2 ms. Adding 1 MiB takes 1 ms: 2 ms a bucket.
+TWO, MIB = Gang(2, 1, 1, 1, 2), 1 << 20
+EXAMPLE = (Bucket(4 * MIB, 0.5), Bucket(4 * MIB, 1.0)), TWO, Link(MIB * 1e3, 0.0), 1e-3 / MIB, 8e-3
+
+
+def test_the_order_over_nccl_agrees_with_a_case_by_hand():
+    # All-to-all 1 from 4 to 6. The second bucket is ready at 8: add 1 until 10, gather 1 until 12. Then the
+    # link has all-to-all 2 until 14; add 2 until 16, gather 2 until 18.
+    assert buckets_exposed(*EXAMPLE) == pytest.approx((18 - 8) * 1e-3)
+
+
+def test_the_order_over_gloo_agrees_with_a_case_by_hand():
+    # Two parts of 2 MiB a bucket: each 1 ms on the link, and 1 ms to add. Bucket 1: all-to-alls from 4 to 6,
+    # gathers until 8, while adding moves bucket 2 from 8 to 10. Its all-to-alls until 12, gathers until 14.
+    assert parts_exposed(*EXAMPLE) == pytest.approx((14 - 8) * 1e-3)
+
+
+def test_the_network_carries_other_parts_while_it_waits_for_a_first_byte():
+    # Eight parts of 1 ms: all-to-alls until 8 ms. All but the last of the eight gathers fill the latency.
+    ranks, late = Gang(2, 1, 1, 1, 2), Link(MIB * 1e3, 2e-3)
+    assert parts_exposed([Bucket(16 * MIB, 0.0)], ranks, late, 0.0, 0.0) == pytest.approx(
+        (16 + 2) * 1e-3, abs=OVERHEAD * 10
+    )
+    assert buckets_exposed([Bucket(16 * MIB, 0.0)], ranks, late, 0.0, 0.0) == pytest.approx(
+        (16 + 4) * 1e-3, abs=OVERHEAD * 10
+    )
+
+
+def test_memory_is_copied_as_often_as_by_the_exchange_itself():
+    # Four ranks, three micro-batches each: nodes of one and two leaves, eight in all. The shards of two nodes
+    # for three others are copied, seven shards are added, and the total is copied.
+    ranks, link = gang(4, 4, 12), Link(1e9, 0.0, copy=1e-3)
+    assert (ranks.most, ranks.nodes) == (2, 8)
+    assert memory_exposed(ranks, link, 4) - memory_exposed(ranks, link, 0) == pytest.approx(
+        (2 * 3 + 7 + 4) * 1e-3
+    )
+
+
+def test_ranks_of_one_machine_use_its_memory_and_share_its_cores():
+    step, network, inside = work(16, totals=0), Link(1e6, 1e-3), Link(1e9, 1e-6, copy=1e-10)
+    found = [
+        row(step, Machine(8, slots=2, inside=inside), network, devices).network
+        for devices in (1, 2, 4, 8, 16)
+    ]
+    assert found[0] == 0
+    assert found == sorted(found)
+    assert found[3] > 4 * found[1]  # four ranks on a core
+    assert found[4] > 10 * found[3]  # two machines
+
+
+@given(works, machines, links, st.integers(0, 8))
+def test_more_ranks_never_exchange_less(step, machine, link, power):
+    # One rank a machine, and a micro-batch each, so that nothing but the number of ranks changes.
+    step, alone = step.with_micro_batches(1), replace(machine, devices=1)
+    few, many = (row(step, alone, link, devices).network for devices in (1 << power, 2 << power))
+    assert few <= many * (1 + 1e-9)
+
+
+def test_all_wait_for_the_slowest_device():
+    found = [row(work(64), Machine(8), Link(25e9, 2e-5), devices) for devices in (1, 2, 64)]
+    assert found[0].uneven == pytest.approx(found[0].step)
+    # Of two, both are below the median of the larger with probability one half: each with sqrt(0.5).
+    slower = (found[1].uneven - found[1].network) / (found[1].step - found[1].network)
+    assert 0.5 * (1 + math.erf(math.log(slower) / 0.1 / math.sqrt(2))) == pytest.approx(math.sqrt(0.5))
+    assert found[2].uneven > found[2].step * 1.1
 
 
 def test_cores_are_shared():
@@ -132,15 +218,18 @@ def test_the_literature_is_asked_where_micro_batches_run_out(devices, words):
 
 
 def test_a_link_is_found_again_from_the_times_of_its_exchanges():
-    link, add, ranks = Link(2e9, 1e-4, overlaps=False), 1e-10, Gang(2, 2, 1, 1, 2)
-    seconds = {
-        size: all_to_all(ranks, link, size) + adding(ranks, add, size) + gather(ranks, link, size)
+    link, add, ranks = Link(2e9, 1e-4, overlaps=False, copy=2e-10), 1e-10, Gang(2, 2, 1, 1, 2)
+    sockets = {
+        f"{size}": all_to_all(ranks, link, size) + adding(ranks, add, size) + gather(ranks, link, size)
         for size in SIZES
     }
-    found = fitted(seconds, add)
+    memory = {f"{size}": memory_exposed(ranks, link, size) for size in SIZES}
+    found = fitted([{"sockets": sockets, "memory": memory}], add)
     assert found.bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
     assert found.latency == pytest.approx(link.latency, rel=0.02)
+    assert found.copy == pytest.approx(link.copy, rel=1e-3)
     assert not found.overlaps
+    assert fitted([{"sockets": sockets}], add).copy == 0
 
 
 def test_contention_is_never_below_one():

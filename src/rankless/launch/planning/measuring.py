@@ -14,8 +14,8 @@ from typing import IO, Any
 from rankless.engine.workers import loader_processes
 from rankless.errors import UserError
 from rankless.launch.opening import device
-from rankless.launch.planning.measurement_worker import PAGES, AskedProcess, died, environment
-from rankless.launch.planning.model import Bucket, Link, Workload
+from rankless.launch.planning.measurement_worker import PAGES, AskedProcess, died, environment, quick
+from rankless.launch.planning.model import OVERHEAD, Bucket, Link, Workload
 from rankless.launch.planning.network_process import SIZES
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
@@ -50,7 +50,7 @@ class Steps:
         It assumes that forward passes take a third of the time, and that gradients become ready evenly.
         """
         each = seconds / self._recipe.batch.micro_batches
-        sizes = _buckets(self._facts["parameters"])
+        sizes = bucket_sizes(self._facts["parameters"])
         ends = [sum(sizes[: number + 1]) / (sum(sizes) or 1) for number in range(len(sizes))]
         return self._workload(
             {
@@ -118,8 +118,12 @@ def contended(alone: Workload, together: Workload) -> float:
     return max(together.computing(count) / alone.computing(count), 1.0)
 
 
-def loopback() -> dict[int, float]:
-    """Measure the exchange between two processes of this machine; return seconds by size in bytes."""
+Exchanged = Mapping[str, Mapping[str, float]]
+"""Seconds of an exchange between two processes by size in bytes (a text), through "sockets" and "memory"."""
+
+
+def loopback() -> Exchanged:
+    """Measure the exchange between two processes of this machine."""
     variables = {**environment(), "RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="rankless-") as folder, tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", f"{PAGES}.network_process", str(Path(folder) / "store")]
@@ -143,23 +147,30 @@ def loopback() -> dict[int, float]:
                 process.communicate()
         if any(codes):
             raise died("the network", next(filter(None, codes)), log, _INSTEAD)
-    return {int(size): seconds for size, seconds in json.loads(output).items()}
+    found: Exchanged = json.loads(output)
+    return found
 
 
-def fitted(seconds: Mapping[int, float], add: float) -> Link:
-    """Fit a link to the measured seconds of an exchange between two ranks, by size in bytes.
+def fitted(rounds: Sequence[Exchanged], add: float) -> Link:
+    """Fit a link to the measured seconds of exchanges between two ranks.
 
-    In such an exchange each rank sends half of the bytes, adds half of the sum, and sends half of the bytes
-    again.
+    Through sockets, each rank sends half of the bytes, adds half of the sum, and sends half of the bytes
+    again. Through memory, it copies half, adds half and copies all.
     """
-    small, large = SIZES[0], SIZES[-1]
-    overhead = Link(1.0, 1.0).overhead
-    per_byte = (seconds[large] - seconds[small]) / (large - small)
+    small, large = (f"{size}" for size in (SIZES[0], SIZES[-1]))
+    sockets, memory = (
+        {size: quick(each[way][size] for each in rounds) for size in (small, large) if way in rounds[0]}
+        for way in ("sockets", "memory")
+    )
+    between = int(large) - int(small)
+    per_byte = (sockets[large] - sockets[small]) / between
     bandwidth = 1 / max(per_byte - add / 2, per_byte / 4, 1e-12)
-    return Link(bandwidth, max(seconds[small] / 2 - overhead, 1e-6), overlaps=False)
+    latency = max((sockets[small] - OVERHEAD) / 2, 1e-6)
+    copy = max((memory[large] - memory[small]) / between / 2, 1e-12) if memory else 0.0
+    return Link(bandwidth, latency, overlaps=False, copy=copy)
 
 
-def _buckets(parameters: Sequence[int]) -> list[int]:
+def bucket_sizes(parameters: Sequence[int]) -> list[int]:
     """Return the sizes of DDP's buckets in bytes; the parameter that fills a bucket closes it."""
     sizes = [0]
     for size in parameters:

@@ -1,22 +1,33 @@
 """The performance model of a plan: it predicts the duration of a step on 1 to 4,096 devices.
 
-The time of an exchange is a closed form of latency α, bandwidth 1/β and the time of additions. In the fixed
+The time of one message is a closed form of latency α, bandwidth 1/β and the time of additions. In the fixed
 tree (:mod:`rankless.world.exchange`) an all-to-all distributes the shards of all node sums, each rank adds up
 one shard, and a ring gathers the sums. For comparison, the model includes a ring all-reduce with the cost by
 Thakur, Rabenseifner and Gropp (2005). The messages of an all-to-all overlap (LogGP, Alexandrov et al. 1995),
 so their latency counts once. The messages of a ring wait for each other.
+
+The model follows one rank through its last backward pass, because all ranks are alike. There are three
+orders: bucket after bucket over NCCL (:func:`buckets_exposed`), in parts over gloo (:func:`parts_exposed`),
+and through memory between the CPU ranks of one machine (:func:`memory_exposed`).
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
+from rankless.world.exchange import MESSAGE_BYTES
 from rankless.world.tree import owned_nodes
 
 MOST = 4096
 """Number of devices in the last row of a plan."""
+OVERHEAD = 2e-6
+"""Seconds to send a message of any size; NCCL's cost model counts 1 to 2 µs (NCCL_NET_OVERHEAD)."""
+SIGMA = 0.1
+"""Standard deviation of the logarithm of the ranks' computing times, for the effect of slow ranks."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,40 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class Link:
+    """The connection between two devices.
+
+    Attributes:
+        bandwidth: bytes per second of each device, and of each machine's link to the network.
+        latency: seconds until the first byte of a message arrives, from the call that sends it (α).
+        overlaps: whether transfers overlap with computing; false for the loopback interface, where the cores
+            move the bytes.
+        in_parts: whether buckets are exchanged in parts, and gathers run beside other operations (gloo).
+        copy: seconds to copy or add a byte in memory that the ranks share; 0 if they share none.
+    """
+
+    bandwidth: float
+    latency: float
+    overlaps: bool = True
+    in_parts: bool = False
+    copy: float = 0.0
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that a device needs to send one message of any size before it can send the next."""
+        return min(OVERHEAD, self.latency)
+
+    def slowed(self, factor: float) -> Link:
+        """Return the link with all times multiplied by ``factor``."""
+        return replace(
+            self,
+            bandwidth=self.bandwidth / factor,
+            latency=self.latency * factor,
+            copy=self.copy * factor,
+        )
+
+
+@dataclass(frozen=True)
 class Machine:
     """The properties of each machine.
 
@@ -90,11 +135,13 @@ class Machine:
         devices: number of devices per machine.
         slots: number of devices that can compute at the same time; None means all of them.
         contention: factor by which computing slows down when all slots are busy.
+        inside: the link between devices if all are on one machine; None means the network's.
     """
 
     devices: int
     slots: int | None = None
     contention: float = 1.0
+    inside: Link | None = None
 
     def slowdown(self, busy: int) -> float:
         """Return the factor by which ``busy`` devices of a machine slow each other down."""
@@ -107,28 +154,6 @@ class Machine:
     def sharing(self, busy: int) -> float:
         """Return the factor by which ``busy`` devices slow down the link because they share the cores."""
         return 1.0 if self.slots is None else max(busy / self.slots, 1.0)
-
-
-@dataclass(frozen=True)
-class Link:
-    """The connection between two devices.
-
-    Attributes:
-        bandwidth: bytes per second of each device, and of each machine's link to the network.
-        latency: seconds until the first byte of a message arrives (α).
-        overlaps: whether transfers overlap with computing; false for the loopback interface, where the cores
-            move the bytes.
-        overhead: seconds that a device needs to send a message of any size.
-    """
-
-    bandwidth: float
-    latency: float
-    overlaps: bool = True
-    overhead: float = 2e-6
-
-    def slowed(self, factor: float) -> Link:
-        """Return the link with all times multiplied by ``factor``."""
-        return Link(self.bandwidth / factor, self.latency * factor, self.overlaps, self.overhead * factor)
 
 
 @dataclass(frozen=True)
@@ -181,7 +206,7 @@ def all_to_all(gang: Gang, link: Link, size: int) -> float:
 def gather(gang: Gang, link: Link, size: int) -> float:
     """Return the seconds of a ring all-gather of a sum of ``size`` bytes."""
     shard = size / gang.world / link.bandwidth
-    return (gang.world - 1) * (link.latency + link.overhead + shard)
+    return (gang.world - 1) * (link.latency + shard)
 
 
 def adding(gang: Gang, add: float, size: int) -> float:
@@ -191,7 +216,7 @@ def adding(gang: Gang, add: float, size: int) -> float:
 
 def ring_all_reduce(gang: Gang, link: Link, add: float, size: int) -> float:
     """Return the seconds of a ring all-reduce of ``size`` bytes."""
-    per_round = link.latency + link.overhead + size / gang.world / link.bandwidth
+    per_round = link.latency + size / gang.world / link.bandwidth
     return (gang.world - 1) * (2 * per_round + size / gang.world * add)
 
 
@@ -203,20 +228,67 @@ def tree_exposed(work: Workload, gang: Gang, link: Link, backward: float) -> flo
         meetings = sum(3 * _whole(gang, link, work.add, size) for size in work.norms)
         return meetings + sum(_whole(gang, link, work.add, size) for size in (work.totals, work.gradients))
     totals = adding(gang, work.add, work.totals) + gather(gang, link, work.totals)
+    if link.copy:
+        return totals + memory_exposed(gang, link, work.gradients)
     if not link.overlaps:
         totals += all_to_all(gang, link, work.totals)
         return totals + sum(_whole(gang, link, work.add, bucket.size) for bucket in work.buckets)
-    return totals + buckets_exposed(work.buckets, gang, link, work.add, backward, totals=work.totals)
+    exposed = parts_exposed if link.in_parts else buckets_exposed
+    return totals + exposed(work.buckets, gang, link, work.add, backward, totals=work.totals)
+
+
+def memory_exposed(gang: Gang, link: Link, size: int) -> float:
+    """Return the seconds that an exchange of ``size`` bytes through shared memory adds to a step.
+
+    A rank copies the others' shards of its sums, adds up its own shard of all sums, and copies the total
+    (:mod:`rankless.world.shared_memory`). The cores that compute do this work, so nothing overlaps. Only the
+    signals do, except the last bucket's: an all-to-all and a gather of one byte per rank.
+    """
+    sent = gang.most * (gang.world - 1) / gang.world
+    added = (gang.nodes - 1) / gang.world
+    signals = all_to_all(gang, link, gang.world) + gather(gang, link, gang.world)
+    return signals + (sent + added + 1.0) * size * link.copy
+
+
+def parts_exposed(
+    buckets: Sequence[Bucket], gang: Gang, link: Link, add: float, backward: float, *, totals: int = 0
+) -> float:
+    """Return the seconds from the end of the backward pass until the last bucket is summed, over gloo.
+
+    When a bucket is ready, the all-to-alls of all its parts start, and the backward pass continues. A part
+    that has arrived is added and gathered at the next layer. The network carries messages in the order in
+    which they start; while it waits for the first byte of one, it carries others.
+    """
+    waiting = [(0.0, 0, False, totals)] if totals else []  # start, number, whether it is a gather, size
+    added = 0.0  # seconds of additions so far; the rank that computes makes them
+    for bucket in buckets:
+        count = max(1, -(-bucket.size // (gang.world * MESSAGE_BYTES)))
+        ready = bucket.ready * backward + added
+        waiting += [(ready, len(waiting) + part, False, bucket.size // count) for part in range(count)]
+        added += adding(gang, add, bucket.size)
+    heapq.heapify(waiting)
+    free, end = 0.0, backward + added  # when the network is free, and when the rank has all sums
+    while waiting:
+        start, number, is_gather, size = heapq.heappop(waiting)
+        if is_gather:
+            latency = (gang.world - 1) * link.latency
+            free = max(free, start) + gather(gang, link, size) - latency
+            end = max(end, free + latency)
+        else:
+            arrived = max(free, start) + all_to_all(gang, link, size)
+            free = arrived - link.latency
+            if number or not totals:  # the totals are gathered after the backward pass
+                heapq.heappush(waiting, (arrived + adding(gang, add, size), number, True, size))
+    return end - backward
 
 
 def buckets_exposed(
     buckets: Sequence[Bucket], gang: Gang, link: Link, add: float, backward: float, *, totals: int = 0
 ) -> float:
-    """Return the seconds from the end of the backward pass until the last bucket is summed.
+    """Return the seconds from the end of the backward pass until the last bucket is summed, over NCCL.
 
-    The order is that of :meth:`rankless.world.reduce.GradientSum.exchange` over NCCL: when a bucket is ready,
-    the rank waits for the previous bucket, sums and gathers it, and then continues the backward pass. Over
-    gloo, it does not wait, so a step takes slightly less time.
+    When a bucket is ready, the rank waits for the previous bucket, sums and gathers it, and then continues
+    the backward pass (:meth:`rankless.world.reduce.GradientSum.exchange`).
     """
     free = all_to_all(gang, link, totals) if totals else 0.0  # when the network is
     clock = ready = 0.0
@@ -288,12 +360,23 @@ class Row:
         """Fraction (0–1) of the step that waits for the network."""
         return self.network / self.step
 
+    @property
+    def uneven(self) -> float:
+        """Time of a step if the devices' own times vary by :data:`SIGMA`, log-normally.
+
+        All wait for the slowest. This is the median: in half of the steps, all devices are faster.
+        """
+        slowest = math.exp(SIGMA * NormalDist().inv_cdf(0.5 ** (1 / self.devices)))
+        return self.network + (self.step - self.network) * slowest
+
 
 def row(work: Workload, machine: Machine, link: Link, devices: int) -> Row:
     """Predict a step on ``devices`` devices; the batch grows to at least one micro-batch per device."""
     grown = work.with_micro_batches(max(work.micro_batches, devices))
     ranks = gang(devices, machine.devices, grown.micro_batches)
     slowdown = machine.slowdown(ranks.here)
+    if ranks.machines == 1 and machine.inside is not None:
+        link = machine.inside
     link = link.slowed(machine.sharing(ranks.here))
     micro_batches = -(-grown.micro_batches // devices)
     computing = grown.computing(micro_batches) * slowdown

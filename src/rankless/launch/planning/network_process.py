@@ -1,6 +1,7 @@
 """One of two processes that measure the exchange between them: ``… .network_process MEETING``.
 
-Rank 0 prints the seconds of the fixed tree's exchange by size in bytes, as JSON.
+Rank 0 prints the seconds of the fixed tree's exchange by size in bytes, as JSON: through sockets, and through
+shared memory if there is any.
 """
 
 from __future__ import annotations
@@ -9,12 +10,20 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankless.hardware.processes import die_with_parent, name_process
 from rankless.launch.planning.measurement_worker import quick
 
-SIZES = (1 << 10, 1 << 20, 8 << 20)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rankless.world.exchange import Pending
+
+SIZES = (1 << 10, 1 << 20, 16 << 20)
 """Measured sizes in bytes."""
 _TIMES = (90, 30, 15)
 
@@ -27,18 +36,28 @@ def main() -> int:
 
     from rankless.world.exchange import Exchange
     from rankless.world.process_group import join
+    from rankless.world.shared_memory import share
 
     torch.set_num_threads(1)
-    found: dict[int, float] = {}
+    found: dict[str, dict[int, float]] = defaultdict(dict)
     with join(Path(sys.argv[1])) as world:
         exchange = Exchange(world.size, world.rank, world.size)
         for size, times in zip(SIZES, _TIMES, strict=True):
-            values, taken = torch.zeros(size // 4), []
-            for _ in range(times):
-                began = time.perf_counter()
-                exchange.total([values])
-                taken.append(time.perf_counter() - began)
-            found[size] = quick(taken[times // 3 :])
+            values = torch.zeros(size // 4)
+            ways: dict[str, Callable[[Sequence[Tensor], Tensor], Pending]] = {"sockets": exchange.start}
+            if shared := share(exchange, [values]):
+                ways["memory"] = shared.start
+            for name, start in ways.items():
+                taken = []
+                for _ in range(times):
+                    began = time.perf_counter()
+                    pending = start([values], values)
+                    pending.combine()
+                    pending.finish()
+                    taken.append(time.perf_counter() - began)
+                    if shared:
+                        shared.begin_again()
+                found[name][size] = quick(taken[times // 3 :])
         world.barrier()
     if world.is_first:
         print(json.dumps(found), flush=True)

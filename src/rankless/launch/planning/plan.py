@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -11,9 +11,8 @@ from rankless.hardware.cores import usable_cores
 from rankless.launch import local
 from rankless.launch.opening import checked, device, devices_here, with_precision
 from rankless.launch.planning.measurement_worker import quick
-from rankless.launch.planning.measuring import Steps, fitted, loopback, opened_steps
+from rankless.launch.planning.measuring import Exchanged, Steps, fitted, loopback, opened_steps
 from rankless.launch.planning.model import Link, Machine, Row, Workload, row, rows
-from rankless.launch.planning.simulation import Simulated, simulated
 from rankless.launch.planning.units import PlanOptions, shown_bandwidth, shown_time
 from rankless.launch.sharing import refuse_idle
 from rankless.recipe.schema import Recipe
@@ -81,7 +80,6 @@ class Plan:
         work, machine, link: inputs of the model.
         asked: prediction for the requested number of devices.
         rows: predictions for 1 to 4,096 devices.
-        simulation: simulation of the exchange; None if not possible.
         assumptions: sentences about the origin of the inputs.
         advice: sentences about a larger global batch.
         checks: comparisons with measurements.
@@ -92,7 +90,6 @@ class Plan:
     link: Link
     asked: Row
     rows: list[Row]
-    simulation: Simulated | None
     assumptions: list[str]
     advice: list[str]
     checks: list[Checked] = field(default_factory=list)
@@ -101,7 +98,7 @@ class Plan:
         """Return the plan as plain data, in seconds, bytes and bytes per second."""
 
         def of(each: Row) -> dict[str, Any]:
-            return {**asdict(each), "network_share": each.network_share}
+            return {**asdict(each), "network_share": each.network_share, "uneven": each.uneven}
 
         return {
             "asked": of(self.asked),
@@ -109,7 +106,6 @@ class Plan:
             "step": asdict(self.work),
             "machine": asdict(self.machine),
             "link": asdict(self.link),
-            "simulation": asdict(self.simulation) if self.simulation else None,
             "assumptions": self.assumptions,
             "advice": self.advice,
             "check": [{**asdict(each), "error": each.error} for each in self.checks],
@@ -127,21 +123,25 @@ def plan(recipe: Recipe, asked: PlanOptions, say: Callable[[str], None]) -> Plan
     on_cpu = device().type == "cpu"
     slots = max(usable_cores() // recipe.threads, 1)
     machines, each = asked.devices or (1, devices_here(recipe.threads))
-    busy = slots if asked.step is None and on_cpu and max(each, *asked.check, 0) > 1 else 1
+    several = asked.step is None and on_cpu and max(each, *asked.check, 0) > 1
+    busy = slots if several else 1
+    taken = _Taken([], {count: [] for count in asked.check})
     with opened_steps(recipe, busy) as steps:
         if asked.step is None:
-            taken = _measure(recipe, steps, busy, asked, say)
+            _measure(recipe, steps, busy, taken, say, network=several or asked.bandwidth is None)
             work, contention = steps.measured()
-            machine = Machine(each, slots if on_cpu else None, contention)
-            assumptions = _of_measured(work, machine)
+            inside = fitted(taken.exchanges, work.add) if several else None
+            machine = Machine(each, slots, contention, inside) if on_cpu else Machine(each)
+            assumptions = list(_of_measured(work, machine))
         else:
-            taken = _Taken([], {}) if asked.bandwidth else _Taken([loopback()], {})
             work, machine = steps.given(asked.step), Machine(each)
+            if asked.bandwidth is None:
+                taken.exchanges.append(loopback())
             assumptions = [
                 f"one device takes {shown_time(asked.step)} for a step of the recipe (given), a third of it "
                 "for forward passes; loading was not measured"
             ]
-    link, about = _link(asked, work, taken.exchanges)
+    link, about = _link(asked, taken.exchanges, work.add, in_parts=on_cpu and asked.step is None)
     found = row(work, machine, link, machines * each)
     return Plan(
         work,
@@ -149,7 +149,6 @@ def plan(recipe: Recipe, asked: PlanOptions, say: Callable[[str], None]) -> Plan
         link,
         found,
         rows(work, machine, link, machines * each),
-        simulated(work, machine, link, found.devices),
         [*assumptions, about],
         list(advice(found.devices, work.micro_batches, work.micro)),
         [
@@ -164,58 +163,64 @@ class _Taken:
     """The measurements that involve several processes.
 
     Attributes:
-        exchanges: seconds of exchanges between two processes by size in bytes, one mapping per round.
+        exchanges: exchanges between two processes, one mapping per round.
         steps: seconds of steps by number of processes.
     """
 
-    exchanges: list[dict[int, float]]
+    exchanges: list[Exchanged]
     steps: dict[int, list[float]]
 
 
 def _measure(
-    recipe: Recipe, steps: Steps, busy: int, asked: PlanOptions, say: Callable[[str], None]
-) -> _Taken:
+    recipe: Recipe, steps: Steps, busy: int, taken: _Taken, say: Callable[[str], None], *, network: bool
+) -> None:
     """Alternate the measurements, so that other work on the machine affects all of them equally."""
-    taken = _Taken([], {count: [] for count in asked.check})
     alone = "one process" if busy == 1 else f"one process and of {busy} side by side"
-    for _ in range(_ROUNDS if asked.check else 1):
+    for _ in range(_ROUNDS if taken.steps else 1):
         say(f"measuring steps of {alone} …")
         steps.measure(busy)
-        if asked.bandwidth is None:
-            say("measuring the network between two processes of this machine …")
+        if network:
+            say("measuring the exchange between two processes of this machine …")
             taken.exchanges.append(loopback())
-        for count in asked.check:
+        for count, seconds in taken.steps.items():
             say(f"training with {counted(count, 'process', 'processes')} …")
-            taken.steps[count] += local.step_seconds(recipe, count, _STEPS, _WARM_UP)
-    return taken
+            seconds += local.step_seconds(recipe, count, _STEPS, _WARM_UP)
 
 
-def _of_measured(work: Workload, machine: Machine) -> list[str]:
-    about = (
+def _of_measured(work: Workload, machine: Machine) -> Iterator[str]:
+    yield (
         f"one device takes {shown_time(work.computing(work.micro_batches))} for a step: by micro-batch "
         f"{shown_time(work.load)} loading, {shown_time(work.forward)} forward, {shown_time(work.backward)} "
         f"backward; {shown_time(work.update)} for the update (measured here)"
     )
     if machine.slots is None:
-        return [about]
+        return
     several = f", each {machine.contention:.2f} times as long as alone (measured)"
-    return [
-        about,
+    yield (
         f"every machine is like this one: {counted(machine.slots, 'process', 'processes')} compute at the "
-        f"same time{several if machine.contention > 1 else ''}; more share the cores evenly",
-    ]
+        f"same time{several if machine.contention > 1 else ''}; more share the cores evenly"
+    )
+    if machine.inside is not None and machine.inside.copy:
+        yield (
+            "the processes of one machine exchange through its memory, which copies "
+            f"{shown_bandwidth(1 / machine.inside.copy)} (measured between two)"
+        )
 
 
-def _link(asked: PlanOptions, work: Workload, exchanges: Sequence[Mapping[int, float]]) -> tuple[Link, str]:
+def _link(
+    asked: PlanOptions, exchanges: Sequence[Exchanged], add: float, *, in_parts: bool
+) -> tuple[Link, str]:
+    """Return the network, given or as measured by ``exchanges`` on this machine, and a sentence about it."""
     if asked.bandwidth is not None:
-        link = Link(asked.bandwidth, LATENCY if asked.latency is None else asked.latency)
+        latency = LATENCY if asked.latency is None else asked.latency
+        link = Link(asked.bandwidth, latency, in_parts=in_parts)
         about = "given" if asked.latency is not None else "bandwidth given, latency assumed"
+        order = "in parts over gloo" if in_parts else "bucket after bucket over NCCL"
         return link, (
             f"network: {shown_bandwidth(link.bandwidth)} for each machine and for each device, "
-            f"{shown_time(link.latency)} latency ({about}); it works while the devices compute"
+            f"{shown_time(link.latency)} latency ({about}); it works while the devices compute, {order}"
         )
-    sizes = exchanges[0].keys()
-    link = fitted({size: quick(each[size] for each in exchanges) for size in sizes}, work.add)
+    link = replace(fitted(exchanges, add), copy=0.0)
     if asked.latency is not None:
         link = replace(link, latency=asked.latency)
     return link, (

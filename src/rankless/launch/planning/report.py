@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankless.errors import counted
-from rankless.launch.planning.model import Row
+from rankless.launch.planning.model import SIGMA, Row
 from rankless.launch.planning.plan import Plan
-from rankless.launch.planning.simulation import SIGMA
 from rankless.launch.planning.units import shown_time
 
 _HEAD = (
@@ -62,11 +61,8 @@ def _of_the_model(plan: Plan) -> Iterator[str]:
         "network: the part of a step that waits for the fixed tree's exchange; ring: a step with a ring "
         "all-reduce in its place; p: loader processes needed to deliver that many images"
     )
-    found = plan.simulation
-    if found is not None:
+    if plan.asked.devices > 1:
         yield (
-            f"simulated message by message, the last backward pass and its exchange take "
-            f"{shown_time(found.simulated)} on {counted(found.ranks, 'device')} (the model: "
-            f"{shown_time(found.model)}), and {shown_time(found.stragglers)} where the devices' own times "
-            f"vary by {SIGMA:.0%}"
+            f"if the devices' own times vary by {SIGMA:.0%}, all wait for the slowest of "
+            f"{plan.asked.devices:,}, and a step takes {shown_time(plan.asked.uneven)}"
         )
