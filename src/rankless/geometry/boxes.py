@@ -182,4 +182,4 @@ SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "eiou": eiou,
     "siou": siou,
 }
-"""Similarity functions by name, (..., 4), (..., 4) -> (...). A box loss is 1 minus a similarity (at most 1)."""
+"""Similarity functions (..., 4), (..., 4) -> (...) by name, at most 1; a box loss is 1 minus one of them."""
