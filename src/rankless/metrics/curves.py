@@ -55,9 +55,8 @@ def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> Th
 def precision_recall(scores: Floats, right: NDArray[np.bool_], truths: int) -> tuple[Floats, Floats]:
     """Compute precision (D,) and recall (D,) after each prediction, in order of descending score.
 
-    Predictions with equal scores keep their order.
-
-    ``truths`` is the number of ground-truth objects or images, at least 1.
+    Predictions with equal scores keep their order. ``truths`` is the number of ground-truth objects or
+    images, at least 1.
     """
     hits = np.cumsum(right[np.argsort(-scores, kind="stable")])
     return hits / np.arange(1, len(hits) + 1), hits / truths
