@@ -182,4 +182,4 @@ SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "eiou": eiou,
     "siou": siou,
 }
-"""Similarity functions (..., 4), (..., 4) -> (...) by name, at most 1; a box loss is 1 minus one of them."""
+"""Functions by name that compute the similarity (...), at most 1, of boxes (..., 4), for box losses."""

@@ -75,7 +75,7 @@ class Record(NamedTuple):
 
 
 def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> tuple[Path, ...]:
-    """Write the files of a model into ``folder``, which is new, empty or, with ``force``, an earlier export."""
+    """Write a model's files into ``folder``, which is new or empty, or an earlier export if ``force``."""
     files = tuple(folder / name for name in FILES)
     if folder.is_dir() and any(folder.iterdir()) and not all(file.is_file() for file in files):
         expected = "expected a new or an empty folder"  # all files in the folder are shared
