@@ -1,4 +1,4 @@
-"""A trainer of image detectors and classifiers whose results do not depend on the number of devices.
+"""Train image detectors and classifiers with results that do not depend on the number of devices.
 
 The names in ``__all__`` are public. Each is imported on first use, so importing the package is fast and does
 not import torch.

@@ -1,4 +1,4 @@
-"""The entry point of the command ``rankless``, which handles signals before it imports slow modules."""
+"""The entry point of the ``rankless`` command. It handles signals before it imports slow modules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _end(number: int, _: object) -> None:
-    """End a training if a signal arrives during imports, with the exit code of a run stopped on request."""
+    """End the process on a signal during imports, with the exit code of a run that stopped on request."""
     print(f"stopped by {signal.Signals(number).name}; the run had not begun", file=sys.stderr, flush=True)
     os._exit(STOPPED)  # an exception could be caught by the module being imported
 

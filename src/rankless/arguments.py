@@ -1,4 +1,4 @@
-"""Argument types of the Python API: one value or several, paths or text."""
+"""Argument types of the Python API, which accepts one value or several, and paths or strings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 Text = str | os.PathLike[str]
 Overrides = str | Sequence[str]
-"""One or several ``key=value``."""
+"""One or several recipe overrides, each written as ``key=value``."""
 
 
 def several(given: Text | Sequence[Text | int]) -> list[str]:

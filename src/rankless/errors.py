@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 MOST_PROBLEMS = 25
-"""Maximum number of problems that an error lists; it counts the others."""
+"""Maximum number of problems that an error lists; the others are only counted."""
 
 LONGEST = 2000
 """Maximum number of characters per line; the middle of a longer line is left out."""
@@ -46,7 +46,7 @@ class UserError(Exception):
         self.problems: tuple[str, ...] = tuple(map(self._printed, every[:MOST_PROBLEMS]))
         if len(every) > MOST_PROBLEMS + 1:
             self.problems += (f"… and {len(every) - MOST_PROBLEMS - 1:,} more",)
-        if len(every) > MOST_PROBLEMS:  # the last line often has the remedy for all
+        if len(every) > MOST_PROBLEMS:  # the last line often gives the remedy for all problems
             self.problems += (self._printed(every[-1]),)
         super().__init__("\n".join(self.problems))
 
@@ -64,17 +64,17 @@ class TaskError(UserError):
 
 
 class OutputError(UserError):
-    """A command's output could not be written. The command line exits with 1."""
+    """Raised when a command's output cannot be written. The command line exits with 1."""
 
     exit_code = 1
 
 
 class ShortageError(UserError):
-    """Memory ran out. A caller that knows the recipe adds advice about its keys."""
+    """Raised when memory runs out. A caller that knows the recipe adds advice about its keys."""
 
 
 class OneValueError(UserError):
-    """A micro-batch is so small that a batch norm gets only one value per channel."""
+    """Raised when a micro-batch is so small that a batch norm gets only one value per channel."""
 
 
 def check_all(*checks: Callable[[], Any]) -> list[Any]:
@@ -100,7 +100,7 @@ INTERRUPTED = 130
 
 
 def of_a_path(error: BaseException) -> UserError | None:
-    """Return the error for a path that cannot name a file; None for any other exception."""
+    """Convert an exception about an invalid path to a ``UserError``; return None for any other exception."""
     if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENAMETOOLONG) and error.filename:
         return UserError(f"{_name(error.filename)}: {error.strerror}; give another path")
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # raised by pathlib
@@ -111,9 +111,9 @@ def of_a_path(error: BaseException) -> UserError | None:
 
 
 def of_the_system(error: BaseException) -> UserError | None:
-    """Return the error for a failure of the operating system; None for any other exception.
+    """Convert an exception from the operating system to a ``UserError``; return None for any other exception.
 
-    An ``OSError`` counts if it names a file or reports a full disk.
+    An ``OSError`` is converted only if it refers to a file or reports a full disk.
     """
     if known := of_a_path(error):
         return known
@@ -131,7 +131,7 @@ def of_the_system(error: BaseException) -> UserError | None:
 
 
 def remedy(error: BaseException) -> str:
-    """Return the remedy for a file that could not be written, as part of a sentence."""
+    """Return advice for a file that could not be written, as part of a sentence."""
     number = error.errno if isinstance(error, OSError) else None
     if number in _FORBIDDEN:
         return "let this user write there"
@@ -156,7 +156,7 @@ def nearest(word: str, known: Iterable[str], *, count: int = 1, shown: str = "'{
 
 
 def one_of(names: Iterable[str]) -> str:
-    """Return the expected values as text: ``one of a, b``, or ``a`` for a single one."""
+    """Return the expected values as text: ``one of a, b``, or ``a`` for a single value."""
     every = list(names)
     return f"one of {', '.join(every)}" if len(every) != 1 else every[0]
 
@@ -187,7 +187,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 def printable(text: str, longest: int = 100) -> str:
-    """Return text from a file for a message: printable, and at most ``longest`` characters."""
+    """Make text from a file printable for a message, and shorten it to ``longest`` characters."""
     cut = text[: longest + 1]  # a text may be megabytes long
     shown = cut if cut.isprintable() else "".join(c if c.isprintable() else _named(c) for c in cut)
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
@@ -202,7 +202,7 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first eight names for a message, and the number of further ones."""
+    """Return the first eight names and the number of the remaining names, as text for a message."""
     shown = ", ".join(f"'{printable(name)}'" for name in names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
 

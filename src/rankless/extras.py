@@ -1,4 +1,4 @@
-"""Import of optional libraries: the extras of ``pip install 'rankless[NAME]'``."""
+"""Import optional libraries, which ``pip install 'rankless[NAME]'`` installs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankless.errors import UserError
 
 
 def needed(module: str, extra: str, where: str) -> Any:
-    """Import and return a module of an optional library, which this package's ``extra`` installs.
+    """Import and return a module of an optional library, which the package's extra ``extra`` installs.
 
     If the library is missing or broken, the error begins with ``where``, the option or file that needs it.
     """

@@ -1,4 +1,4 @@
-"""Messages between processes as lines of JSON, which msgspec checks against types; nothing is unpickled."""
+"""Messages between processes as lines of JSON. msgspec checks their types, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lines:
         self.rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add received data; return the lines completed by it, without line ends."""
+        """Add received data, and return the lines that it completes, without line ends."""
         self.rest += data
         if b"\n" not in data:
             return []

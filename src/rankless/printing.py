@@ -1,4 +1,4 @@
-"""Output to the terminal: messages, JSON, scores, models and progress."""
+"""Print messages, JSON, scores, models and progress to the terminal."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def say(text: str = "", *, file: TextIO | None = None) -> None:
 
 
 def warn(sentence: str) -> None:
-    """Print a warning to the standard error, which may be closed."""
+    """Print a warning to standard error, which may be closed."""
     with suppress(OSError):
         say(f"warning: {sentence}", file=sys.stderr)
 
 
 def discard_output(stream: TextIO) -> None:
-    """Discard buffered and further output, so that the flush at the end of the process does not fail."""
+    """Discard buffered and later output, so that the flush at the end of the process does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def finite(value: Any) -> Any:
-    """Return a value with NaN and infinity, which JSON does not have, replaced by None."""
+    """Replace NaN and infinity in a value with None, because JSON cannot represent them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -73,7 +73,7 @@ def as_json(value: Any, indent: int) -> str:
 
 
 def filled(parts: Sequence[str], width: int) -> str:
-    """Return lines of text filled with parts, two spaces apart, without breaking a part.
+    """Arrange ``parts`` in lines of text, two spaces apart, without breaking a part.
 
     Lines are narrower than ``width``; a wider part gets its own line.
     """
@@ -88,7 +88,7 @@ def filled(parts: Sequence[str], width: int) -> str:
 
 
 def print_best(step: int, scores: Mapping[str, Any]) -> None:
-    """Print all numbers of an evaluation in columns that fit a terminal of 80 characters."""
+    """Print all scores of an evaluation in columns that fit a terminal of 80 characters."""
     numbers = {name: value for name, value in scores.items() if isinstance(value, float)}
     width = max(map(len, numbers), default=0)
     in_what = f", in {scores['computed_in']}" if "computed_in" in scores else ""
@@ -99,7 +99,7 @@ def print_best(step: int, scores: Mapping[str, Any]) -> None:
 
 
 def print_scores(scores: Mapping[str, Any]) -> None:
-    """Print one score per line, then a table of scores per class, and the confusion matrix, if any."""
+    """Print one score per line, then a table of scores per class, then the confusion matrix, if any."""
     from rich.console import Console
     from rich.table import Table
 
@@ -156,7 +156,7 @@ def _print_confusion(rows: Sequence[Sequence[int]], names: Sequence[str]) -> Non
 
 
 def print_models(rows: Sequence[Any]) -> None:
-    """Print one line per :class:`rankless.models.listing.Listed`, or two on a narrow terminal."""
+    """Print each :class:`rankless.models.listing.Listed` on one line, or on two in a narrow terminal."""
     others = "timm/NAME"
     width = max(map(len, (others, *(row.name for row in rows)))) + 1
     lines = [(f"{'model':{width}}{'task':9}{'parameters':>11}{'GFLOPs':>8}{'input':>8}", "from")]
@@ -189,14 +189,14 @@ def is_notebook() -> bool:
 
 
 class ProgressBar:
-    """A progress bar on a terminal, or else a line every ten seconds; use it as a context manager.
+    """A context manager that shows a progress bar on a terminal, or else prints a line every ten seconds.
 
     Args:
         total: number of items.
-        title: the work, as in ``reading images``.
+        title: description of the work, such as ``reading images``.
         done: number of items already done.
         console: the console; by default, a new one for ``file``, on which the bar disappears at the end.
-        file: by default the standard error.
+        file: the file to print to, by default standard error.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class ProgressBar:
             self._live.stop()
 
     def advance(self, count: int = 1) -> None:
-        """Count items done since the last call; estimate the remaining time from the speed so far."""
+        """Count the items done since the last call, and estimate the remaining time from the speed so far."""
         self.done += count
         now = time.monotonic()
         if now - self._shown > _SHOW_EVERY or self.done == self.total:

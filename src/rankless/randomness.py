@@ -13,11 +13,11 @@ import threading
 import numpy as np
 
 GENERATORS = threading.RLock()
-"""Lock to hold while seeding the process's generators and drawing from them: other threads may be ranks."""
+"""Lock held while seeding the process's generators and drawing from them, as other threads may be ranks."""
 
 
 def key(seed: int, *path: int | str) -> int:
-    """Return a 128-bit key for one purpose of random numbers.
+    """Return the 128-bit key of the random numbers for one purpose.
 
     Args:
         seed: the recipe's seed.
@@ -36,7 +36,7 @@ def key(seed: int, *path: int | str) -> int:
 
 
 def generator(seed: int, *path: int | str) -> np.random.Generator:
-    """Return a NumPy generator (Philox, counter-based) for one purpose of random numbers; see :func:`key`."""
+    """Return a counter-based NumPy generator (Philox) for one purpose; see :func:`key`."""
     return np.random.Generator(np.random.Philox(key=key(seed, *path)))
 
 

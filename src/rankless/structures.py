@@ -36,14 +36,14 @@ def network_input(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sample:
-    """One image with its ground truth, in the pixels of ``image``.
+    """An image with its ground truth, in pixels of ``image``.
 
     Attributes:
         image: uint8 RGB, (3, H, W).
         boxes: float32 xyxy in pixels, (N, 4).
         labels: int64 class ids, (N,).
         reduced: pixels of the source per pixel of ``image``, which may be decoded at a reduced size.
-        source: (H, W) of the source in pixels; None if it is that of ``image``.
+        source: (H, W) of the source in pixels; None if it equals that of ``image``.
     """
 
     image: Tensor
@@ -96,7 +96,7 @@ class DetectionItem:
 
 
 class _Batch:
-    """The base of both kinds of batches; every tensor and list has one entry per image."""
+    """Base class of batches. Every tensor and list has one entry per image."""
 
     indices: list[int]
     unreadable: list[Unreadable]
@@ -120,13 +120,13 @@ class _Batch:
         return self._each(lambda tensor: tensor[rows], unreadable=[], **chosen)
 
     def _values(self, kind: type) -> Iterator[tuple[str, Any]]:
-        """Return the names and values of the fields with values of this type."""
+        """Iterate over the names and values of the fields whose value has type ``kind``."""
         batch: Any = self
         values = ((each.name, getattr(batch, each.name)) for each in fields(batch))
         return ((name, value) for name, value in values if isinstance(value, kind))
 
     def _each(self, change: Callable[[Tensor], Tensor], **lists: list[Any]) -> Self:
-        """Return a copy with ``change`` applied to every tensor, and with the given lists."""
+        """Return a copy with ``change`` applied to every tensor, and with ``lists`` in place of its lists."""
         batch: Any = self
         made: Self = replace(batch, **{name: change(value) for name, value in self._values(Tensor)}, **lists)
         return made
@@ -156,7 +156,7 @@ class DetectionBatch(_Batch):
 
     @cached_property
     def network_input(self) -> Tensor:
-        """Result of :func:`network_input` for the images, computed on first use."""
+        """The images as the network's input (see :func:`network_input`), computed on first use."""
         return network_input(self.images)
 
 
@@ -196,7 +196,7 @@ class ClassificationBatch(_Batch):
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss as a sum and a count, before the division.
+    """A loss as a sum and a count, before the sum is divided by the count.
 
     Sums and counts are added over all micro-batches of a step; the total sum is divided by the total count.
 
@@ -216,7 +216,7 @@ class LossSum:
         def __init__(self, sum: Tensor, count: Tensor | float, parts: Mapping[str, Tensor] = ...) -> None: ...
 
     def __post_init__(self) -> None:
-        """Convert a number given as the count to a tensor."""
+        """Convert the count to a tensor if it is a Python number."""
         given: Any = self.count
         if isinstance(self.sum, Tensor) and type(given) in (int, float):
             count = torch.full((), given, dtype=torch.float32, device=self.sum.device)
@@ -258,4 +258,4 @@ class Classification:
 
 
 Scores = dict[str, Any]
-"""Result of a metric: names to values that JSON can represent."""
+"""The result of a metric: a mapping from names to values that JSON can represent."""

@@ -29,7 +29,7 @@ def explained(error: BaseException) -> UserError | None:
 
 
 def blamed(error: BaseException) -> TaskError | None:
-    """Return an error with the lines of the user's own code that raised an exception; None for other code."""
+    """Return an error with the user's own lines that raised the exception; None if other code raised it."""
     if type(error).__name__ == "AcceleratorError":
         return None  # the device failed and not the code, so a restart may help
     frames = traceback.extract_tb(error.__traceback__)

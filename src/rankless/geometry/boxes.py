@@ -40,13 +40,13 @@ def clip(boxes: Tensor, height: float, width: float) -> Tensor:
 
 
 def area(boxes: Tensor) -> Tensor:
-    """Compute areas in square pixels, of shape (...), of boxes of shape (..., 4); 0 for inverted boxes."""
+    """Compute the areas (...) of boxes (..., 4) in square pixels; inverted boxes have an area of 0."""
     x1, y1, x2, y2 = boxes.unbind(-1)
     return (x2 - x1).clamp(min=0) * (y2 - y1).clamp(min=0)
 
 
 def _intersection_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute intersection and union (...) in square pixels; the union is never 0."""
+    """Compute the intersection and the union, each (...), in square pixels; the union is never 0."""
     # Coordinate by coordinate: no temporary is larger than the result.
     ax1, ay1, ax2, ay2 = a.unbind(-1)
     bx1, by1, bx2, by2 = b.unbind(-1)
@@ -58,7 +58,7 @@ def _intersection_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hull(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute width and height (...) of the smallest box around both."""
+    """Compute the width and the height, each (...), of the smallest box around ``a`` and ``b``."""
     ax1, ay1, ax2, ay2 = a.unbind(-1)
     bx1, by1, bx2, by2 = b.unbind(-1)
     w = torch.maximum(ax2, bx2) - torch.minimum(ax1, bx1)
@@ -67,7 +67,7 @@ def _hull(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def iou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the intersection over union, 0..1, of shape (...), of corresponding boxes of shape (..., 4)."""
+    """Compute the intersection over union (...), in 0..1, of corresponding boxes (..., 4)."""
     intersection, union = _intersection_union(a, b)
     return intersection / union
 
@@ -80,7 +80,7 @@ def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
 def giou(a: Tensor, b: Tensor) -> Tensor:
     """Compute the generalized IoU, -1..1: IoU minus the empty fraction of the hull.
 
-    Boxes of shape (..., 4) -> (...) (Rezatofighi et al., 2019).
+    The boxes have shape (..., 4), the result has shape (...) (Rezatofighi et al., 2019).
     """
     intersection, union = _intersection_union(a, b)
     w, h = _hull(a, b)
@@ -91,16 +91,16 @@ def giou(a: Tensor, b: Tensor) -> Tensor:
 def diou(a: Tensor, b: Tensor) -> Tensor:
     """Compute the distance IoU, -1..1: IoU - d²/c², as in :func:`distance` (Zheng et al., 2020).
 
-    Boxes of shape (..., 4) -> (...).
+    The boxes have shape (..., 4), the result has shape (...).
     """
     penalty = distance(a, b)  # before the IoU, because this determines the order in which gradients are added
     return iou(a, b) - penalty
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Compute DIoU's penalty d²/c², 0..1: squared distance of the centers over the hull's squared diagonal.
+    """Compute DIoU's penalty d²/c², 0..1: the centers' squared distance over the hull's squared diagonal.
 
-    Boxes of shape (..., 4) -> (...).
+    The boxes have shape (..., 4), the result has shape (...).
     """
     ax, ay, _, _ = to_cxcywh(a).unbind(-1)
     bx, by, _, _ = to_cxcywh(b).unbind(-1)
@@ -112,7 +112,8 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 def ciou(a: Tensor, b: Tensor) -> Tensor:
     """Compute the complete IoU: DIoU - αv, v = 4/π² · (Δ atan(w/h))², α = v / (1 - IoU + v + 1e-6).
 
-    Boxes of shape (..., 4) -> (...). α is a weight and has no gradient (Zheng et al., 2020).
+    The boxes have shape (..., 4), the result has shape (...). α is a weight and has no gradient (Zheng et
+    al., 2020).
     """
     _, _, aw, ah = to_cxcywh(a).unbind(-1)
     _, _, bw, bh = to_cxcywh(b).unbind(-1)
@@ -129,9 +130,9 @@ def _angle(w: Tensor, h: Tensor) -> Tensor:
 
 
 def eiou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the efficient IoU: DIoU - Δw²/cw² - Δh²/ch², cw and ch the hull's sides (Zhang et al., 2021).
+    """Compute the efficient IoU: DIoU - Δw²/cw² - Δh²/ch² with the hull's sides cw, ch (Zhang et al., 2021).
 
-    Boxes of shape (..., 4) -> (...).
+    The boxes have shape (..., 4), the result has shape (...).
     """
     _, _, aw, ah = to_cxcywh(a).unbind(-1)
     _, _, bw, bh = to_cxcywh(b).unbind(-1)
@@ -142,11 +143,12 @@ def eiou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def siou(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the SCYLLA-IoU: IoU - (Δ + Ω) / 2 (Gevorgyan, 2022); boxes of shape (..., 4) -> (...).
+    """Compute the SCYLLA-IoU: IoU - (Δ + Ω) / 2 (Gevorgyan, 2022).
 
     The distance cost Δ = Σ (1 - exp(-γρ)) over x and y, ρ = (center distance / hull's side)², is softened by
     γ = 2 - Λ if the centers lie on a diagonal: Λ = sin 2α, with α the angle of the line between them. The
-    shape cost is Ω = Σ (1 - exp(-ω))⁴ over width and height, ω = difference / larger.
+    shape cost is Ω = Σ (1 - exp(-ω))⁴ over width and height, ω = difference / larger. The boxes have shape
+    (..., 4), the result has shape (...).
     """
     ax, ay, aw, ah = to_cxcywh(a).unbind(-1)
     bx, by, bw, bh = to_cxcywh(b).unbind(-1)
@@ -168,7 +170,7 @@ def _rise(x: Tensor) -> Tensor:
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """Compute SIoU's shape cost of one side."""
+    """Compute the term of SIoU's shape cost for the widths, or for the heights, of two boxes."""
     return _rise((a - b).abs() / torch.maximum(a, b).clamp(min=_SMALLEST)).pow(_SIOU_THETA)
 
 
@@ -180,4 +182,4 @@ SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "eiou": eiou,
     "siou": siou,
 }
-"""Similarities by name, boxes (..., 4), (..., 4) -> (...), at most 1; a box loss is 1 minus one of them."""
+"""Functions by name that compute the similarity (...), at most 1, of boxes (..., 4), for box losses."""

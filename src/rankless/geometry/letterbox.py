@@ -75,7 +75,7 @@ Fit = Literal["letterbox", "stretch"]
 
 @dataclass(frozen=True)
 class Placing:
-    """Settings for the placement of images on the input: the resize and the margin.
+    """Settings for placing images on the network's input: the resize and the margin.
 
     Attributes:
         antialias: whether downsampling averages all source pixels. Otherwise it reads the four pixels around
@@ -94,13 +94,13 @@ _NUDGE = 1 + 2**-40  # 640 * (416 / 640) may be 415.99…, and the placed image 
 def letterbox(
     image: Tensor, size: tuple[int, int], within: tuple[int, int] | None = None, placing: Placing = USUAL
 ) -> tuple[Tensor, Letterbox]:
-    """Fit the whole image into the input, centered.
+    """Fit the whole image into the network's input, centered.
 
     Args:
         image: uint8, (3, h, w).
         size: the input's (H, W) in pixels.
         within: (H, W) to fit the image into if ``size`` omits a part of its gray margin; None means ``size``.
-        placing: the resize and the margin.
+        placing: settings of the resize and the margin.
 
     Returns:
         The input, uint8 (3, H, W), and the placement. An image that already has this size is returned
@@ -124,7 +124,7 @@ def whole(
     within: tuple[int, int] | None = None,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, Letterbox]:
-    """Fit the whole image (3, h, w) into the input, by :func:`letterbox` or :func:`stretched`.
+    """Fit the whole image (3, h, w) into the network's input, by :func:`letterbox` or :func:`stretched`.
 
     Returns:
         The input, uint8 (3, H, W), and the placement.
@@ -135,7 +135,7 @@ def whole(
 
 
 def stretched(image: Tensor, size: tuple[int, int], placing: Placing = USUAL) -> tuple[Tensor, Letterbox]:
-    """Stretch the whole image (3, h, w) to the input's size, as Darknet does by default.
+    """Stretch the whole image (3, h, w) to the size of the network's input, as Darknet does by default.
 
     Returns:
         The input, uint8 (3, H, W), and the placement.
@@ -151,12 +151,12 @@ def stretched(image: Tensor, size: tuple[int, int], placing: Placing = USUAL) ->
 
 
 def fit(height: int, width: int, size: tuple[int, int]) -> float:
-    """Return the largest scale at which an image of ``height`` × ``width`` fits into the input."""
+    """Return the largest scale at which an image of ``height`` × ``width`` pixels fits into ``size``."""
     return min(size[0] / height, size[1] / width)
 
 
 def centered(height: int, width: int, size: tuple[int, int], scale: float) -> tuple[int, int]:
-    """Return the (left, top) in whole pixels that centers the scaled image; negative if it is larger."""
+    """Return the offsets (left, top) in whole pixels that center the scaled image; they may be negative."""
     return (size[1] - scaled(width, scale)) // 2, (size[0] - scaled(height, scale)) // 2
 
 
@@ -223,7 +223,7 @@ def in_source(where: Letterbox, reduced: int, source: tuple[int, int] | None) ->
 
 
 def to_input(boxes: Tensor, letterbox: Letterbox) -> Tensor:
-    """Convert boxes xyxy of shape (…, 4) from pixels of the source to pixels of the input, not clipped."""
+    """Convert xyxy boxes of shape (…, 4) from source pixels to input pixels, without clipping."""
     placed = boxes * letterbox.scale
     if letterbox.stretch != (1.0, 1.0):
         placed = placed * placed.new_tensor(letterbox.stretch * 2)
@@ -240,7 +240,7 @@ def to_source(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 
 
 def clipped(boxes: Tensor, letterbox: Letterbox) -> Tensor:
-    """Clip boxes xyxy of shape (…, 4), in pixels of the source, to the source."""
+    """Clip xyxy boxes of shape (…, 4), in source pixels, to the source image."""
     inside = torch.empty_like(boxes)
     inside[..., 0::2] = boxes[..., 0::2].clamp(0, letterbox.width)
     inside[..., 1::2] = boxes[..., 1::2].clamp(0, letterbox.height)
@@ -248,7 +248,7 @@ def clipped(boxes: Tensor, letterbox: Letterbox) -> Tensor:
 
 
 def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int, int, int]:
-    """Return the source's visible range [first, last), and the input pixel at which to paste it.
+    """Return the visible range [first, last) of one side, and the input pixel at which to paste it.
 
     A margin as wide as the filter is added on both sides, so that the crop has no visible edge.
     """
@@ -261,7 +261,7 @@ def _visible(side: int, input_side: int, scale: float, offset: int) -> tuple[int
 
 
 def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
-    """Scale uint8 (3, h, w) by exactly ``scale``; the size is rounded down, but at least one pixel."""
+    """Scale an image, uint8 (3, h, w), by exactly ``scale``; round its size down to at least one pixel."""
     if scale == 1.0:
         return image
     new = [scaled(side, scale) for side in image.shape[-2:]]
@@ -275,7 +275,7 @@ def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
 
 
 def _rows_first(image: Tensor) -> Tensor:
-    """Return uint8 (3, h, w) as (1, 3, h, w) in channels-last, which PyTorch resizes twice as fast.
+    """Convert an image, uint8 (3, h, w), to channels-last (1, 3, h, w), which PyTorch resizes twice as fast.
 
     The order of the steps matters: PyTorch does not recognize the layout of ``image[None]``.
     """

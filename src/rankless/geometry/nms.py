@@ -37,15 +37,15 @@ def nms(
 ) -> Tensor:
     """Select boxes by non-maximum suppression.
 
-    Each selected box, from the best down, removes the boxes that are too similar to it. Boxes with equal
-    scores rank in the given order.
+    Starting with the best one, each selected box removes the boxes that are too similar to it. Boxes with
+    equal scores rank in the given order.
 
     Args:
         boxes: xyxy in pixels, (N, 4).
         scores: (N,), of the dtype of ``boxes``.
         labels: class ids, (N,).
-        kind: similarity of two boxes: ``iou``, or ``diou``, IoU - (d²/c²)^0.6 with the squared distance of
-            the centers and the hull's squared diagonal (Zheng et al., 2020; Darknet's ``greedynms``).
+        kind: similarity of two boxes: ``iou``, or ``diou``, which is IoU - (d²/c²)^0.6 with the distance d of
+            the centers and the hull's diagonal c (Zheng et al., 2020; Darknet's ``greedynms``).
         threshold: a box is removed if its similarity to a better one exceeds this.
         class_agnostic: compare boxes of all classes instead of only the same class.
 

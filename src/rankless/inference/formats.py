@@ -1,4 +1,4 @@
-"""Writers of predictions in several formats; they read the journal after the prediction has ended.
+"""Write predictions in several formats, from the journal, after the prediction has ended.
 
 Each writer reads the entries once or twice and keeps none in memory.
 """
@@ -20,11 +20,11 @@ KINDS = (
     *("annotated", "json", "jsonl", "coco", "yolo", "voc", "label-studio", "cvat"),
     *("csv", "counts", "crops", "heatmaps"),
 )
-"""Values of ``--save``."""
+"""The values that ``--save`` accepts."""
 
 
 def kinds_named(save: Sequence[str]) -> frozenset[str]:
-    """Return the kinds of files to write; check their names."""
+    """Check the names of the kinds of files to write, and return them as a set."""
     if unknown := [name for name in save if name not in KINDS]:
         raise UserError(
             f"--save has '{printable(name)}': expected {one_of(KINDS)}{nearest(name, KINDS)}"
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     """The predictions for one image.
 
     Attributes:
-        stem: name of the image's files, without extension; a video frame's includes its number.
+        stem: name of the image's files, without extension; for a video frame, it includes the frame's number.
         image: the image's object in ``predictions.json``.
     """
 
@@ -52,7 +52,7 @@ Entries = Callable[[], Iterator[Entry]]
 
 
 def write_json(entries: Entries, file: Path) -> None:
-    """Write one JSON array, with one image per line."""
+    """Write a JSON array, with one image per line."""
     with file.open("w", encoding="utf-8") as out:
         _write_list(out, (entry.image for entry in entries()))
 
@@ -128,7 +128,7 @@ def yolo_names(class_names: Iterable[str]) -> str:
 
 
 def voc_xml(image: dict[str, Any]) -> bytes:
-    """Return one image's annotation; characters that XML does not allow become U+FFFD."""
+    """Return an image's Pascal VOC annotation. Characters that XML does not allow become U+FFFD."""
     objects = (
         VocObject(NOT_XML.sub("\ufffd", found["name"]), tuple(found["box"]), difficult=False)
         for found in image["detections"]
@@ -138,7 +138,7 @@ def voc_xml(image: dict[str, Any]) -> bytes:
 
 
 def write_csv(entries: Entries, file: Path) -> None:
-    """Write one row per object, or per reported class of a classified image."""
+    """Write a CSV table with a row per object, or per reported class of a classified image."""
     head = ["source", "frame", "time", "label", "name", "score"]
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
         rows = csv.writer(out)
@@ -151,7 +151,7 @@ def write_csv(entries: Entries, file: Path) -> None:
 
 
 def write_counts(entries: Entries, file: Path, class_names: Sequence[str]) -> None:
-    """Write one row per image: the number of objects in total and per class."""
+    """Write a table with a row per image: the number of objects in total and per class."""
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out:
         rows = csv.writer(out)
         rows.writerow(["source", "frame", "time", "total", *class_names])

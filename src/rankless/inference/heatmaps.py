@@ -1,4 +1,4 @@
-"""Heat maps over the image: for a detector, the best score in every cell.
+"""Draw heat maps over images: for a detector, the best score in every cell.
 
 A cell's score is the best score of any candidate box centered in it, before any box is discarded. For a
 head with objectness, the score is objectness times class probability.

@@ -1,4 +1,4 @@
-"""Images from Python programs: paths, PIL images, NumPy arrays and tensors."""
+"""Read images that Python programs pass: paths, PIL images, NumPy arrays and tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def file_source(name: str) -> Source:
 
 
 def read(name: str, finder: Finder) -> tuple[Tensor, Decoded]:
-    """Return an image to draw on, uint8 (3, H, W), and a copy for the network, reduced as in training."""
+    """Read an image. Return it, uint8 (3, H, W), and a copy for the network, reduced as in training."""
     scene = SCENES.fullmatch(name)
     if scene is None or Path(name).exists():
         image = image_file.read(Path(name))
@@ -53,7 +53,7 @@ def source_of(image: ImageLike, number: int) -> Source:
 
     Args:
         image: see :data:`ImageLike`.
-        number: the image's number, from 0, for messages.
+        number: index of the image, from 0, for messages.
     """
     if isinstance(image, str | os.PathLike):
         return file_source(os.fspath(image))
@@ -62,12 +62,12 @@ def source_of(image: ImageLike, number: int) -> Source:
 
 
 def whole(image: Tensor) -> Decoded:
-    """Return an image (3, H, W) as decoded at full size."""
+    """Wrap an image (3, H, W) as one that was decoded at full size."""
     return Decoded(image, 1, (image.shape[-2], image.shape[-1]))
 
 
 def reduced(image: Tensor, finder: Finder) -> tuple[Tensor, Decoded]:
-    """Return an image, and a copy for the network, reduced by the factor used for files of this size."""
+    """Return the image, and a copy for the network, reduced by the factor used for files of this size."""
     height, width = image.shape[-2:]
     factor = 1 if isinstance(finder, CustomFinder) else finder.shown.reduction(height, width)
     if factor == 1:

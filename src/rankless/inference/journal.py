@@ -27,7 +27,7 @@ class Journal(Sequence[Entry]):
 
     Args:
         folder: the output folder, which exists.
-        asked: options of the prediction; it can be resumed only with the same ones.
+        asked: options of the prediction, which must be unchanged when it is resumed.
         resume: continue the existing journal.
 
     Attributes:
@@ -55,7 +55,7 @@ class Journal(Sequence[Entry]):
             self._append(head)
 
     def add(self, entry: Entry, files: Sequence[str] = ()) -> None:
-        """Record the results of an image or a frame, and the files written for it."""
+        """Record the results for an image or a frame, and the files written for it."""
         self._starts.append(self._end)
         self._append({"stem": entry.stem, "files": list(files), "image": entry.image})
 
@@ -65,11 +65,11 @@ class Journal(Sequence[Entry]):
         self.failed.append((source, reason))
 
     def end_video(self, source: str, files: Sequence[str] = ()) -> None:
-        """Record that a video's last frame was predicted, and the files written for the video."""
+        """Record the end of a video, and the files written for it."""
         self._append({"ended": source, "files": list(files)})
 
     def remove(self) -> None:
-        """Unlink the file; this journal can still read the entries."""
+        """Unlink the journal's file; this object can still read the entries."""
         self.path.unlink(missing_ok=True)
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class Journal(Sequence[Entry]):
                 at += len(line) + 1
 
     def _go_on(self, head: Mapping[str, Any]) -> None:
-        """Read the existing lines, except an incomplete last line and the frames of an unfinished video."""
+        """Read the existing lines; drop an incomplete last line and the frames of an unfinished video."""
         video_start, failed_before = None, 0
         for number, (start, line) in enumerate(self._lines()):
             try:
@@ -156,12 +156,12 @@ def _entry(row: Mapping[str, Any]) -> Entry:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Return whether a prediction into ``folder`` was stopped before its end."""
+    """Check whether ``folder`` has a prediction that was stopped before its end."""
     return (folder / NAME).is_file()
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raise if ``folder`` has an unfinished prediction."""
+    """Raise an error if ``folder`` has an unfinished prediction."""
     if is_unfinished(folder):
         raise UserError(
             f"--out {folder}: holds an unfinished prediction; add --resume to continue, or "
@@ -170,7 +170,7 @@ def refuse_unfinished(folder: Path) -> None:
 
 
 def refuse_nothing_to_resume(folder: Path) -> None:
-    """Raise if ``folder`` has no unfinished prediction to continue."""
+    """Raise an error if ``folder`` has no unfinished prediction to continue."""
     if not is_unfinished(folder):
         raise UserError(f"--out {folder}: no unfinished prediction to continue; leave --resume out")
 

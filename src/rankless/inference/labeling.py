@@ -1,4 +1,4 @@
-"""Predictions as pre-annotations for Label Studio and CVAT, so that a person only corrects them.
+"""Write predictions as pre-annotations for Label Studio and CVAT, so that a person only corrects them.
 
 Label Studio's tasks hold boxes in percent of the image; their results fit the labeling interface in
 ``label_studio_config.xml``. CVAT imports ``cvat.xml`` as "CVAT 1.1" into a task that has the same images.
@@ -23,7 +23,7 @@ Images = Callable[[], Iterator[dict[str, Any]]]
 """A function that returns an iterator over the images' objects in ``predictions.json``, from the first."""
 
 KINDS = {"label-studio", "cvat"}
-"""Of ``--save``."""
+"""The values of ``--save`` that write pre-annotations."""
 _FROM, _TO = "label", "image"
 _NO_FILE = "of a video, a stream or the built-in data, or inside shards or Parquet files"
 
@@ -32,9 +32,9 @@ class Labeling:
     """The pre-annotations of one prediction.
 
     Args:
-        images: the predictions. Only images that are files are written.
+        images: the predictions; they are written only for images that are files.
         class_names: names of the classes.
-        model: the version of the model that Label Studio shows.
+        model: the model version that Label Studio shows.
     """
 
     def __init__(self, images: Images, class_names: Sequence[str], model: str) -> None:
@@ -47,7 +47,7 @@ class Labeling:
         return Path(os.path.commonpath(folders)) if folders else Path.cwd()
 
     def notes(self, kinds: frozenset[str]) -> Iterator[str]:
-        """Yield sentences about how to import the files of ``kinds``."""
+        """Yield sentences that explain how to import the files of ``kinds``."""
         if "label-studio" in kinds:
             yield (
                 "label_studio.json is for a Label Studio with LABEL_STUDIO_LOCAL_FILES_SERVING_ENABLED=true, "
@@ -140,7 +140,7 @@ class Labeling:
         _save(root, file)
 
     def write_cvat_labels(self, file: Path) -> None:
-        """Write the labels to paste into the tab "Raw" of a CVAT project or task."""
+        """Write the labels to paste into the "Raw" tab of a CVAT project or task."""
         labels = [{"name": name, "attributes": []} for name in self._names]
         file.write_text(json.dumps(labels, indent=1) + "\n", encoding="utf-8")
 
@@ -160,11 +160,11 @@ def _absolute(image: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text with only characters that XML allows."""
+    """Return the text without characters that XML does not allow."""
     return NOT_XML.sub("\ufffd", text)
 
 
 def _save(root: ElementTree.Element, file: Path) -> None:
-    """Write XML in ASCII without a declaration: Label Studio refuses pasted text that has one."""
+    """Write XML in ASCII, without a declaration, because Label Studio refuses pasted text that has one."""
     ElementTree.indent(root)
     file.write_bytes(ElementTree.tostring(root, "us-ascii", xml_declaration=False) + b"\n")

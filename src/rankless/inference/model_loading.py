@@ -1,4 +1,4 @@
-"""Loading of a model for prediction: weights, recipe, devices, and one finder per device."""
+"""Load a model for prediction: its weights and recipe, the devices, and one finder per device."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class Opened:
-    """A loaded model with its finders.
+    """A loaded model with one finder per device; finders compute the predictions.
 
     Attributes:
         path: the weights file.
@@ -85,7 +85,7 @@ class Opened:
     def computing(self, device: torch.device) -> Iterator[None]:
         """Enable inference mode and the recipe's autocast for this thread within the block.
 
-        An image's result does not depend on the other images of its batch.
+        An image's result does not depend on the other images in its batch.
         """
         with torch.inference_mode(), autocast(self.recipe.precision, device), batch_invariant(device):
             yield
@@ -97,7 +97,7 @@ def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], obje
     Args:
         target: a run directory (its best weights are used) or a weights file.
         asked: options of the prediction.
-        others: further checks, whose errors are reported together with those of the weights and devices.
+        others: further checks; their errors are reported together with errors in the weights and devices.
     """
     *_, devices, (path, found) = check_all(
         *others,

@@ -1,4 +1,4 @@
-"""The pipeline of prediction: threads read images ahead, devices compute batches, results keep their order.
+"""The prediction pipeline: threads read images ahead, devices compute batches, and results keep their order.
 
 At most a few batches are in memory, however many images there are. An image's result depends neither on its
 neighbors nor on the number of devices; on a GPU, where kernels are chosen by the shape of the batch, the last
@@ -31,7 +31,7 @@ class Source(NamedTuple):
 
     Attributes:
         name: the image's path or scene, or the video.
-        read: returns the image to draw on, uint8 (3, H, W), and the one for the network.
+        read: returns the image to draw on, uint8 (3, H, W), and the image for the network.
         frame: number of the frame in its video, from 0; None for an image.
         time: time of the frame in seconds from the video's start; None for an image.
         position: index of the image or video among all sources.
@@ -45,12 +45,12 @@ class Source(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A model's answer for one image.
+    """A model's result for one image.
 
     Attributes:
         source: the image's source.
         image: uint8 (3, H, W); None if it could not be read.
-        answer: the finder's answer; for a custom task, its prediction and drawing.
+        answer: the finder's result; for a custom task, its prediction and drawing.
         reason: why the image could not be read.
     """
 
@@ -74,7 +74,7 @@ def reading() -> int:
 
 @contextmanager
 def threads() -> Iterator[Executor]:
-    """Yield a pool of threads that read and draw; cancel its waiting tasks at the end."""
+    """Yield a pool of threads that read and draw, and cancel its waiting tasks at the end."""
     pool = ThreadPoolExecutor(reading(), "rankless-images")
     try:
         yield pool
@@ -91,7 +91,7 @@ def ordered(
         pool: the threads.
         function: called in the threads; an error is raised when its result is due.
         items: consumed as results are requested.
-        ahead: maximum number of items taken before their results are yielded.
+        ahead: maximum number of items to process before their results are requested.
     """
     waiting: deque[Future[Other]] = deque()
     for item in items:
@@ -103,7 +103,7 @@ def ordered(
 
 
 def answered(opened: Opened, sources: Iterable[Source], pool: Executor) -> Iterator[Answered]:
-    """Predict on every image; yield the answers in the order of the images."""
+    """Predict on every image, and yield the results in the order of the images."""
     finder = opened.finders[0]
 
     def read(source: Source) -> _Read:
@@ -135,7 +135,7 @@ def answered(opened: Opened, sources: Iterable[Source], pool: Executor) -> Itera
 
 
 def _batched(items: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
-    """Yield lists with ``size`` readable images each, and the unreadable ones between them."""
+    """Yield lists of ``size`` readable images each; unreadable images keep their positions between them."""
     batch: list[_Read] = []
     for item in items:
         batch.append(item)

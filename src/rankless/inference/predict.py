@@ -1,4 +1,4 @@
-"""Prediction from a run or a weights file: annotated images and videos, and their results.
+"""Predict with a run or a weights file, and write annotated images and videos, and their results.
 
 Images are preprocessed as in evaluation; the detections in an image never depend on other images. Boxes are
 in pixels of the image after its EXIF rotation. In evaluation a box may have several classes, as is usual on
@@ -54,7 +54,8 @@ def predict(
     Args:
         target: a run directory (its best weights are used) or a weights file.
         sources: one or several: images, folders (searched with their subfolders), glob patterns, built-in
-            scenes as ``digits:val:0-7``, video files, cameras as ``webcam:0``, and streams as ``rtsp://…``.
+            scenes such as ``digits:val:0-7``, video files, cameras such as ``webcam:0``, and streams such as
+            ``rtsp://…``.
         out: a new or empty folder for the results; by default a new ``predictions``, ``predictions-2`` …
         confidence: lowest score to keep, 0..1; by default 0.25 for detections and 0 for a classifier, which
             reports its best five classes.
@@ -66,14 +67,14 @@ def predict(
         force: allow an ``out`` that is not empty: results of an earlier call are replaced or removed, other
             files stay unless a result has the same name (see :mod:`rankless.files.outputs`).
         resume: continue the stopped prediction in ``out``; all other arguments must be unchanged.
-        task: your own task, as for :func:`rankless.train`; a task that only the weights' recipe names is
-            not run.
-        progress: show the progress on the standard error.
+        task: your own task, as for :func:`rankless.train`; for safety, a task that is named only in the
+            weights' recipe is not run.
+        progress: show the progress on standard error.
 
     Raises:
-        UserError: no weights, a source without images, an output folder that cannot be used, or files in it
-            that must not be replaced; lists all problems and changes nothing. Unreadable images are not an
-            error: the report lists them. If no image can be read, nothing is written.
+        UserError: there are no weights, a source has no images, the output folder cannot be used, or files in
+            it must not be replaced. The error lists all problems, and nothing is changed. Unreadable images
+            are not an error: the report lists them. If no image can be read, nothing is written.
 
     Examples:
         >>> report = rankless.predict("runs/digits", ["digits:val:1000-1003"], out="found")

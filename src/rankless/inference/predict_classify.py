@@ -1,4 +1,4 @@
-"""Prediction with a trained classifier: the five best classes, of which the first is drawn as a caption."""
+"""Predict with a trained classifier: report the five best classes, and draw the best one as a caption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
     Args:
         model: the classifier, in evaluation mode.
         images: the network's input, (B, 3, H, W); it may come from inference mode.
-        source: the weights' file, for messages.
+        source: the weights file, for messages.
     """
     torch.clear_autocast_cache()  # weights cast in inference mode have no gradients
     with torch.inference_mode(False), torch.enable_grad():
@@ -50,7 +50,7 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
 
 @contextmanager
 def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
-    """Collect the last feature map of the forward passes within the block; none if tokens follow it."""
+    """Collect the last feature map of a forward pass within the block; the list is empty after tokens."""
     found: list[Tensor] = []
     height, width = images.shape[-2:]
 
@@ -72,7 +72,7 @@ def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
 
 
 class ClassAnswer(NamedTuple):
-    """A classifier's answer for one image.
+    """A classifier's result for one image.
 
     Attributes:
         found: the probabilities.
@@ -84,16 +84,16 @@ class ClassAnswer(NamedTuple):
 
 
 class ClassFinder:
-    """A predictor with a trained classifier.
+    """A predictor that uses a trained classifier.
 
     Args:
         loaded: the weights, with their recipe and class names.
         confidence: lowest probability to report, 0..1.
         device: device to compute on.
-        source: the weights' file, for messages.
+        source: the weights file, for messages.
 
     Attributes:
-        heat: whether answers have a heat map.
+        heat: whether results include a heat map.
     """
 
     def __init__(self, loaded: weights.Weights, confidence: float, device: torch.device, source: str) -> None:
@@ -109,7 +109,7 @@ class ClassFinder:
         self.shown = shown_as(self.task.size, data.augment.crop < 1, data.detail)
 
     def scene(self, split: str, index: int) -> Tensor:
-        """Return a digit of the built-in data, uint8 (3, H, W)."""
+        """Return an image of a digit from the built-in data, uint8 (3, H, W)."""
         digits = DigitImages(split)
         if index >= len(digits):
             reason = f"the built-in data has the digits 0 to {len(digits) - 1} in '{split}'"
@@ -136,7 +136,7 @@ class ClassFinder:
         return float(answer.found.log_probabilities.max().exp())
 
     def level(self, answer: ClassAnswer, image: Pixels) -> Pixels | None:
-        """Return the heat map, uint8 (H, W), of an image (H, W, 3); None unless requested."""
+        """Return the heat map, uint8 (H, W), of an image (H, W, 3), or None if it was not requested."""
         from rankless.inference.heatmaps import in_image
 
         cropped = self.task.recipe.data.augment.crop < 1

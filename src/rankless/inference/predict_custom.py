@@ -1,4 +1,4 @@
-"""Prediction with a custom task, which returns each image's result as a dict."""
+"""Predict with a custom task, which returns each image's result as a dict."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _SCENE_SIZE = (256, 256)
 
 
 class CustomFinder:
-    """A predictor with a trained custom task.
+    """A predictor that uses a trained custom task.
 
-    The task needs a method ``predict_image(model, image)``, which takes an image, uint8 RGB (3, H, W) on the
-    CPU, and returns a dict for ``predictions.json``. Its optional method ``draw(image, prediction)`` returns
-    the annotated image, uint8 RGB (3, h, w).
+    The task needs a method ``predict_image(model, image)``, which accepts an image, uint8 RGB (3, H, W) on
+    the CPU, and returns a dict for ``predictions.json``. Its optional method ``draw(image, prediction)``
+    returns the annotated image, uint8 RGB (3, h, w).
 
     Args:
-        loaded: the weights; their recipe names the task, which the user has chosen.
+        loaded: the weights; their recipe contains the task that the user has chosen.
         device: device of the model.
-        source: the weights' file, for messages.
+        source: the weights file, for messages.
     """
 
     def __init__(self, loaded: weights.Weights, device: torch.device, source: str) -> None:
@@ -52,11 +52,11 @@ class CustomFinder:
         self.model = model.to(device).eval()
 
     def scene(self, split: str, index: int) -> Tensor:
-        """Return a scene of the built-in data, uint8 (3, H, W)."""
+        """Return a scene from the built-in data, uint8 (3, H, W)."""
         return DigitScenes(split, index + 1, 0, _SCENE_SIZE).read(index).image
 
     def answer(self, image: Tensor) -> tuple[dict[str, Any], Image.Image | None]:
-        """Return the prediction for an image, uint8 (3, H, W), and the drawing, or None without ``draw``."""
+        """Return the prediction for an image, uint8 (3, H, W), and its drawing (None without ``draw``)."""
         with _users_code(), torch.inference_mode():
             prediction = self.task.predict_image(self.model, image)
             self._check(prediction)
@@ -89,7 +89,7 @@ class CustomFinder:
 
 @contextmanager
 def _users_code() -> Iterator[None]:
-    """Turn an error of the user's code within the block into a ``UserError`` that shows its lines."""
+    """Turn an error in the user's code within the block into a ``UserError`` that shows the failing lines."""
     try:
         yield
     except UserError:

@@ -1,4 +1,4 @@
-"""Prediction with a trained detector: boxes, each with its best class."""
+"""Predict with a trained detector: boxes, each with its best class."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _MOST = 100_000  # largest evaluate.detections that a recipe allows
 
 
 class Answer(NamedTuple):
-    """A detector's answer for one image.
+    """A detector's result for one image.
 
     Attributes:
         found: detections in pixels of the image.
         letterbox: placement of the image on the input.
         best: the highest score, even if it is below the confidence.
-        heat: heat map of :mod:`rankless.inference.heatmaps`; None unless requested.
+        heat: heat map, see :mod:`rankless.inference.heatmaps`; None unless requested.
     """
 
     found: Detections
@@ -44,17 +44,17 @@ class Answer(NamedTuple):
 
 
 class BoxFinder:
-    """A predictor with a trained detector.
+    """A predictor that uses a trained detector.
 
     Args:
         loaded: the weights, with their recipe and class names.
-        confidence: detections with a lower score are left out, 0..1; 0.25 if None.
+        confidence: lowest score of the detections to return, 0..1; None means 0.25.
         device: device to compute on.
-        source: the weights' file, for messages.
+        source: the weights file, for messages.
         classes: names or ids of the classes to find; all if empty.
 
     Attributes:
-        heat: whether answers have a heat map.
+        heat: whether results include a heat map.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BoxFinder:
         self.heat = False
 
     def scene(self, split: str, index: int) -> Tensor:
-        """Return a scene of the built-in data, uint8 (3, H, W)."""
+        """Return a scene from the built-in data, uint8 (3, H, W)."""
         # As in training: validation scenes do not depend on the seed.
         seed = self.task.recipe.seed if split == "train" else 0
         return DigitScenes(split, index + 1, seed, SCENE_SIZE).read(index).image
@@ -100,7 +100,7 @@ class BoxFinder:
 
         Args:
             items: items from :meth:`item`.
-            batch: minimum number of images to compute; a shorter batch is filled with the last item.
+            batch: minimum number of images to compute; shorter batches are filled with the last item.
         """
         padded = self.task.collate([*items, *[items[-1]] * (batch - len(items))]).to(self.device)
         watched = _Watched(self.model)
@@ -136,13 +136,13 @@ class BoxFinder:
         )
 
     def level(self, answer: Answer, image: Pixels) -> Pixels | None:
-        """Return the heat map, uint8 (H, W), of an image (H, W, 3); None unless requested."""
+        """Return the heat map, uint8 (H, W), of an image (H, W, 3), or None if it was not requested."""
         from rankless.inference.heatmaps import in_image
 
         return None if answer.heat is None else in_image(answer.heat, answer.letterbox, self.task.size)
 
     def _heat(self, boxes: Tensor, scores: Tensor) -> list[Tensor]:
-        """Return each image's heat map of the candidates without test-time augmentation."""
+        """Return each image's heat map, from the candidates without test-time augmentation."""
         from rankless.inference.heatmaps import heat
 
         best = scores.amax(-1)

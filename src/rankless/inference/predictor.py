@@ -1,4 +1,4 @@
-"""Prediction in Python programs: images in, typed results out."""
+"""Predict in Python programs, from images to typed results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load(
         batch: batch size; by default 16 on a GPU and 1 on a CPU.
 
     Raises:
-        UserError: no weights, or options that do not fit them; lists all problems.
+        UserError: there are no weights, or the options do not fit them. The error lists all problems.
 
     Examples:
         >>> model = rankless.load("runs/digits")
@@ -83,7 +83,7 @@ class Predictor:
             A list with one :class:`DetectionResult` or :class:`ClassificationResult` per image.
 
         Raises:
-            UserError: something is not an image, or cannot be read; lists all unreadable files.
+            UserError: an item is not an image, or cannot be read. The error lists all unreadable files.
         """
         results, unreadable = Results(), []
         for result in self._results(images):

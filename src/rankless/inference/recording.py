@@ -1,4 +1,4 @@
-"""Prediction into a folder: draw and record image by image, and write all formats at the end."""
+"""Predict into a folder: draw and record the results image by image, and write all formats at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rankless.printing import ProgressBar, say
 
 
 class Recording:
-    """A prediction into a folder.
+    """A prediction whose results are written to a folder.
 
     Args:
         opened: the loaded model.
@@ -70,8 +70,8 @@ class Recording:
         """Predict on all sources.
 
         Args:
-            asked: options of the prediction; it can be resumed only with the same ones.
-            progress: show the progress on the standard error.
+            asked: options of the prediction, which must be unchanged when it is resumed.
+            progress: show the progress on standard error.
         """
         try:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class Recording:
         return report
 
     def _leave_nothing(self, journal: Journal) -> None:
-        """After a prediction without results, remove the journal and, if it is new, the folder."""
+        """Remove the journal of a prediction without results, and the folder if it is new."""
         journal.remove()
         if self._is_new:
             with suppress(OSError):
@@ -160,12 +160,12 @@ class Recording:
                 yield source._replace(position=position)
 
     def _files_of(self, source: Source) -> tuple[str, str]:
-        """Return the name of the annotated image or video, and the stem of other files."""
+        """Return the name of the source's annotated image or video, and the stem of its other files."""
         name = self._names[source.position]
         return name, self._stems.get(source.position) or Path(name).stem
 
     def _keep(self, one: Rendered, journal: Journal) -> None:
-        """Write the files of an image or a frame, and then record it in the journal."""
+        """Write the files for an image or a frame, and then record it in the journal."""
         source = one.answered.source
         if self._video is not None and self._video[0].position != source.position:
             self._end_video(journal)
@@ -227,4 +227,4 @@ class Recording:
 
 
 class _GivenUpError(Exception):
-    """An error raised to make a context manager clean up."""
+    """Raised to make a context manager clean up."""

@@ -1,4 +1,4 @@
-"""The report of a prediction: the results of each image, read from the disk on demand."""
+"""The report of a prediction, with the results for each image, read from disk on demand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ImageReport:
 
 
 class ImageReports(Sequence[ImageReport]):
-    """The reports of all images; each is read from disk on demand, so that they do not fill the memory."""
+    """The reports of all images. Each is read from disk on demand, so that they do not fill the memory."""
 
     def __init__(self, entries: Sequence[Entry], out: Path) -> None:
         self._entries, self._out = entries, out
@@ -86,15 +86,15 @@ class PredictionReport:
     """The result of :func:`rankless.predict`.
 
     Attributes:
-        out: the folder of the results.
+        out: the folder with the results.
         weights: the weights file.
-        precision: precision of the forward pass: the recipe's, as in evaluation.
+        precision: precision of the forward pass, which is the recipe's, as in evaluation.
         images: one report per readable image or frame, in the order of the sources.
         failed: source and reason of each unreadable image.
         removed: removed files of an earlier call in the same folder.
         best: the highest score of any prediction, reported or not; 0.0 if there is none.
         seconds: time for reading, computing, drawing and writing.
-        computed: number of images and frames in that time; a resumed prediction counts only its own.
+        computed: number of images and frames in that time; earlier ones are not counted after a resumption.
         notes: sentences about the results, such as class names that no font can show.
     """
 
@@ -111,7 +111,7 @@ class PredictionReport:
 
     @property
     def exit_code(self) -> int:
-        """Exit code: 0 if all images could be read, 1 if some could not, 2 if none could."""
+        """Exit code: 0 if all images could be read, 1 if some could not be read, 2 if none could."""
         return 0 if not self.failed else 1 if self.images else 2
 
     @property

@@ -1,4 +1,4 @@
-"""The results of one image, for Python programs and notebooks."""
+"""The results for one image, for Python programs and notebooks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN = 12  # images of a list that a notebook shows
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Result:
-    """The base of both kinds of results.
+    """Base class of the results for one image.
 
     Attributes:
         image: the image, uint8 RGB (H, W, 3).
@@ -73,7 +73,7 @@ class DetectionResult(_Result):
     xyxy: NDArray[np.float32]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return ``box`` (rounded to 0.01 pixels), ``score``, ``label`` and ``name`` of each object."""
+        """Return the ``box`` (rounded to 0.01 pixels), ``score``, ``label`` and ``name`` of each object."""
         return [
             {
                 "box": [round(side, 2) for side in box],
@@ -85,7 +85,7 @@ class DetectionResult(_Result):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as in ``predictions.json``."""
+        """Return the result as plain data, as in ``predictions.json``."""
         return {**_head(self), "detections": self.rows()}
 
     def marks(self) -> list[Mark]:
@@ -96,7 +96,7 @@ class DetectionResult(_Result):
         ]
 
     def to_supervision(self) -> supervision.Detections:
-        """Return ``supervision.Detections``, with the names as ``data["class_name"]``.
+        """Convert the result to ``supervision.Detections``, with the names as ``data["class_name"]``.
 
         Raises:
             UserError: supervision is not installed.
@@ -138,14 +138,14 @@ class ClassificationResult(_Result):
     probabilities: NDArray[np.float32]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return ``score``, ``label`` and ``name`` of each class."""
+        """Return the ``score``, ``label`` and ``name`` of each class."""
         return [
             {"score": round(score, 4), "label": label, "name": self.class_names[label]}
             for score, label in zip(self.scores.tolist(), self.classes.tolist(), strict=True)
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as in ``predictions.json``."""
+        """Return the result as plain data, as in ``predictions.json``."""
         return {**_head(self), "classes": self.rows()}
 
     def marks(self) -> list[Mark]:
@@ -155,7 +155,7 @@ class ClassificationResult(_Result):
         return [Mark(whole, f"{row['name']}: {row['score']:.0%}", row["label"]) for row in self.rows()[:1]]
 
     def to_supervision(self) -> supervision.Classifications:
-        """Return ``supervision.Classifications``.
+        """Convert the result to ``supervision.Classifications``.
 
         Raises:
             UserError: supervision is not installed.
@@ -177,7 +177,7 @@ Result = DetectionResult | ClassificationResult
 
 
 class Results(list[Result]):
-    """A list of one result per image; a notebook shows the images."""
+    """A list with one result per image. A notebook shows it as images."""
 
     def _repr_html_(self) -> str:
         more = f"<p>… and {counted(len(self) - _SHOWN, 'more image')}</p>" if len(self) > _SHOWN else ""

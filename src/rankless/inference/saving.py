@@ -1,4 +1,4 @@
-"""The files in a prediction's folder: annotated images, crops, heat maps, and files with all results."""
+"""Write a prediction's files: annotated images, crops, heat maps, and files with all results."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def refuse_unfit(kinds: frozenset[str], finder: Finder) -> None:
 
 @dataclass
 class Rendered:
-    """One image's entry, and the files to write for it.
+    """The journal entry for an image, and the files to write for it.
 
     Attributes:
-        answered: the model's answer.
+        answered: the model's result.
         entry: entry for the journal; None if the image could not be read.
         best: the highest score, reported or not.
         drawn: the annotated image, RGB.
@@ -83,7 +83,7 @@ class Rendered:
 
 
 def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: str, stem: str) -> Rendered:
-    """Draw and encode the results of one image; called in threads."""
+    """Draw and encode the results for one image; this function is called in threads."""
     source, image = answered.source, answered.image
     if image is None:
         return Rendered(answered)
@@ -118,9 +118,9 @@ def rendered(answered: Answered, finder: Finder, kinds: frozenset[str], name: st
 
 
 def crops(result: DetectionResult, stem: str, suffix: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the path and content of a crop per object, best first, in a folder per class.
+    """Yield the path and content of each object's crop, best first.
 
-    A classifier can be trained on these folders.
+    Each class has its own folder, so a classifier can be trained on the folders.
     """
     height, width = result.image.shape[:2]
     suffix = suffix if suffix.lower() in JPEG else ".png"
@@ -143,9 +143,9 @@ def write_formats(
     outputs: Outputs,
     model: str,
 ) -> list[str]:
-    """Write the results of all images in each requested format, from the journal; return notes.
+    """Write the results for all images in each requested format, from the journal, and return notes.
 
-    ``model`` is the name that pre-annotations give the model.
+    ``model`` is the name of the model in pre-annotations.
     """
 
     def entries() -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""The images and videos that arguments of ``rankless predict`` name, and the names of output files."""
+"""Find the images and videos for ``rankless predict``, and choose the names of its output files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JPEG = frozenset({".jpg", ".jpeg", ".jpe", ".jfif"})
 
 
 def find(sources: Sequence[str]) -> list[str]:
-    """Return the images and videos that ``sources`` name, in order, without duplicates.
+    """Return the images and videos that ``sources`` refer to, in order and without duplicates.
 
     The files of a folder are sorted by path; cameras and streams are returned unchanged.
     """
@@ -68,7 +68,7 @@ def is_video(source: str) -> bool:
 
 
 def public(source: str) -> str:
-    """Return a source's public name: a stream's address without user and password."""
+    """Return a source's name without secrets: a stream's address loses its user and password."""
     if not STREAMS.match(source):
         return source
     scheme, _, rest = source.partition("://")
@@ -154,7 +154,7 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
 
 
 def stems(names: Sequence[str]) -> dict[int, str]:
-    """Return unique stems, by position, for names that differ from an earlier one only in their extension."""
+    """Return unique stems, by position, for names that differ from an earlier name only in the extension."""
     taken: set[str] = set()
     found = {}
     for position, name in enumerate(names):

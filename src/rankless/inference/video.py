@@ -1,4 +1,4 @@
-"""Reading of video files, webcams and streams, and writing of videos, with PyAV (the extra ``video``)."""
+"""Read video files, webcams and streams, and write videos, with PyAV (the extra ``video``)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Frame(NamedTuple):
 
 
 def refuse_without_av(names: list[str]) -> None:
-    """Raise if there are videos to read but PyAV is not installed."""
+    """Raise an error if there are videos to read but PyAV is not installed."""
     if names and importlib.util.find_spec("av") is None:
         raise UserError(
             f"'{public(names[0])}': video needs av; install it with: pip install 'rankless[video]'"
@@ -134,7 +134,7 @@ def _after(number: int, said: str) -> str:
 
 
 def _unopened(name: str, said: str) -> str:
-    """Return the message for a video of which no frame could be read, with FFmpeg's own in parentheses."""
+    """Return the message for a video without a readable frame, with FFmpeg's own message in parentheses."""
     if CAMERAS.fullmatch(name):
         there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
         return f"the camera cannot be opened ({said}); cameras here: {there}"
@@ -162,7 +162,7 @@ def frame_count(name: str) -> int:
 
 
 def rate_of(name: str) -> Fraction:
-    """Return a video's frames per second, for its annotated copy."""
+    """Return the frame rate of a video in frames per second, for its annotated copy."""
     import av
 
     if is_live(name):
@@ -175,7 +175,7 @@ def rate_of(name: str) -> Fraction:
 
 
 class Writer:
-    """A writer of an annotated video: H.264 in MP4, with the frame times of the source."""
+    """A writer for an annotated video: H.264 in MP4, with the frame times of the source."""
 
     def __init__(self, path: Path, rate: Fraction) -> None:
         import av
@@ -216,7 +216,7 @@ class Writer:
 
 
 def _padded(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """Return a frame with the video's even size: repeat its last column and row, or resize it."""
+    """Fit a frame to the video's even size by repeating its last column and row, or by resizing it."""
     height, width = pixels.shape[:2]
     if not (0 <= size[0] - width <= 1 and 0 <= size[1] - height <= 1):
         return np.asarray(Image.fromarray(pixels).resize(size))

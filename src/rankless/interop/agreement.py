@@ -1,4 +1,4 @@
-"""Comparison of a newly written export with PyTorch on real images."""
+"""Compare a newly written export with PyTorch on real images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankless.tasks import open_task
 IMAGES = 4
 """Number of images to compare."""
 _BEST = 100
-"""Number of an image's best candidates whose boxes are compared: those that may survive NMS."""
+"""Number of best candidates per image whose boxes are compared, because only these may survive NMS."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Agreement:
         boxes: largest difference of a box's side, in pixels of the input (of the image after NMS), or per
             1000 pixels for larger boxes; None for a classifier.
         detections: number of PyTorch's detections after NMS; None without NMS.
-        missing: number of detections that only one of the two has.
+        missing: number of detections that only PyTorch or only the export has.
     """
 
     images: int
@@ -87,7 +87,7 @@ class Agreement:
 
 
 def compare(plan: Plan, session: Session, source: str) -> Agreement:
-    """Compare an export with PyTorch."""
+    """Compare an export's outputs with PyTorch's on the same images."""
     batch, data = images(plan)
     facts = plan.facts
     classes, nms = len(facts.class_names), facts.nms is not None
@@ -106,7 +106,7 @@ def compare(plan: Plan, session: Session, source: str) -> Agreement:
 def images(plan: Plan) -> tuple[Any, str]:
     """Return a batch of the recipe's first evaluation images, and a description of their source.
 
-    Without evaluation images, training images are used; if no image can be read, the built-in digits are.
+    Without evaluation images, training images are used, or the built-in digits if no image can be read.
     """
     recipe, names = plan.facts.recipe, plan.facts.class_names
     recipe = replace(recipe, evaluate=replace(recipe.evaluate, rectangular=False))
@@ -134,7 +134,7 @@ def images(plan: Plan) -> tuple[Any, str]:
 
 
 def _candidates(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], data: str) -> Agreement:
-    """Compare the scores (B, P, C) of all candidates, and the boxes (B, P, 4) of the best ones."""
+    """Compare the scores (B, P, C) of all candidates, and the boxes (B, P, 4) of the best candidates."""
     boxes, scores = ours
     best = scores.amax(2).topk(min(_BEST, scores.shape[1]), 1).indices.unsqueeze(-1).expand(-1, -1, 4)
     return Agreement(
@@ -167,7 +167,7 @@ def _detections(plan: Plan, theirs: nn.Module, batch: Any, data: str) -> Agreeme
 
 
 def _matches(ours: Detections, theirs: Detections, limits: Limits) -> list[tuple[int, int]]:
-    """Pair an image's equal detections, which have the same class and differ by no more than the limits."""
+    """Pair an image's detections that have the same class and differ by no more than the limits."""
     pairs: list[tuple[int, int]] = []
     free = set(range(len(theirs.boxes)))
     for first in range(len(ours.boxes)):
@@ -184,7 +184,7 @@ def _matches(ours: Detections, theirs: Detections, limits: Limits) -> list[tuple
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Return the differences of boxes (…, 4) in pixels; for larger boxes, per 1000 pixels of their side."""
+    """Return the differences between boxes (…, 4) in pixels, or per 1000 pixels of their side if larger."""
     sides = (ours[..., 2:] - ours[..., :2]).amax(-1, keepdim=True)
     return (ours - theirs).abs() / (sides / 1000).clamp(min=1)
 

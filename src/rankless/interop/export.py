@@ -1,4 +1,4 @@
-"""Export of trained weights to the formats of other software."""
+"""Export trained weights to the formats of other software."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Exported:
 
 
 class DisagreementError(UserError):
-    """An export's results differ from PyTorch's. The command line exits with 1."""
+    """Raised when an export's results differ from PyTorch's. The command line exits with 1."""
 
     exit_code = 1
 
@@ -59,10 +59,10 @@ class Program:
     """An export format that contains the computation in addition to the weights.
 
     Attributes:
-        endings: the suffixes that the export's name gets in the files' paths; the first is that of the main
+        endings: suffixes that are added to the export's name, one per file. The first belongs to the main
             file, which other programs open.
-        write: writes the files, given the path of the first.
-        session: opens the written files.
+        write: function that writes the files, given the path of the main file.
+        session: function that opens the written files.
     """
 
     endings: tuple[str, ...]
@@ -125,7 +125,8 @@ def export(
         half: compute in float16; inputs and outputs are float32.
 
     Raises:
-        UserError: no such format, no weights, a model that the format does not support, or files that exist.
+        UserError: the format is unknown, there are no weights, the format does not support the model, or
+            files exist.
         DisagreementError: the export's results differ from PyTorch's; its files are removed.
 
     Examples:
@@ -162,7 +163,7 @@ class Made:
 
     Attributes:
         files: one file per ending of the format.
-        session: runs the files.
+        session: session that runs the files.
         agreement: the comparison with PyTorch.
     """
 
@@ -174,7 +175,7 @@ class Made:
 def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
     """Write the files of an export into ``folder``, and compare them with PyTorch.
 
-    ``format`` must be one with a program; ``name`` is the file's name in messages.
+    ``format`` must include the computation (see :class:`Program`); ``name`` is the file's name in messages.
 
     Raises:
         DisagreementError: the export's results differ from PyTorch's.
@@ -238,7 +239,7 @@ def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> 
 
 
 def _seen(loaded: weights.Weights) -> int:
-    """Return the number of images the model was trained on, where Darknet's schedule continues."""
+    """Return the number of images the model was trained on; Darknet continues its schedule from there."""
     if (seen := loaded.extra.get("seen", "")).isdecimal():
         return int(seen)
     step = loaded.extra.get("step", "")
@@ -264,5 +265,5 @@ FORMATS = (*_RUNNABLE, *_WEIGHTS)
 
 
 def _endings(format: str) -> tuple[str, ...]:
-    """Return the endings of the files that a format writes."""
+    """Return the endings of the files in a format."""
     return _RUNNABLE[format].endings if format in _RUNNABLE else _ENDINGS[format]

@@ -1,4 +1,4 @@
-"""Conversion of other projects' weights to weights files with a recipe and class names."""
+"""Convert other projects' weights to weights files with a recipe and class names."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
 
 
 def _task_of(name: str) -> str:
-    """Return the task of the model ``name``: ``detect`` for a known detector, otherwise ``classify``."""
+    """Return the task of the model ``name``, which is ``detect`` for a known detector, else ``classify``."""
     return "detect" if name in zoo.MODELS else "classify"
 
 
@@ -170,7 +170,7 @@ class ImportReport:
         model: the model's name, or the cfg file.
         class_names: a name per class id.
         tensors: number of tensors in the model.
-        taken: number of tensors taken from the checkpoint.
+        taken: number of tensors copied from the checkpoint.
         sha256: digest of the weights.
         notes: messages about the conversion.
     """
@@ -216,9 +216,9 @@ def import_weights(
         classes: number of classes if ``names`` is not given; by default, the number in the checkpoint's head.
         key: the checkpoint's entry with the weights; by default chosen automatically.
         partial: load every matching tensor, and initialize the others with the recipe's seed.
-        by_order: match tensors by order instead of name; with ``partial``, only up to the first one with
+        by_order: match tensors by order instead of name; with ``partial``, only up to the first tensor with
             another shape.
-        port: the port of YOLO that named the tensors, from
+        port: the port of YOLO that the checkpoint comes from, one of
             :data:`~rankless.models.checkpoints.ports.PORTS`.
         overrides: ``key=value``, changes to the recipe that is stored with the weights.
     """
@@ -283,7 +283,7 @@ def _fitted(
     by_order: bool,
     partial: bool,
 ) -> tuple[Fit, tuple[str, ...], list[str]]:
-    """Fit the checkpoint to the recipe's model; return the tensors, the class names and messages.
+    """Fit the checkpoint to the recipe's model, and return the tensors, the class names and messages.
 
     ``classes`` are the class names, or their number; None uses the number in the checkpoint's head.
     """
@@ -311,11 +311,11 @@ def _fitted(
 def _from_darknet(
     source: Path, cfg: Path | None, model: str | None, overrides: Sequence[str]
 ) -> tuple[Checkpoint, Recipe, int, bool]:
-    """Read Darknet's .weights for a cfg or a named model.
+    """Read Darknet's ``.weights`` for a cfg or a named model.
 
     Returns:
-        The tensors with the model's names; the recipe; the number of classes; and whether the file has only
-        weights of the first layers, as published backbones do.
+        The tensors with the model's names; the recipe; the number of classes; and whether the file holds only
+        the weights of the first layers, as published backbones do.
     """
     if cfg is not None and model is not None:
         raise UserError(f"--cfg is {cfg} and --model is '{model}': give one of the two")
@@ -380,7 +380,7 @@ def _from_port(
     overrides: Sequence[str],
     partial: bool,
 ) -> tuple[Checkpoint, Recipe]:
-    """Read a port's checkpoint; return its tensors with Rankless' names, and the recipe."""
+    """Read a port's checkpoint, and return its tensors under Rankless's names, and the recipe."""
     port = port_named(name)
     if model is None and cfg is None:
         if not port.model:
@@ -405,7 +405,7 @@ def _from_port(
 
 
 def _likely_port(checkpoint: Checkpoint, recipe: Recipe, model: str | None) -> str:
-    """Return the name of the port that wrote a checkpoint, judged by its tensors; empty if it is unknown."""
+    """Infer the port that wrote a checkpoint from its tensors; return its name, or "" if it is unknown."""
     known = darknet.MODELS.get(model or "")
     if known is None or known.anchor_free:
         return ""
@@ -414,12 +414,12 @@ def _likely_port(checkpoint: Checkpoint, recipe: Recipe, model: str | None) -> s
 
 
 def _is_darknet(source: Path) -> bool:
-    """Check whether a file is Darknet's: ``.weights``, or a backbone such as ``darknet53.conv.74``."""
+    """Check whether a file has a Darknet name: ``.weights``, or a backbone such as ``darknet53.conv.74``."""
     return source.suffix == ".weights" or ".conv." in source.name
 
 
 def _head(recipe: Recipe) -> Head:
-    """Return the names of tensors that depend on the classes, with first dimensions for 2 and 3 classes."""
+    """Map tensors whose shape depends on the classes to their first dimensions for 2 and for 3 classes."""
     two, three = (build_any(recipe, classes).state_dict() for classes in (2, 3))
     return {
         name: (two[name].shape[0], three[name].shape[0])
@@ -429,7 +429,7 @@ def _head(recipe: Recipe) -> Head:
 
 
 def _head_classes(theirs: Mapping[str, Tensor], head: Head) -> set[float]:
-    """Return the numbers of classes that a checkpoint's head implies by its shapes: one if it fits."""
+    """Return the numbers of classes that the shapes in a checkpoint's head imply: a single one if it fits."""
     return {
         2 + (theirs[name].shape[0] - of_two) / (of_three - of_two)
         for name, (of_two, of_three) in head.items()

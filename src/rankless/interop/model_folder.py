@@ -1,4 +1,4 @@
-"""A folder with a model to share, with the layout of a repository on the Hugging Face Hub.
+"""Write a folder for sharing a model, with the layout of a repository on the Hugging Face Hub.
 
 The weights are named as in a checkpoint, so every command that accepts a run also accepts the folder.
 """
@@ -67,7 +67,7 @@ Lines with **FILL IN** are for you who pass the model on.
 
 
 class Record(NamedTuple):
-    """The record of a training: the checkpoint's name (``best``, ``last`` or none), scores and facts."""
+    """The record of a run: the checkpoint's name (``best``, ``last`` or empty), its scores, and facts."""
 
     name: str = ""
     scores: Mapping[str, str] = {}
@@ -75,7 +75,7 @@ class Record(NamedTuple):
 
 
 def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> tuple[Path, ...]:
-    """Write the files of ``folder``, which must be new, empty or, with ``force``, an earlier export."""
+    """Write a model's files into ``folder``, which is new or empty, or an earlier export if ``force``."""
     files = tuple(folder / name for name in FILES)
     if folder.is_dir() and any(folder.iterdir()) and not all(file.is_file() for file in files):
         expected = "expected a new or an empty folder"  # all files in the folder are shared
@@ -189,5 +189,5 @@ def _table(left: str, right: str, rows: Mapping[str, str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return untrusted text for Markdown: on one line, without markup."""
+    """Make untrusted text safe for Markdown: put it on one line, without markup."""
     return re.sub(r"([\\`*_{}\[\]<>()#|!~&])", r"\\\1", printable(text))

@@ -1,4 +1,4 @@
-"""Writing of ONNX files, with or without NMS."""
+"""Write ONNX files, with or without NMS."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _OF_ALL = "    by_class = Identity (of_a_class)"
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write an ONNX file."""
+    """Write the planned model to an ONNX file."""
     onnx = needed("onnx", "onnx", "--format onnx")
     onnx.save_model(model(plan), str(path))
 
@@ -126,7 +126,7 @@ def _nms(facts: Facts, ir: int) -> str:
 
 
 def _name_dimensions(proto: Any) -> None:
-    """Name the free dimensions of inputs and outputs."""
+    """Give the free dimensions of inputs and outputs readable names."""
     del proto.graph.value_info[:]  # optional, and contains the exporter's names
     for value in (*proto.graph.input, *proto.graph.output):
         for side, name in zip(value.type.tensor_type.shape.dim, _DIMENSIONS[value.name], strict=True):
@@ -135,7 +135,7 @@ def _name_dimensions(proto: Any) -> None:
 
 
 def _state_kernel_sizes(proto: Any, onnx: Any) -> None:
-    """Add the kernel size to convolutions; it is optional in ONNX, but OpenCV's dnn needs it."""
+    """Add the kernel size to each convolution; it is optional in ONNX, but OpenCV's dnn module needs it."""
     sizes = {tensor.name: list(tensor.dims[2:]) for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         is_stated = any(attribute.name == "kernel_shape" for attribute in node.attribute)

@@ -1,4 +1,4 @@
-"""Writing of OpenVINO files, converted from the ONNX model."""
+"""Write OpenVINO files, converted from the ONNX model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankless.interop.plan import Plan
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write an ``.xml`` file and its ``.bin`` file; with ``plan.half``, weights are stored in float16."""
+    """Write an ``.xml`` file and its ``.bin`` file. With ``plan.half``, weights are stored in float16."""
     openvino: Any = needed("openvino", "openvino", "--format openvino")
     onnx = needed("onnx", "onnx", "--format openvino")
     with tempfile.TemporaryDirectory(prefix="rankless-") as folder:

@@ -29,7 +29,7 @@ from rankless.tasks import open_task, trained
 
 
 class PortableDetector(nn.Module):
-    """A detector with its decoding.
+    """A detector that also decodes its outputs to boxes and scores.
 
     Args:
         detector: a :class:`~rankless.models.detectors.protocol.Detector`.
@@ -56,7 +56,7 @@ class PortableClassifier(nn.Module):
     """A classifier with its normalization and softmax.
 
     Args:
-        classifier: takes normalized images and returns logits.
+        classifier: module that computes logits from normalized images.
         mean, std: mean and standard deviation of the normalization, one number per channel.
         half: whether the network computes in float16.
     """
@@ -79,7 +79,7 @@ class PortableClassifier(nn.Module):
 
 
 class WithNms(nn.Module):
-    """A detector followed by NMS, for PyTorch's formats; the results are those of ``rankless predict``.
+    """A detector followed by NMS, for PyTorch's formats. Its results equal those of ``rankless predict``.
 
     Args:
         detector: a :class:`PortableDetector`.
@@ -94,7 +94,7 @@ class WithNms(nn.Module):
         importlib.import_module("torchvision")  # registers its NMS for PyTorch's exporters
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return detections (N, 7): image, x1, y1, x2, y2, score, class; best first in each image."""
+        """Return detections (N, 7) with image, x1, y1, x2, y2, score and class; best first in each image."""
         boxes, scores = self.detector(images)
         best, labels = scores.max(2)
         best, order = best.sort(dim=1, descending=True, stable=True)
@@ -172,7 +172,7 @@ class Plan:
         return replace(self, facts=facts, half=True)
 
     def portable(self, *, half: bool | None = None) -> nn.Module:
-        """Return a copy of the model for other programs, without NMS; ``half`` defaults to the plan's."""
+        """Return a copy of the model for other programs, without NMS; by default, ``half`` is the plan's."""
         half, network = self.half if half is None else half, copy.deepcopy(self.model).requires_grad_(False)
         if self.facts.recipe.task == "classify":
             return PortableClassifier(network, self.task.mean, self.task.std, half=half).eval()
@@ -191,7 +191,7 @@ class Plan:
         return torch.rand(self.batch or 2, 3, *self.facts.size, generator=drawn)
 
     def program(self, module: nn.Module) -> Any:
-        """Trace a module with ``torch.export``, with dynamic shapes for a free batch size or image size."""
+        """Trace a module with ``torch.export``. A free batch size or image size gets a dynamic shape."""
         dim = torch.export.Dim
         shapes: dict[int, Any] = {} if self.batch else {0: dim("batch")}
         if self.any_size:
@@ -212,7 +212,7 @@ class Plan:
 
 
 def planned(target: Path, asked: ExportOptions, overrides: Sequence[str]) -> Plan:
-    """Load the model of a run directory or a weights file, with overrides, and check the options."""
+    """Load the model from a run directory or a weights file, with overrides, and check the options."""
     path = trained_weights_of(target)
     loaded = weights.load(path)
     recipe = _changed(loaded.recipe, overrides, path)

@@ -1,4 +1,4 @@
-"""Suppression of the developer messages that PyTorch's exporters print."""
+"""Suppress the developer messages that PyTorch's exporters print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurement of a model's images per second on this machine."""
+"""Measure how many images per second a model computes on this machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WARM_UP = 2  # calls that are not counted, because the first ones allocate memo
 
 
 def inputs(plan: Plan, count: int) -> Tensor:
-    """Return real images as a model's input, float32 (count, 3, H, W); repeat them if there are too few."""
+    """Return real images as a model's input, float32 (count, 3, H, W), repeated if there are too few."""
     seen = network_input(images(plan)[0].images)
     return seen[torch.arange(count) % len(seen)].contiguous()
 
 
 def of_pytorch(model: nn.Module, seen: Tensor, seconds: float) -> float:
-    """Return the images per second of a PyTorch module in float32, on a GPU if there is one."""
+    """Measure the images per second of a PyTorch module in float32, on a GPU if there is one."""
     device = compute_device()
     model, seen = model.to(device), seen.to(device)
 
@@ -39,13 +39,13 @@ def of_pytorch(model: nn.Module, seen: Tensor, seconds: float) -> float:
 
 
 def of_session(session: Session, seen: Tensor, seconds: float) -> float:
-    """Return the images per second of an exported file; ``seen`` is one batch of images."""
+    """Measure the images per second of an exported file; ``seen`` is one batch of images."""
     array = seen.numpy()
     return _rate(lambda: session(array), len(seen), seconds)
 
 
 def _rate(call: Callable[[], Any], count: int, seconds: float) -> float:
-    """Return images per second from the median time of calls with ``count`` images each."""
+    """Measure images per second from the median time of calls with ``count`` images each."""
     for _ in range(_WARM_UP):
         call()
     times: list[float] = []

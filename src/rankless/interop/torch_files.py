@@ -1,4 +1,4 @@
-"""Writing of PyTorch's own formats: TorchScript, and programs of ``torch.export``. Both contain code."""
+"""Write PyTorch's own formats: TorchScript, and programs of ``torch.export``. Both contain code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TorchSession:
 
 
 def write_torchscript(plan: Plan, path: Path) -> None:
-    """Write a traced TorchScript module."""
+    """Write the planned model as a traced TorchScript module."""
     with quiet(), torch.no_grad():
         try:
             traced: Any = torch.jit.trace(plan.with_nms(), (plan.example(),), check_trace=False)
@@ -52,7 +52,7 @@ def write_torchscript(plan: Plan, path: Path) -> None:
 
 
 def write_pt2(plan: Plan, path: Path) -> None:
-    """Write a program of ``torch.export``."""
+    """Write the planned model as a program of ``torch.export``."""
     program = plan.program(plan.with_nms())
     with path.open("wb") as file, quiet():
         torch.export.save(program, file, extra_files={TEXTS: json.dumps(plan.facts.texts())})

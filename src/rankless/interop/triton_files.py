@@ -1,4 +1,4 @@
-"""The folder of a model in a model repository of Triton Inference Server.
+"""Write a model's folder in the model repository of a Triton Inference Server.
 
 OpenVINO Model Server reads the same folder, but needs only the files in the numbered folder.
 """
@@ -14,13 +14,13 @@ from rankless.interop import onnx_file
 from rankless.interop.plan import Plan
 
 PLACES = ("/1/model.onnx", "/config.pbtxt")
-"""The files behind the folder's name, which is the model's; 1 is the version."""
+"""Paths of the files inside the model's folder; ``1`` is the version of the model."""
 _MOST = 8  # images that the server may compute at once
 _TOLD = ("class_names", "preprocessing", "outputs", "digest")
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write the ONNX file ``path`` in its version's folder, and the configuration beside that folder."""
+    """Write the ONNX file ``path`` in the folder of its version, and the configuration beside that folder."""
     onnx = needed("onnx", "onnx", "--format triton")
     proto = onnx_file.model(plan)
     path.parent.mkdir(parents=True)
@@ -30,7 +30,7 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def _config(graph: Any, plan: Plan) -> str:
-    """Return the configuration: protobuf's text format of Triton's ``ModelConfig``.
+    """Return the configuration, Triton's ``ModelConfig`` in protobuf's text format.
 
     The server batches only if the first dimension of all inputs and outputs is the batch.
     """

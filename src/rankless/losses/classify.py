@@ -39,13 +39,13 @@ class ClassificationLoss:
 
         Args:
             logits: (B, C).
-            targets: fraction of each class, each row sums to 1, (B, C).
+            targets: fraction of each class, (B, C); each row sums to 1.
 
         Returns:
             The sum over the images and its divisor, both scalars. The divisor is the number of images or,
             with class weights, the sum of the targets' weights, so that the mean over a batch equals that of
-            torch's ``CrossEntropyLoss``. The part ``top1`` is the fraction of correctly classified images
-            times the divisor; the correct class of a mixed image is the one with the largest fraction.
+            torch's ``CrossEntropyLoss``. ``parts["top1"]`` is the fraction of correctly classified images
+            times the divisor; the correct class of a mixed image is its class with the largest fraction.
         """
         logits = logits.float()
         weights = None if self.class_weights is None else _on(logits.device, self.class_weights)
@@ -101,6 +101,6 @@ def _misfits(weights: str | Sequence[float], counts: Sequence[int]) -> list[str]
 
 @lru_cache(maxsize=8)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    """Copy the numbers to the device only once, because each transfer makes the host wait."""
+    """Copy ``numbers`` to the device only once, because each transfer makes the host wait."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device)

@@ -27,7 +27,7 @@ def cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
 
 
 def focal(logits: Tensor, present: Tensor, gamma: float, alpha: float | None = None) -> Tensor:
-    """Compute the focal loss -α (1 - p)^γ log p for the true class's probability p (Lin et al., 2017).
+    """Compute the focal loss -α (1 - p)^γ log p for the probability p of the true class (Lin et al., 2017).
 
     Args:
         logits: any shape.

@@ -1,8 +1,9 @@
 """Match detections to objects at an IoU of 0.5: by COCO's rule, by Pascal VOC's rule, or across classes.
 
-COCO (cocoapi's ``cocoeval``): in order of descending score, each detection takes the unmatched object of its
-class with the largest IoU. Pascal VOC (the devkit's ``VOCevaldet``): each detection takes the object of its
-class with the largest IoU, and counts as wrong if a higher-scoring detection has already taken it.
+By COCO's rule (cocoapi's ``cocoeval``), each detection, in order of descending score, is matched with the
+unmatched object of its class with the largest IoU. By Pascal VOC's rule (the devkit's ``VOCevaldet``), each
+detection is matched with the object of its class with the largest IoU, and counts as wrong if that object is
+already matched with a higher-scoring detection.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from rankless.structures import Detections
 
 IOU = 0.5
 MOST = 100
-"""Number of detections per class and image that count, as in COCO's metric."""
+"""Maximum number of detections per class and image that are scored, as in COCO's metric."""
 
 
 @dataclass(frozen=True)
 class ImageBoxes:
-    """Objects and detections of one image.
+    """The objects and the detections in one image.
 
     Attributes:
-        truths: xyxy in pixels of the source, (N, 4).
+        truths: the objects' boxes, xyxy in pixels of the source, (N, 4).
         labels: the objects' labels, (N,).
         counts: whether an object counts as found or missed, (N,).
         crowd: true if a box marks a group, (N,).
@@ -51,14 +52,14 @@ class ImageBoxes:
 
     @property
     def same(self) -> NDArray[np.bool_]:
-        """Whether detection k has the class of object n and overlaps it enough, (K, N)."""
+        """Whether detection k has the class of object n and overlaps it enough to match, (K, N)."""
         near: NDArray[np.bool_] = (self.overlaps >= IOU) & (self.found[:, None] == self.labels)
         return near
 
 
 @dataclass(frozen=True)
 class Matches:
-    """The matched detections of a data set, and the objects that count.
+    """The matched detections in a data set, and the objects that are scored.
 
     Attributes:
         image, label, score: image number, label and score of each detection, (D,).
@@ -110,7 +111,7 @@ def _place_in_class(labels: Integers) -> Integers:
 
 
 def _overlaps(boxes: Floats, truths: Floats, crowd: NDArray[np.bool_]) -> Floats:
-    """Compute the IoU (K, N); for a crowd, the fraction of the detection inside it."""
+    """Compute the IoU (K, N) of detections and objects; for a crowd, the detection's fraction inside it."""
     low = np.maximum(boxes[:, None, :2], truths[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], truths[None, :, 2:])
     inside = (high - low).clip(0).prod(2)  # (K, N)
@@ -122,7 +123,7 @@ def _overlaps(boxes: Floats, truths: Floats, crowd: NDArray[np.bool_]) -> Floats
 
 
 def match(images: Sequence[ImageBoxes]) -> Matches:
-    """Match all images by both rules."""
+    """Match the detections in all images with objects, by COCO's rule and by Pascal VOC's."""
     rows = [_of_image(number, each) for number, each in enumerate(images)]
     if not rows:
         empty, none = np.zeros(0, np.int64), np.zeros(0)
@@ -157,7 +158,7 @@ def _of_image(number: int, image: ImageBoxes) -> tuple[NDArray[np.generic], ...]
 
 
 def _candidates(image: ImageBoxes) -> Iterator[tuple[int, list[tuple[float, int]]]]:
-    """Yield each detection that is near objects of its class, best first, with pairs (overlap, object)."""
+    """Yield each detection that can match an object, best first, with its pairs (overlap, object)."""
     rows, columns = np.nonzero(image.same)
     overlaps = image.overlaps[rows, columns].tolist()
     groups: dict[int, list[tuple[float, int]]] = {}
@@ -172,8 +173,8 @@ def confusion(images: Sequence[ImageBoxes], threshold: float, classes: int) -> I
     Pairs with an IoU above 0.5 are matched one to one: those of the same class first, then by descending IoU.
 
     Returns:
-        (C + 1, C + 1): rows are truths, columns are detections; the last row holds detections without an
-        object, and the last column objects that were not found.
+        The counts, (C + 1, C + 1). Rows are the objects' classes, and columns are the detections' classes.
+        The last row counts detections without an object, and the last column objects without a detection.
     """
     matrix = np.zeros((classes + 1, classes + 1), np.int64)
     for image in images:

@@ -1,4 +1,4 @@
-"""Details of a classifier for the report: curves and calibration."""
+"""Compute a classifier's curves and calibration for the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BINS = 10
 def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, Any]:
     """Compute the report's details from the predictions for a data set.
 
-    An answer is the likeliest class, and its confidence is the probability of that class.
+    The predicted class is the likeliest one, and the confidence is its probability.
 
     Args:
         probabilities: (N, C), N at least 1.

@@ -1,8 +1,8 @@
 """COCO's box metric, on ground truth in the pixels of the source images.
 
 AP is the mean over classes of the average precision at IoU 0.50, 0.55 … 0.95, interpolated at 101 recalls
-(Lin et al., "Microsoft COCO: Common Objects in Context", 2014). Numbers are those of cocoapi's ``cocoeval``,
-computed from flat arrays of all images.
+(Lin et al., "Microsoft COCO: Common Objects in Context", 2014). The scores equal those of cocoapi's
+``cocoeval``, but they are computed from flat arrays of all images.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _MAX_DETECTIONS = (1, 10, 100)  # maximum detections of a class in an image
 NAMES = (
     "AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl",
 )  # fmt: skip
-"""Names of COCO's twelve numbers."""
+"""Names of COCO's twelve scores."""
 
 
 class Truth(NamedTuple):
-    """Ground truth of one image.
+    """The ground truth of one image.
 
     Attributes:
         boxes: xyxy in pixels of the source image, (N, 4).
@@ -71,10 +71,10 @@ def coco_scores(
         class_names: a name per class id.
 
     Returns:
-        COCO's twelve numbers: ``AP``, ``AP50`` and ``AP75``; ``APs``, ``APm`` and ``APl`` for small, medium
+        COCO's twelve scores: ``AP``, ``AP50`` and ``AP75``; ``APs``, ``APm`` and ``APl`` for small, medium
         and large objects; the recalls ``AR1``, ``AR10`` and ``AR100`` with at most that many detections per
         class and image; and ``ARs``, ``ARm`` and ``ARl`` with at most 100. Also ``per_class``: ``AP`` and
-        ``AP50`` by class name. Each number is in 0..1, or None without ground truth.
+        ``AP50`` by class name. Each score is in 0..1, or None without ground truth.
     """
     if len(detections) != len(truths):
         raise ValueError(f"{len(detections)} predictions for {len(truths)} images")
@@ -117,7 +117,7 @@ def _accumulate(
 
 
 def _summary(precision: Floats, recall: Floats, class_names: Sequence[str]) -> Scores:
-    """Average ``precision`` (10, K, 4) and ``recall`` (10, K, 4, 3), ignoring −1, which means no objects."""
+    """Average ``precision`` (10, K, 4) and ``recall`` (10, K, 4, 3); ignore entries of −1 (no objects)."""
     every = precision[:, :, 0]
     scores: Scores = {
         "AP": _mean(every),
@@ -171,7 +171,7 @@ def _column(parts: Sequence[Tensor | None], sizes: Sequence[int], otherwise: flo
 
 
 def _boxes(images: Sequence[Detections] | Sequence[Truth], classes: int) -> tuple[Floats, Integers]:
-    """Return all boxes as x, y, width, height, (N, 4), and the number of their class and image, (N,)."""
+    """Return all boxes as x, y, width, height, (N, 4), and the number of each box's class and image, (N,)."""
     labels = [one.labels.numpy() for one in images]
     for image, each in enumerate(labels):
         for label in each[(each < 0) | (each >= classes)][:1]:

@@ -1,4 +1,4 @@
-"""Matching of all detections and objects of a data set, by the rule of cocoapi's ``cocoeval``.
+"""Match all detections with the objects in a data set, by the rule of cocoapi's ``cocoeval``.
 
 All images and classes are matched at once, for ten IoUs and four ranges of areas.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 IOUS = np.linspace(0.5, 0.95, 10)
 AREAS = ("all", "small", "medium", "large")
 WRONG, RIGHT, IGNORED = 0, 1, 2
-"""Outcomes of a detection; one that matches a crowd or a difficult object is ignored."""
+"""The possible outcomes of a detection. A match with a crowd or a difficult object is ignored."""
 _RANGES = np.array([(0, 1e10), (0, 32**2), (32**2, 96**2), (96**2, 1e10)])  # pixels, both ends included
 _PAIRS = 1 << 18  # number of pairs (detection, object) to compare at once
 Floats = NDArray[np.float64]
@@ -23,13 +23,13 @@ Flags = NDArray[np.bool_]
 
 
 class Found(NamedTuple):
-    """Detections of all images, sorted by class, then by image, then by descending score.
+    """The detections in all images, sorted by class, then by image, then by descending score.
 
     Attributes:
         boxes: x, y, width and height in pixels, (D, 4).
         group: number of the class and image, ascending, (D,).
         place: number of better detections in the same group, (D,).
-        scores: (D,).
+        scores: the detections' scores, (D,).
     """
 
     boxes: Floats
@@ -39,14 +39,14 @@ class Found(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """Objects of all images, sorted by class, then by image, then in the given order.
+    """The objects in all images, sorted by class, then by image, then in the given order.
 
     Attributes:
         boxes: x, y, width and height in pixels, (G, 4).
         group: as in :class:`Found`, (G,).
         crowd: true if a box marks a group of objects, (G,).
-        shared: whether several detections may match it, (G,).
-        counts: whether missing it counts, in each range of areas, (G, 4).
+        shared: whether several detections may match the object, (G,).
+        counts: whether the object counts as missed if nothing matches it, in each range of areas, (G, 4).
     """
 
     boxes: Floats
@@ -57,22 +57,22 @@ class Objects(NamedTuple):
 
 
 def in_ranges(areas: Floats) -> Flags:
-    """Return whether each area (N,), in square pixels, lies in each of the ranges :data:`AREAS`, (N, 4)."""
+    """Check whether each area (N,), in square pixels, lies in each of the ranges :data:`AREAS`, (N, 4)."""
     flags: Flags = (areas[:, None] >= _RANGES[:, 0]) & (areas[:, None] <= _RANGES[:, 1])
     return flags
 
 
 def places(group: Integers) -> Integers:
-    """Return the number of earlier entries in the same group for each of the sorted groups (N,)."""
+    """Count, for each entry of the sorted ``group`` (N,), the earlier entries of the same group."""
     return np.arange(len(group)) - np.searchsorted(group, group)
 
 
 def matched(found: Found, objects: Objects) -> NDArray[np.int8]:
     """Return the outcome of each detection for each IoU and each range of areas, (D, 10, 4).
 
-    In order of score, each detection takes the object of its group with the largest IoU. Objects that count
-    take precedence over others, and the later one wins a tie. An object that is not shared is taken only
-    once.
+    In order of score, each detection is matched with the object of its group with the largest IoU. Objects
+    that count take precedence over others, and the later object wins a tie. An object that is not shared is
+    matched only once.
     """
     outside = ~in_ranges(found.boxes[:, 2] * found.boxes[:, 3])
     outcomes = np.repeat(np.where(outside, IGNORED, WRONG).astype(np.int8)[:, None], len(IOUS), 1)
@@ -100,7 +100,7 @@ def _match(
     outcomes: NDArray[np.int8],
     taken: Flags,
 ) -> None:
-    """Match detections ``rows`` with objects ``columns``, given all pairs of each detection."""
+    """Match the detections ``rows`` with the objects ``columns``, which hold all pairs of each detection."""
     iou = _iou(found.boxes[rows], objects.boxes[columns], objects.crowd[columns])
     near = iou >= IOUS[0]
     rows, columns, iou = rows[near], columns[near], iou[near]

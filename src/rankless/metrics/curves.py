@@ -1,4 +1,4 @@
-"""Precision and recall curves: against the threshold, per class, and for Pascal VOC's average precision."""
+"""Compute precision and recall curves, and Pascal VOC's average precision."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ THRESHOLDS = np.linspace(0, 1, 101)
 
 @dataclass(frozen=True)
 class ThresholdCurve:
-    """Precision, recall and F1 of the answers that score at least a threshold.
+    """Precision, recall and F1 of the predictions that score at least a threshold.
 
     Attributes:
-        precision: at each of :data:`THRESHOLDS`, NaN if no answer scores that high, (101,).
+        precision: at each of :data:`THRESHOLDS`, NaN if no prediction scores that high, (101,).
         recall, f1: at each of :data:`THRESHOLDS`, (101,).
-        best: the score that gives the largest F1 as a threshold (the highest such score); 0 without a correct
-            answer.
+        best: the threshold with the largest F1 (the highest such score); 0 without a correct prediction.
         at_best: precision, recall and F1 at ``best``.
     """
 
@@ -33,17 +32,17 @@ class ThresholdCurve:
 
 
 def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> ThresholdCurve:
-    """Compute precision, recall and F1 as functions of the threshold, for answers with scores in 0..1 (D,).
+    """Compute precision, recall and F1 as functions of the threshold on ``scores`` (D,), which are in 0..1.
 
-    ``truths`` is the number of truths to be found, at least 1.
+    ``truths`` is the number of ground-truth objects or images, at least 1.
     """
     order = np.argsort(-scores, kind="stable")
     falling, hits = scores[order], np.cumsum(right[order])
-    count = np.searchsorted(-falling, -THRESHOLDS, side="right")  # number of answers at each threshold
+    count = np.searchsorted(-falling, -THRESHOLDS, side="right")  # number of predictions at each threshold
     found = np.concatenate([[0], hits])[count]
     precision = np.divide(found, count, out=np.full(len(count), np.nan), where=count > 0)
     f1 = 2 * found / (count + truths)
-    last = np.flatnonzero(np.diff(falling, append=-1.0))  # the last answer of each score
+    last = np.flatnonzero(np.diff(falling, append=-1.0))  # the last prediction of each score
     best, at_best = 0.0, (0.0, 0.0, 0.0)
     if len(hits) and hits[-1]:
         f1_of_each = 2 * hits[last] / (last + 1 + truths)
@@ -54,16 +53,17 @@ def threshold_curve(scores: Floats, right: NDArray[np.bool_], truths: int) -> Th
 
 
 def precision_recall(scores: Floats, right: NDArray[np.bool_], truths: int) -> tuple[Floats, Floats]:
-    """Compute precision (D,) and recall (D,) after each answer by descending score; ties keep their order.
+    """Compute precision (D,) and recall (D,) after each prediction, in order of descending score.
 
-    ``truths`` is the number of truths to be found, at least 1.
+    Predictions with equal scores keep their order. ``truths`` is the number of ground-truth objects or
+    images, at least 1.
     """
     hits = np.cumsum(right[np.argsort(-scores, kind="stable")])
     return hits / np.arange(1, len(hits) + 1), hits / truths
 
 
 def interpolated(precision: Floats, recall: Floats) -> Floats:
-    """Return the precision (101,) at :data:`RECALLS` as in cocoapi: the best at this or a higher recall."""
+    """Return the precision (101,) at :data:`RECALLS`: the best at that recall or above, as in cocoapi."""
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
     at = np.searchsorted(recall, RECALLS, side="left")
     return np.concatenate([envelope, [0.0]])[np.minimum(at, len(envelope))]
@@ -72,7 +72,7 @@ def interpolated(precision: Floats, recall: Floats) -> Floats:
 def voc_average_precision(precision: Floats, recall: Floats) -> tuple[float, float]:
     """Compute Pascal VOC's AP: at 11 recalls (VOC 2007), and at all points (VOC 2010 and later).
 
-    Precision and recall are those after each answer, (D,).
+    ``precision`` and ``recall`` hold the values after each prediction, (D,).
     """
     if not len(recall):
         return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Details of detections that the report shows in addition to COCO's numbers, all at an IoU of 0.5."""
+"""Compute the numbers that a detector's report shows in addition to COCO's scores, at an IoU of 0.5."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankless.metrics.topk import MOST_CONFUSED
 SIDES = (0, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 """Lower bounds of the ranges of object sizes: square roots of areas, in pixels. COCO's are 32 and 96."""
 SHOWN_PAIRS = 50
-"""Number of most frequent confusions that replace the confusion matrix if there are many classes."""
+"""Number of frequent confusions that are listed instead of the matrix if there are many classes."""
 Integers = NDArray[np.int64]
 
 
@@ -30,7 +30,7 @@ def detection_details(images: Sequence[ImageBoxes], classes: int) -> tuple[dict[
     """Compute the report's details from the detections in a data set.
 
     Returns:
-        The JSON-ready details, and the matches that they come from. Without any object, the details are
+        The JSON-ready details, and the matches they are computed from. Without any object, the details are
         ``images``, ``iou`` and ``truths``; otherwise, they also include ``thresholds``, ``pr``, ``at_best``,
         ``pascal``, ``sizes`` and ``confusion``, as docs/report.md describes them.
     """
@@ -82,7 +82,7 @@ def _by_class(matches: Matches, truths: Integers, threshold: float) -> dict[str,
 
 
 def _by_size(matches: Matches, threshold: float) -> dict[str, list[int]]:
-    """Count all objects and the found ones by size."""
+    """Count all objects, and all detected objects, by size."""
     place = np.searchsorted(SIDES, np.sqrt(matches.truth_area.clip(0)), side="right") - 1
     found = place[matches.truth_score >= max(threshold, 0)]
     ever = place[matches.truth_score >= 0]
@@ -96,7 +96,7 @@ def _by_size(matches: Matches, threshold: float) -> dict[str, list[int]]:
 
 
 def most_frequent(truths: Integers) -> list[int]:
-    """Return the classes to draw a curve for: if there are many, the most frequent ones."""
+    """Return the most frequent classes, for which the report draws curves."""
     return [int(label) for label in np.argsort(-truths, kind="stable")[:MOST_CONFUSED]]
 
 

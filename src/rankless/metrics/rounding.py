@@ -1,4 +1,4 @@
-"""Rounding of numbers for a report."""
+"""Round numbers for a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of a classifier: accuracy, scores per class, and the confusion matrix."""
+"""Compute a classifier's accuracy, scores per class and confusion matrix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from rankless.structures import Scores
 
 MOST_CONFUSED = 100
-"""Largest number of classes with a confusion matrix, which every evaluation writes to the journal."""
+"""Maximum number of classes with a confusion matrix, which every evaluation writes to the journal."""
 
 
 def score_names(classes: int) -> tuple[str, ...]:
@@ -32,11 +32,11 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
         class_names: a name per class, length C.
 
     Returns:
-        ``top1``; ``top5`` with more than five classes; ``nll``, the mean of -log p of the truth, None if it
-        is infinite; ``precision``, ``recall`` and ``f1``, means over the classes that occur; ``per_class``:
-        ``precision``, ``recall``, ``f1`` and ``support`` (number of images) by name; and ``confusion``,
-        (C, C): row = truth, column = prediction. A class that is never predicted has precision 0; recall
-        and F1 of a class that never occurs are None.
+        ``top1``; ``top5`` with more than five classes; ``nll``, the mean of -log p of the true class, None if
+        it is infinite; ``precision``, ``recall`` and ``f1``, means over the classes that occur;
+        ``per_class``, with ``precision``, ``recall``, ``f1`` and ``support`` (number of images) by class
+        name; and ``confusion``, (C, C), with a row per true class and a column per predicted class. A class
+        that is never predicted has precision 0; recall and F1 of a class that never occurs are None.
     """
     count, classes = log_probabilities.shape
     if labels.shape != (count,) or len(class_names) != classes or not count:
@@ -63,7 +63,7 @@ def topk_scores(log_probabilities: Tensor, labels: Tensor, class_names: Sequence
 
 
 def _by_class(confusion: NDArray[np.int64], class_names: Sequence[str]) -> dict[str, Any]:
-    """Compute means over the classes that occur, and the scores per class; ``confusion`` (C, C)."""
+    """Compute the scores per class from ``confusion`` (C, C), and their means over the classes that occur."""
     right, support, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
     precision = right / np.maximum(predicted, 1)
     recall = right / np.maximum(support, 1)

@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks keep only their inputs and are recomputed in the backward pass.
+"""Activation checkpointing: blocks store only their inputs and are recomputed in the backward pass.
 
 The results have the same bits: PyTorch gives the second computation the random numbers and the autocast of
 the first, and running statistics are read before it (:mod:`rankless.engine.statistics`).
@@ -21,7 +21,7 @@ _LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 def checkpoint_activations(model: nn.Module) -> int:
-    """Make a model recompute its blocks in the backward pass; return the number of blocks.
+    """Make a model recompute its blocks in the backward pass, and return the number of blocks.
 
     Names and state dicts do not change. Without gradients, blocks are computed as usual.
     """
@@ -37,7 +37,7 @@ def checkpoint_activations(model: nn.Module) -> int:
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules in lists that have several layers, and sequences of single layers."""
+    """Yield the outermost members of lists that consist of several layers, and sequences of single layers."""
     for child in module.children():
         if not any(True for _ in child.children()):
             continue
@@ -58,7 +58,7 @@ def _is_flat(module: nn.Module) -> bool:
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Return contexts for the first computation, which is already inside autocast, and for the second."""
+    """Return contexts for the first computation, which already runs in autocast, and for the second."""
     first, second = recomputed()
     return first, _inside(replaced_kernels(torch.device("cpu")), second)
 

@@ -1,4 +1,4 @@
-"""Folding of batch norms into the preceding convolutions, for prediction only."""
+"""Fold batch norms into the preceding convolutions, for prediction only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankless.models.layers import ConvBlock
 
 
 def fold_batch_norms(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace convolution and batch norm of every :class:`ConvBlock` with one convolution, in place.
+    """Replace the convolution and batch norm of every :class:`ConvBlock` with one convolution, in place.
 
     The model computes the same function except for rounding. With many small layers it is a fifth faster.
 

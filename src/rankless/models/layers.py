@@ -149,8 +149,9 @@ def max_pool(size: int, stride: int, padding: int) -> nn.Module:
 class Involution(nn.Module):
     """Involution: each pixel weights its neighbors by a kernel computed from the pixel.
 
-    A 1×1 convolution to C/4 channels with batch norm and ReLU, another to size² values per group, and a
-    weighted sum of the neighborhood (Li et al., 2021, "Involution: Inverting the Inherence of Convolution").
+    It consists of a 1×1 convolution to C/4 channels with batch norm and ReLU, another one to size² values per
+    group, and a weighted sum of the neighborhood (Li et al., 2021, "Involution: Inverting the Inherence of
+    Convolution").
 
     Args:
         channels: channels of the input and of the output.
@@ -167,7 +168,7 @@ class Involution(nn.Module):
         self.span = nn.Conv2d(squeezed, size * size * self.groups, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, C, H, W)."""
+        """Compute the weighted sums: (B, C, H, W) -> (B, C, H, W)."""
         batch, channels, height, width = x.shape
         kernels = self.span(self.reduce(x)).view(batch, self.groups, 1, self.size**2, height, width)
         around = F.unfold(x, self.size, padding=self.size // 2).to(kernels.dtype)  # (B, C * size², H * W)

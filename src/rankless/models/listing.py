@@ -1,4 +1,4 @@
-"""The list of all models, with their sizes and costs."""
+"""List all models, with their sizes and costs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rankless.recipe import model_kinds
 
 @dataclass(frozen=True)
 class Listed:
-    """A model as published.
+    """Facts about a published model.
 
     Attributes:
         name: value of ``model.name``.
         task: ``detect`` or ``classify``.
-        classes: number of classes it was published for.
-        size: (height, width) of its input in pixels.
+        classes: number of classes that the model was published for.
+        size: (height, width) of the input in pixels.
         parameters: number of learned parameters.
         gflops: operations per image, in 10⁹; a multiply-accumulate counts as two.
         source: the model's paper or origin.
@@ -42,7 +42,7 @@ class Listed:
 
 
 class _Whole(nn.Module):
-    """A detector together with its decoding."""
+    """A detector that also decodes its outputs."""
 
     def __init__(self, spec: DetectorSpec, classes: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Whole(nn.Module):
 
 
 def listed_detector(name: str) -> Listed:
-    """Return the entry of a detector as published."""
+    """Return the list entry of a published detector."""
     spec, published = zoo.spec(model_kinds.Model(name=name)), MODELS[name]
     if isinstance(published, TransformersModel):
         parameters, gflops = published.parameters, published.gflops
@@ -65,7 +65,7 @@ def listed_detector(name: str) -> Listed:
 
 
 def listed() -> Iterator[Listed]:
-    """Yield all detectors, then all classifiers."""
+    """Yield the entries of all detectors, then of all classifiers."""
     yield from map(listed_detector, MODELS)
     for name, known in CLASSIFIERS.items():
         size = (known.side, known.side)

@@ -1,4 +1,4 @@
-"""Check of model names."""
+"""Check model names."""
 
 from __future__ import annotations
 

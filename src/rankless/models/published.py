@@ -1,4 +1,4 @@
-"""The weights that the publishers of the models offer, by name.
+"""Find and download the weights that the models' publishers offer, by name.
 
 ``published.yaml`` lists Darknet's files. The installed libraries list those of torchvision and timm.
 """
@@ -30,12 +30,12 @@ class PublishedFile:
     """A file of published weights.
 
     Attributes:
-        name: its name here: a Darknet file without ``.weights``, ``MODEL.WEIGHTS`` of torchvision, or
-            ``timm/MODEL.TAG``.
+        name: the file's name in Rankless: a Darknet file without ``.weights``, ``MODEL.WEIGHTS`` of
+            torchvision, or ``timm/MODEL.TAG``.
         models: values of ``model.name`` that the file fits. The first file listed for a model is its default.
         source: an address with a checksum, or a file on the Hugging Face Hub.
         score: the published score and the data it was measured on.
-        license: the license that the publisher states.
+        license: the license according to the publisher.
         categories: names of the classes; empty if they are not published with the file.
     """
 
@@ -55,7 +55,7 @@ class PublishedFile:
 
     @property
     def checked_by(self) -> str:
-        """The checksum that the content is compared with."""
+        """The checksum with which the content is compared."""
         if not isinstance(self.source, Offer):
             return "the Hub's SHA-256"
         if not self.source.digest:
@@ -88,14 +88,14 @@ def all_published() -> list[PublishedFile]:
 
 
 def all_of_timm(matches: Callable[[str], bool]) -> Iterator[PublishedFile]:
-    """Yield timm's files whose names match."""
+    """Yield the files of timm whose names satisfy ``matches``."""
     import timm
 
     return (_of_timm(name) for name in timm.list_pretrained() if matches(TIMM + name))
 
 
 def named(name: str) -> PublishedFile:
-    """Return the file of this name, or the default file of the model of this name."""
+    """Return the file called ``name``, or the default file of the model called ``name``."""
     if name.startswith(TIMM):
         timm_facts(name.removeprefix(TIMM))  # refuses unknown names
         return _of_timm(name.removeprefix(TIMM))
@@ -110,7 +110,7 @@ def named(name: str) -> PublishedFile:
 
 
 def asked_for(pretrained: str, model: str, *, is_cfg: bool = False) -> PublishedFile | None:
-    """Return the published file that ``model.pretrained`` names; None if it does not name one.
+    """Return the published file that ``model.pretrained`` refers to, or None if it refers to no such file.
 
     Args:
         pretrained: ``model.pretrained``.
@@ -150,7 +150,7 @@ def fetch(wanted: PublishedFile) -> tuple[Path, str]:
 
 
 def prefetch(model: ModelKeys) -> None:
-    """Download the weights that ``model.pretrained`` names, if needed, before this machine's ranks start."""
+    """Download the weights for ``model.pretrained``, if needed, before this machine's ranks start."""
     if folder_of(model.pretrained) is not None:
         return
     if model.pretrained.startswith(hub.PREFIX):
@@ -204,7 +204,7 @@ def _of_torchvision() -> Iterator[PublishedFile]:
 
 
 def _of_timm(name: str) -> PublishedFile:
-    """Return the weights of timm's model ``name``, with or without the tag of its weights."""
+    """Return the weights of timm's model ``name``, which may include the tag of its weights."""
     import timm
 
     config: Any = timm.get_pretrained_cfg(name)

@@ -1,4 +1,4 @@
-"""Parameters, operations and outputs of a network, counted on the meta device."""
+"""Count the parameters, operations and outputs of a network on the meta device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def parameters_and_gflops(build: Callable[[], nn.Module], size: tuple[int, int])
     """Count parameters and GFLOPs per image, without computing outputs or drawing random numbers.
 
     Args:
-        build: builds the network.
-        size: (height, width) of its input in pixels.
+        build: function that builds the network.
+        size: (height, width) of the input in pixels.
 
     Returns:
         The number of parameters, and the operations in 10⁹: two per multiply-accumulate of a convolution or a
@@ -40,8 +40,8 @@ def convolution_outputs(build: Callable[[], nn.Module], size: tuple[int, int]) -
     """Count each convolution's output values for one image, without computing or drawing random numbers.
 
     Args:
-        build: builds the network.
-        size: (height, width) of its input in pixels.
+        build: function that builds the network.
+        size: (height, width) of the input in pixels.
     """
     with torch.device("meta"):
         model = build().eval()
@@ -57,15 +57,15 @@ def convolution_outputs(build: Callable[[], nn.Module], size: tuple[int, int]) -
 
 
 Layer = tuple[str, str, str, int]
-"""Name, type, output shape for one image, and number of parameters, which is 0 if the layer is used again."""
+"""A layer's name, type, output shape for one image, and number of parameters (0 if it is used again)."""
 
 
 def layers(build: Callable[[], nn.Module], size: tuple[int, int]) -> tuple[list[Layer], int]:
     """List the layers of a network in the order of computation, without computing their outputs.
 
     Args:
-        build: builds the network.
-        size: (height, width) of its input in pixels.
+        build: function that builds the network.
+        size: (height, width) of the input in pixels.
 
     Returns:
         The layers, and the network's number of parameters.

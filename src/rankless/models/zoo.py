@@ -1,4 +1,4 @@
-"""Detectors by name; a new family needs a module that builds it and one line here."""
+"""Find detectors by name. A new family needs a module that builds it and one line here."""
 
 from __future__ import annotations
 

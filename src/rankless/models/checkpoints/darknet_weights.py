@@ -1,8 +1,8 @@
-"""Reader and writer of Darknet's ``.weights`` files.
+"""Read and write Darknet's ``.weights`` files.
 
 A file holds three int32 (major, minor, revision), the number of images seen (uint64 from version 0.2 on, else
 uint32), then float32 numbers: β, γ, mean, variance and kernels of each convolution with batch norm, biases
-and kernels of each other convolution. The file does not name its network.
+and kernels of each other convolution. The file does not say which network it belongs to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DarknetWeights:
 
     Attributes:
         state: tensors by the network's names; layers beyond the end of the file are missing.
-        seen: number of images it was trained on.
+        seen: number of images the weights were trained on.
         filled: number of the network's first convolutions that are in the file.
         convolutions: number of convolutions in the network.
         notes: sentences about corrections.
@@ -49,7 +49,7 @@ class DarknetWeights:
 
 @dataclass(frozen=True)
 class _Part:
-    """One tensor, in the order of the file."""
+    """The name and shape of one tensor in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -112,14 +112,14 @@ def classes_of(path: Path, network: Network) -> int | None:
 
 
 def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], seen: int = 0) -> None:
-    """Write a network's state; the network must be expressible as a cfg.
+    """Write a network's weights. The network must be expressible as a cfg file.
 
     Args:
         path: the file, which is overwritten.
         network: the network's layers.
         state: one tensor per name, as :meth:`torch.nn.Module.state_dict` returns; kernels have the shape
             (filters, channels / groups, size, size), all others (filters,).
-        seen: number of images it was trained on.
+        seen: number of images the network was trained on.
     """
     with path.open("wb") as file:
         file.write(struct.pack("<3iQ", *_VERSION, seen))
@@ -129,7 +129,7 @@ def write_weights(path: Path, network: Network, state: Mapping[str, Tensor], see
 
 
 def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
-    """Read the floats of a file, and the number of images seen."""
+    """Read the values in a file, and the number of images that the network was trained on."""
     try:
         content = reading.read_bytes(path)
     except OSError as error:
@@ -145,13 +145,13 @@ def _numbers(path: Path) -> tuple[NDArray[np.float32], int]:
 
 
 def check_header(path: Path) -> None:
-    """Raise if a file does not begin like Darknet's weights."""
+    """Raise an error if a file does not begin like Darknet's weights."""
     with reading.opened(path) as file:
         _is_wide(file.read(20), path)
 
 
 def _is_wide(head: bytes, path: Path) -> bool:
-    """Return whether the header counts the images in 64 bits; raise if it is not one of Darknet's."""
+    """Check whether the header counts the images in 64 bits; raise an error if it is not Darknet's."""
     if len(head) < 20:
         raise UserError(f"{path}: {len(head)} bytes are too few for a Darknet weights file")
     major, minor, _ = struct.unpack_from("<3i", head)

@@ -1,4 +1,4 @@
-"""Matching of other projects' tensors to a model by names and shapes, and messages about mismatches."""
+"""Match other projects' tensors to a model by names and shapes, and report mismatches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Misfits:
 
     @property
     def counts(self) -> str:
-        """Number of differences of each kind, as text."""
+        """The number of differences of each kind, as text."""
         return (
             f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, "
             f"{len(self.misshapen)} of another shape"
@@ -98,7 +98,7 @@ def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
 def align(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Remove prefixes that wrappers have added to every name, if the names then match.
 
-    Only prefixes common to all names are removed. Because a model may have a part called ``module``, the
+    Only prefixes common to all names are removed. Because a model may have a submodule called ``module``, the
     removal with the best match is chosen.
 
     Returns:
@@ -136,7 +136,7 @@ def fit(
     Args:
         model_state: the model's tensors.
         theirs: the file's tensors, of any shape.
-        partial: load what matches; otherwise everything must match.
+        partial: load only the tensors that match; otherwise, all tensors must match.
         head_names: names, or prefixes of names, of the tensors whose shape depends on the number of classes,
             for the hint in the error.
         source: the tensors' source, for messages.

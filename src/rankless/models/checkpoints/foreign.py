@@ -1,4 +1,4 @@
-"""Reader of other projects' weights from several kinds of files, without running code.
+"""Read other projects' weights from several kinds of files, without running code.
 
 :mod:`~rankless.models.checkpoints.unwrapping` finds the weights in the content, and
 :mod:`~rankless.models.checkpoints.fit` matches their names to a model.
@@ -31,7 +31,7 @@ _ALONE = "save only the weights in the software that made it: torch.save(model.s
 
 
 def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
-    """Read the weights in a checkpoint of another project.
+    """Read the weights in another project's checkpoint.
 
     The kind of file is detected by its content: ``torch.save`` (the current format, or the one before version
     1.6), or safetensors. No code in the file is run. The sizes that it claims are compared with its actual
@@ -39,7 +39,7 @@ def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
 
     Args:
         path: the file.
-        key: the entry that holds the weights, such as ``model`` or ``ema.module``; searched for if not given.
+        key: the entry that holds the weights, such as ``model`` or ``ema.module``; found by a search if None.
     """
     path = Path(path)
     if reading.is_folder(path):

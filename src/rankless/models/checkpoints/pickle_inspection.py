@@ -1,4 +1,4 @@
-"""Inspection of a checkpoint's pickle without unpickling it.
+"""Inspect a checkpoint's pickle without unpickling it.
 
 ``torch.load(weights_only=True)`` runs no foreign code, but it trusts the file: it allocates the claimed
 sizes, and calls a few functions whose results can grow without bound. Therefore this module interprets a
@@ -36,7 +36,7 @@ _MARK = object()
 
 @dataclass
 class Inspection:
-    """The contents of one file's pickles.
+    """The contents of the pickles in one file.
 
     Attributes:
         storages: every storage by its key.

@@ -43,7 +43,7 @@ UNSUPPORTED = {
 
 
 class RefusedFileError(ValueError):
-    """A file that is not read; the text continues a sentence that begins with the file's name."""
+    """Raised to refuse a file. The message continues a sentence that begins with the file's name."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class _Tensor:
 
 
 class Foreign:
-    """An object of an unknown class."""
+    """A placeholder for an object of an unknown class."""
 
 
 NAMESPACE = "argparse.Namespace"
-"""The class of a script's options, which torchvision's scripts save; it holds values and no code."""
+"""The class of the options that torchvision's scripts save; it holds values and no code."""
 
 
 class Options:
@@ -98,7 +98,7 @@ def size_of(value: Any) -> int:
 
 
 def key_of(value: Any) -> Any:
-    """Return ``value`` if it is fast to hash and compare as a dict key or set member; raise otherwise."""
+    """Return ``value`` if it can be hashed and compared fast as a dict key; raise an error otherwise."""
     if isinstance(value, tuple) and len(value) > _LONGEST_KEY:
         raise TypeError("a long tuple as a key")
     for part in value if isinstance(value, tuple) else (value,):
@@ -120,14 +120,14 @@ def storage_dtype(name: str) -> torch.dtype | None:
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Tensor:
-    """Check ``_rebuild_tensor`` and ``_rebuild_tensor_v2``."""
+    """Replace ``_rebuild_tensor`` and ``_rebuild_tensor_v2``: check the sizes and return a placeholder."""
     return _checked(storage, storage.dtype, offset, size, stride, rest)
 
 
 def _tensor_of_dtype(
     storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any
 ) -> _Tensor:
-    """Check ``_rebuild_tensor_v3``, for dtypes without a storage class."""
+    """Replace ``_rebuild_tensor_v3``, which PyTorch uses for dtypes without a storage class."""
     known = dtype_of(dtype.name)
     if known is None:
         raise TypeError("an invalid dtype")

@@ -1,4 +1,4 @@
-"""The tensor names of widely used PyTorch ports of YOLOv3 and YOLOv4, mapped to the networks here.
+"""Map the tensor names of widely used PyTorch ports of YOLOv3 and YOLOv4 to Rankless's names.
 
 A port is the same network with other names. It may also have a different epsilon in its batch norms, and a
 head may order or use the numbers per anchor differently.
@@ -18,7 +18,7 @@ from rankless.models.darknet.network import DETECTOR_CHANNELS, Conv, Involution,
 from rankless.models.layers import BATCH_NORM_EPS
 
 Module = tuple[str, str]
-"""Names of a convolution and of its batch norm; the second is empty for a head's prediction."""
+"""The names of a convolution and of its batch norm; the latter is empty for a head's prediction."""
 
 _IN_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 _STAGES = (1, 2, 8, 8, 4)  # residual blocks of Darknet-53 and of CSPDarknet-53
@@ -36,12 +36,12 @@ class Port:
     Attributes:
         source: the port's repository.
         model: name of the network; empty if the port supports any named network or cfg.
-        modules: yields the port's names of a network's convolutions, in the order of Rankless's layers.
+        modules: function that yields the port's names for a network's convolutions, in Rankless's order.
         about: differences besides the names, for the table of ports.
         options: options for the recipe that is written with the weights.
         eps: epsilon of the batch norms.
         order: positions of x, y, width, height and objectness among the numbers of an anchor.
-        unused: parts of the names of tensors that are stored but never used.
+        unused: substrings in the names of tensors that are stored but never used.
     """
 
     source: str
@@ -97,9 +97,9 @@ def from_port(
     source: str,
     partial: bool = False,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename a port's tensors, and convert everything else that differs.
+    """Rename a port's tensors, and convert the values that the port stores differently.
 
-    No port has involutions, but users add them; they are recognized by the shapes of their tensors.
+    No port has involutions, but users add them. They are recognized by the shapes of their tensors.
 
     Args:
         state: the port's tensors.
@@ -107,7 +107,7 @@ def from_port(
         port: the port.
         network: the network's layers.
         source: the tensors' source, for messages.
-        partial: rename only the tensors whose names match; they may be just a backbone's.
+        partial: rename only the tensors whose names match, which may be those of a backbone.
 
     Returns:
         The tensors under Rankless's names, and notes.
@@ -195,7 +195,7 @@ def _reordered(tensor: Tensor, order: tuple[int, ...], network: Network) -> Tens
 
 
 def _numbered(conv: str, norm: str) -> Callable[[Network], Iterator[Module]]:
-    """Return a function that yields names with the layer's number, ``{n}``, or the convolution's, ``{k}``."""
+    """Return a function that formats names with a layer's number, ``{n}``, or a convolution's, ``{k}``."""
 
     def modules(network: Network) -> Iterator[Module]:
         convs = [n for n, layer in enumerate(network.layers) if isinstance(layer, Conv)]
@@ -208,7 +208,7 @@ def _numbered(conv: str, norm: str) -> Callable[[Network], Iterator[Module]]:
 
 
 def _block(name: str) -> Module:
-    """Return the names of a convolution and a batch norm inside one module."""
+    """Return the names of the convolution and the batch norm inside the module ``name``."""
     return f"{name}.conv", f"{name}.bn"
 
 
@@ -348,4 +348,4 @@ PORTS: dict[str, Port] = {
         "github.com/open-mmlab/mmdetection, yolov3_d53", "yolov3", _of_mmdetection, "names only"
     ),
 }
-"""Name to port."""
+"""The ports by name."""

@@ -1,4 +1,4 @@
-"""Initialization from trained weights (``model.pretrained``).
+"""Initialize a model from trained weights (``model.pretrained``).
 
 Every tensor must fit, except those of a head for other classes: the rows of classes that the file also has
 are copied by name, and the other rows keep their initial values. If the file has none of the classes, a head
@@ -110,7 +110,7 @@ def start_from(
 
 
 def _matched(ours: Sequence[str], known: Sequence[str]) -> dict[int, int]:
-    """Map labels of the model to labels of the file, for shared class names; empty to load by position."""
+    """Map labels of shared classes from the model to the file; an empty map means loading by position."""
     if tuple(ours) == tuple(known) or list(known) == [str(label) for label in range(len(known))]:
         return {}  # numbers are not names
     of_file = {name: label for label, name in enumerate(known)}
@@ -159,7 +159,7 @@ def _by_class(
 
 
 def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
-    """Return the tensors, the class names of their head, and their source."""
+    """Return the tensors in a weights file, the class names of their head, and their source."""
     try:
         if (folder := folder_of(pretrained)) is not None:
             return *transformers_folder.read(folder, "model.pretrained"), str(folder)
@@ -175,7 +175,7 @@ def _of_a_file(pretrained: str) -> tuple[dict[str, Tensor], tuple[str, ...], str
 
 
 def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, tensors: int) -> None:
-    """If the reason why the weights do not fit is known, raise an error that states it."""
+    """Raise an error that explains why the weights do not fit, if the reason is known."""
     what = f"model.pretrained is '{pretrained}'"
     tree = recipe_in(weights_of(hub.path_of(pretrained), warn=lambda _: None))
     if tree is None:
@@ -212,7 +212,7 @@ def _short(value: object) -> str:
 def _published(
     model: nn.Module, wanted: published.PublishedFile
 ) -> tuple[dict[str, Tensor], tuple[str, ...], str]:
-    """Return the same as :func:`_of_a_file` for a published file; layers that it lacks keep their values."""
+    """Do the same as :func:`_of_a_file` for a published file; layers missing from it keep their values."""
     path, sha256 = published.fetch(wanted)
     ours, source = model.state_dict(), f"{wanted.name}: {path} (SHA-256 {sha256})"
     if wanted.is_darknet:
@@ -238,7 +238,7 @@ def _heads(model: nn.Module) -> tuple[str, ...]:
 def _without_other_heads(
     model: nn.Module, theirs: dict[str, Tensor], known: int, wanted: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Replace the tensors of a head for other classes with the model's; also return their names."""
+    """Replace the tensors of a head for other classes with the model's, and return their names as well."""
     if known and known == wanted:  # in that case, a head that does not fit is a different head
         return theirs, []
     ours = model.state_dict()

@@ -1,4 +1,4 @@
-"""safetensors files with checksums that reveal damage.
+"""Read and write safetensors files with checksums that reveal damage.
 
 A file with metadata contains a checksum of everything else, so a copy can be checked anywhere. The checksum
 is a CRC-32, which detects damage at a fraction of the cost of SHA-256. The SHA-256 for ``SHA256SUMS`` is
@@ -107,14 +107,14 @@ def _read_back(path: Path, head: bytes, before: int, check: int) -> str:
 
 
 def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and metadata of a safetensors file, written by any program.
+    """Read the tensors and metadata in a safetensors file, written by any program.
 
     The file is read completely instead of mapped, because a mapped file that shrinks kills the process. The
     content is compared with the checksum in ``SHA256SUMS`` beside it, or else with the one in its header.
 
     Args:
         path: the file.
-        checked: skip the comparison, because the checksum has just been compared.
+        checked: skip the comparison of the checksum, because it has just been compared.
     """
     try:
         content = reading.read_bytes(path)
@@ -145,7 +145,7 @@ def read(path: Path, *, checked: bool = False) -> tuple[dict[str, Tensor], dict[
 
 
 def metadata_of(path: Path) -> dict[str, str]:
-    """Read the metadata of a safetensors file, from its header only."""
+    """Read the metadata in the header of a safetensors file, without the tensors."""
     try:
         with reading.opened(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -159,7 +159,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 
 def _checksum(kind: str, header: Mapping[str, Any], data: memoryview) -> str:
-    """Compute the checksum of a header, which does not contain it yet, and of the tensors' bytes."""
+    """Compute the checksum of the tensors' bytes and of a header that does not contain it yet."""
     if kind == CHECKSUM:
         return f"{zlib.crc32(data, zlib.crc32(_encoded(header))):08x}"
     sha = hashlib.sha256(_encoded(header))

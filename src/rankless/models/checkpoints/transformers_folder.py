@@ -1,4 +1,4 @@
-"""Weights of transformers' detectors, from folders as transformers or the Hugging Face Hub stores them."""
+"""Read weights of transformers' detectors from folders that transformers or the Hugging Face Hub wrote."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rankless.recipe.transformers_config import class_names, read_config
 
 
 def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the tensors in a folder, named as in the installed version of transformers, and the class names.
+    """Return the tensors in a folder and the class names.
 
-    transformers renames tensors from older versions. Only safetensors are read, and no code in the folder is
-    run.
+    transformers renames tensors from older versions to the names in the installed version. Only safetensors
+    are read, and no code in the folder is run.
 
     Args:
         folder: contains ``config.json`` and ``model.safetensors``, which may be split into several files.
-        where: the option that named the folder, for messages.
+        where: the option with the folder's path, for messages.
     """
     names, keys = class_names(folder, where), read_config(str(folder), where)
     if not any(folder.glob("*.safetensors")):

@@ -56,7 +56,7 @@ class Checkpoint:
     Attributes:
         state: tensors by the file's names, on the CPU; floating-point tensors are float32.
         facts: sentences about the file.
-        seen: number of images the weights were trained on; 0 if the file does not say.
+        seen: number of images the weights were trained on; 0 if unknown.
     """
 
     state: dict[str, Tensor]
@@ -68,7 +68,7 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
     """Find the weights in the content of a file.
 
     Args:
-        content: nested dicts with tensors somewhere.
+        content: nested dicts that contain tensors.
         key: the entry that holds the weights, dotted if nested; None to choose one, averaged weights first.
         size: size of the file in bytes, which limits the size of its tensors.
     """

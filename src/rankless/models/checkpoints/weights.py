@@ -1,4 +1,4 @@
-"""Weights files: safetensors that contain their recipe and class names.
+"""Read and write weights files, which are safetensors that contain their recipe and class names.
 
 Prediction needs only a weights file. Its keys are the names in the bare model's state dict. Nothing is
 ever unpickled.
@@ -56,7 +56,7 @@ def save(
     Args:
         path: the file, which is overwritten in place; for an atomic write, write beside it and rename.
         state: tensors of any shape, device and layout.
-        recipe: the recipe of the training.
+        recipe: the recipe that the weights were trained with.
         class_names: a name per class id.
         extra: additional metadata, under keys other than ``format``, ``recipe``, ``class_names``, ``crc32``
             and ``sha256``.
@@ -81,7 +81,7 @@ def load(path: Path, *, checked: bool = False) -> Weights:
 
     Args:
         path: the file.
-        checked: skip the comparison, because the checksum has just been compared.
+        checked: skip the comparison of the checksum, because it has just been compared.
     """
     state, metadata = read(path, checked=checked)
     written = metadata.get("format")
@@ -108,7 +108,7 @@ def load(path: Path, *, checked: bool = False) -> Weights:
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Read the tensors of any safetensors file, and its class names, if Rankless wrote it."""
+    """Read the tensors in any safetensors file, and the class names if Rankless wrote it."""
     state, metadata = read(path)
     if not metadata.get("format", "").startswith("rankless "):
         return state, ()
@@ -116,7 +116,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load ``state`` into ``model``."""
+    """Load a state dict into a model; raise a ``UserError`` if the tensors do not fit."""
     if misfits := compare(model.state_dict(), state):
         raise mismatch(source, misfits)
     model.load_state_dict(dict(state), strict=True)
@@ -154,7 +154,7 @@ def digest_file(path: Text) -> str:
 
 
 def recipe_in(path: Path) -> Recipe:
-    """Read the recipe in a weights file, from its header only."""
+    """Read the recipe in the header of a weights file, without the tensors."""
     return from_json(metadata_of(path).get("recipe", ""), f"{path}: the recipe inside")
 
 

@@ -1,4 +1,4 @@
-"""Classifiers built and freshly initialized by torchvision and timm, and the names in timm's weights."""
+"""Build freshly initialized classifiers with torchvision and timm, and convert timm's weights."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TimmFacts:
 
     Attributes:
         size: published (height, width) of the input in pixels.
-        fixed: whether the model accepts only a single size of the input.
+        fixed: whether the model accepts only one input size.
         mean, std: published normalization per channel, for images in 0..1.
         classes: number of classes of the published weights.
         source: the paper, or the origin of the weights.
@@ -133,7 +133,7 @@ def build_timm(
 
 
 def timm_heads(net: nn.Module) -> list[nn.Module]:
-    """Return the classifier layers of a timm model; several if it is distilled from a teacher."""
+    """Return the classifier layers of a timm model; a model distilled from a teacher has several."""
     get_classifier = getattr(net, "get_classifier", None)
     head = get_classifier() if get_classifier else None
     layers = head if isinstance(head, tuple | list) else [head]
@@ -150,7 +150,7 @@ def _three(values: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def timm_weights(name: str, published: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the published weights of timm's model ``name``, with the model's current tensor names."""
+    """Return the ``published`` weights of timm's model ``name`` under the model's current tensor names."""
     import timm
 
     offered = {"state_dict": published, "custom_load": False}

@@ -1,4 +1,4 @@
-"""All classifiers by name, with their descriptions, and how to build them from a recipe.
+"""Describe all classifiers by name, and build them from a recipe.
 
 A classifier is described by a :class:`Classifier`. The network has the state dict of its origin, and two
 additional attributes: ``variant``, the :class:`Classifier`, and ``head_names``, the prefixes of the
@@ -101,7 +101,7 @@ def _densenet(name: str, variant: densenet.Variant) -> Classifier:
 
 
 def _with_densenet(chosen: Classifier, variant: densenet.Variant) -> Classifier:
-    """Return a copy with another DenseNet; the stem determines the size of the images."""
+    """Return a copy of ``chosen`` with another DenseNet, whose stem determines the size of the images."""
     if variant.stem == "small":
         return replace(chosen, densenet=variant, side=SMALL_SIDE, mean=HALF, std=HALF)
     return replace(chosen, densenet=variant, side=IMAGENET_SIDE, mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -119,7 +119,7 @@ CLASSIFIERS: dict[str, Classifier] = {chosen.name: chosen for chosen in _ALL}
 
 
 def variant(model: model_kinds.ModelKeys) -> Classifier:
-    """Return the classifier of a recipe, with its options."""
+    """Return the classifier that a recipe asks for, with its options."""
     if cfg := getattr(model, "cfg", ""):
         where = "a cfg's text" if "\n" in cfg else f"'{cfg}'"
         raise UserError(
@@ -227,7 +227,7 @@ def classifier_named(name: str) -> Classifier:
 
 
 def _size(model: model_kinds.ModelKeys) -> tuple[int, int] | None:
-    """Return (height, width) in pixels, if the recipe gives it."""
+    """Return the input's (height, width) in pixels, or None if the recipe does not set it."""
     if model.image_size == "auto":
         return None
     return (model.image_size, model.image_size) if isinstance(model.image_size, int) else model.image_size

@@ -1,6 +1,6 @@
 """Darknet-53 and CSPDarknet-53 as classifiers: the backbones of YOLOv3 and YOLOv4 with a linear layer.
 
-Layers have the same numbers, and therefore tensors the same names, as in the detectors.
+Layers have the same numbers as in the detectors, so tensors have the same names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def backbone(name: str, activation: Activation | None = None) -> Network:
 
 
 class DarknetClassifier(nn.Module):
-    """A backbone, the mean of its last map, and a linear layer.
+    """A classifier made of a backbone, global average pooling and a linear layer.
 
     Args:
         network: the backbone's layers.

@@ -127,7 +127,7 @@ class SeparableConv(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """Norm, activation, 1×1 convolution (the bottleneck, if any); then norm, activation, 3×3 convolution."""
+    """A layer of norm, activation and 3×3 convolution, after an optional bottleneck (a 1×1 convolution)."""
 
     def __init__(self, channels: int, variant: Variant, activation: Activation, dropout: float) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class DenseLayer(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the new maps (B, growth, H, W) from (B, channels, H, W)."""
+        """Compute the layer's new maps (B, growth, H, W) from (B, channels, H, W)."""
         if self.bottleneck:
             x = self.conv1(self.activation1(self.norm1(x)))
         new: Tensor = self.conv2(self.activation2(self.norm2(x)))
@@ -179,7 +179,7 @@ class DenseBlock(nn.Sequential):
 
 
 class Transition(nn.Sequential):
-    """Norm, activation, 1×1 convolution and 2×2 average pooling: fewer channels, half the resolution."""
+    """Norm, activation, 1×1 convolution and 2×2 average pooling, which halve the resolution."""
 
     def __init__(self, channels_in: int, channels: int, activation: Activation) -> None:
         super().__init__()

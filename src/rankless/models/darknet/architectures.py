@@ -27,7 +27,7 @@ _YOLOV4_LOSS = replace(_TINY_LOSS, largest_gradient=5.0)
 
 
 def yolov3(*, spp: bool = False) -> Network:
-    """Build YOLOv3 (Redmon and Farhadi, 2018); ``spp`` pools its coarsest map at four scales."""
+    """Build YOLOv3 (Redmon and Farhadi, 2018). With ``spp``, its coarsest map is pooled at four scales."""
     b = Builder()
     taps = _darknet53(b)
     backbone = len(b.layers)
@@ -171,7 +171,7 @@ def scaled_yolov4(
 
 
 def _darknet53(b: Builder) -> list[int]:
-    """Add Darknet-53; return the layers at stride 8 and 16."""
+    """Add Darknet-53, and return the numbers of its layers at strides 8 and 16."""
     b.conv(32, 3)
     ends = []
     for channels, blocks in ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4)):
@@ -185,7 +185,8 @@ def _darknet53(b: Builder) -> list[int]:
 def _csp_stage(b: Builder, channels: int, blocks: int, *, squeezes: bool = False) -> int:
     """Add a cross-stage partial stage: half the width bypasses the blocks.
 
-    The first stage of YOLOv4 ``squeezes``: both paths have the full width, and its block halves it inside.
+    With ``squeezes``, as in YOLOv4's first stage, both paths have the full width, and the block halves it
+    inside.
     """
     width = channels if squeezes else channels // 2
     down = b.conv(channels, 3, 2)
@@ -199,7 +200,7 @@ def _csp_stage(b: Builder, channels: int, blocks: int, *, squeezes: bool = False
 
 
 def _split_block(b: Builder, channels: int) -> int:
-    """Add YOLOv4-tiny's cross-stage partial block, which doubles the channels; return the necks' layer."""
+    """Add YOLOv4-tiny's cross-stage partial block, and return the number of the layer that necks read."""
     whole = b.conv(channels, 3)
     b.route(whole, groups=2, group=1)
     first = b.conv(channels // 2, 3)

@@ -1,4 +1,4 @@
-"""Reader of Darknet's cfg files, into a :class:`~rankless.models.darknet.network.Network`.
+"""Read Darknet's cfg files into a :class:`~rankless.models.darknet.network.Network`.
 
 The network and its loss are read. Keys for training (the schedule and augmentation in ``[net]``) are ignored,
 because these belong in the recipe. An unsupported section or key that changes the network's output is
@@ -34,7 +34,7 @@ class LayerReader(OptionReader):
     Attributes:
         layers: layers of the earlier sections.
         shapes: output shapes of these layers.
-        nms: how boxes are compared when duplicates are removed.
+        nms: how NMS compares boxes.
         classes: number of classes of the earlier heads; None before the first head.
     """
 
@@ -259,7 +259,7 @@ class Cfg:
         network: the network.
         letterbox: whether images keep their aspect ratio; otherwise they are stretched, as by default in
             Darknet.
-        nms: how boxes are compared when duplicates are removed.
+        nms: how NMS compares boxes.
         notes: sentences about ignored options.
     """
 
@@ -323,8 +323,8 @@ class _Reader(LayerReader):
     def _backbone(self) -> int:
         """Count the layers of the backbone.
 
-        It ends with the last shortcut on the coarsest map, or else with the first layer on that map, or else
-        halfway to the first head.
+        The backbone ends with the last shortcut on the coarsest map, or else with the first layer on that
+        map, or else halfway to the first head.
         """
         coarsest = max((shape.stride or 0 for shape in self.shapes), default=0)
         first_head = next(n for n, layer in enumerate(self.layers) if isinstance(layer, net.Yolo))
@@ -371,7 +371,7 @@ class _Reader(LayerReader):
                 self.unused.setdefault(key, line)
 
     def _shape(self, layer: net.Layer) -> net.Shape:
-        """Compute the shape of the layer's output; report inputs that do not fit together."""
+        """Compute the shape of the layer's output, and report inputs that do not fit together."""
         number = len(self.layers) - 1
         whole = net.Network(tuple(self.layers), (), (0, 0), 0, 0, "yolov3")
         image = net.Shape(3, Fraction(1))

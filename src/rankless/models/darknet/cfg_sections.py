@@ -27,10 +27,10 @@ class Section:
 
 
 class OptionReader:
-    """A reader of one section's options at a time, which collects problems.
+    """A reader for the options of one section at a time. It collects problems.
 
     Attributes:
-        problems: sentences that name the file and the line.
+        problems: sentences that contain the file's name and the line.
         section: the current section.
     """
 
@@ -44,7 +44,7 @@ class OptionReader:
         self.problems.append(f"{self.name}:{line or self.section.line}: {sentence}")
 
     def sections(self, text: str) -> Iterator[Section]:
-        """Yield every section of a text; report lines that are neither a section nor an option."""
+        """Yield every section of a text, and report lines that are neither a section nor an option."""
         section: Section | None = None
         for number, raw in enumerate(text.splitlines(), 1):
             line = "".join(raw.split("#")[0].split(";")[0].split())
@@ -67,7 +67,7 @@ class OptionReader:
             yield section
 
     def line(self, key: str) -> int:
-        """Return the line of an option, or the section's if it is not given."""
+        """Return the line number of an option, or that of the section if the option is not given."""
         return self.section.options.get(key, ("", self.section.line))[1]
 
     def word(self, key: str, default: str) -> str:

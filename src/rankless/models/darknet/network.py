@@ -58,7 +58,7 @@ class MaxPool:
 
 @dataclass(frozen=True)
 class AveragePool:
-    """An ``[avgpool]`` layer: one number per channel."""
+    """An ``[avgpool]`` layer, which averages each channel over all pixels."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Shortcut:
 
 @dataclass(frozen=True)
 class Multiply:
-    """A ``[scale_channels]`` or ``[sam]`` layer: a layer times the previous one, which may be 1 × 1."""
+    """A ``[scale_channels]`` or ``[sam]`` layer: multiplies a map by the previous one, which may be 1 × 1."""
 
     layer: int
     activation: Activation = "linear"
@@ -97,7 +97,7 @@ class Multiply:
 
 @dataclass(frozen=True)
 class Dropout:
-    """A ``[dropout]`` layer, which drops entire channels if ``whole``, otherwise single values."""
+    """A ``[dropout]`` layer: drops entire channels if ``whole``, otherwise single values."""
 
     probability: float
     whole: bool = False
@@ -151,7 +151,7 @@ Layer = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer's output shape: channels, and input pixels per output pixel (None for 1 × 1 pixels)."""
+    """The shape of a layer's output: channels, and input pixels per output pixel (None if it is 1 × 1)."""
 
     channels: int
     stride: Fraction | None
@@ -159,12 +159,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Network:
-    """A detector as data.
+    """The description of a detector, layer by layer.
 
     Attributes:
         layers: the layers in the order of computation.
         names: the layers' names in weights files: the number of a published layer, or a word for an inserted
-            one, so that the other names do not change.
+            layer, so that the other names do not change.
         size: published (height, width) of the input in pixels.
         backbone: number of leading layers that form the backbone.
         classes: number of classes.
@@ -179,7 +179,7 @@ class Network:
     loss: PublishedLoss
 
     def inputs(self, number: int) -> tuple[int, ...]:
-        """Return the layers that layer ``number`` reads."""
+        """Return the numbers of the layers that layer ``number`` reads."""
         layer = self.layers[number]
         if isinstance(layer, Route):
             return layer.layers
@@ -221,7 +221,7 @@ class Network:
 
     @property
     def anchors(self) -> tuple[tuple[float, float], ...]:
-        """Anchors of all heads, (width, height) in pixels; empty if there are none."""
+        """The anchors of all heads, (width, height) in pixels; empty if there are none."""
         return next((layer.anchors for layer in self.layers if isinstance(layer, Yolo)), ())
 
     def predictors(self) -> tuple[int, ...]:
@@ -246,7 +246,7 @@ def shape(layer: Layer, read: Sequence[Shape]) -> Shape:
 
 
 class Builder:
-    """A builder of networks; methods that add layers return the number of the last layer."""
+    """A builder for networks. Methods that add layers return the number of the last layer."""
 
     def __init__(self, activation: Activation = "leaky") -> None:
         self.layers: list[Layer] = []
@@ -258,7 +258,7 @@ class Builder:
         return len(self.layers) - 1
 
     def add(self, layer: Layer) -> int:
-        """Add any layer."""
+        """Add a layer of any type."""
         self.layers.append(layer)
         return self.last
 
@@ -267,7 +267,7 @@ class Builder:
         return self.add(Conv(filters, size, stride, self.activation))
 
     def convs(self, *filters: int) -> int:
-        """Add 1×1 and 3×3 convolutions alternately."""
+        """Add alternating 1×1 and 3×3 convolutions."""
         for index, count in enumerate(filters):
             self.conv(count, 3 if index % 2 else 1)
         return self.last
@@ -294,6 +294,6 @@ class Builder:
         return self.add(yolo)
 
     def network(self, side: int, backbone: int, classes: int, loss: PublishedLoss) -> Network:
-        """Return the network, for a square input of ``side`` pixels."""
+        """Return the finished network, for a square input of ``side`` pixels."""
         names = tuple(str(number) for number in range(len(self.layers)))
         return Network(tuple(self.layers), names, (side, side), backbone, classes, loss)

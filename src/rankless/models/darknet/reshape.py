@@ -1,4 +1,4 @@
-"""Modified copies of a network, with other widths, classes, anchors, activations or heads."""
+"""Make modified copies of a network, with other widths, classes, anchors, activations or heads."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def with_anchors(network: Network, anchors: Anchors, per_head: int | None = None
     Args:
         network: a network with ``[yolo]`` heads.
         anchors: (width, height) in pixels of the input.
-        per_head: number of anchors per head, with the first ones on the finest map; None keeps the masks.
+        per_head: number of anchors per head, with the first anchors on the finest map; None keeps the masks.
     """
     shapes = network.shapes()
     by_stride = sorted(_heads(network), key=lambda number: shapes[number].stride or 0)
@@ -155,7 +155,7 @@ def _each(network: Network, change: Callable[[Layer], Layer]) -> Network:
 
 
 def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces: bool = False) -> Network:
-    """Insert layers before others, which then read the new ones; ``replaces`` redirects later readers."""
+    """Insert layers before others, which then read them; ``replaces`` redirects later readers as well."""
     layers: list[Layer] = []
     names: list[str] = []
     index = {IMAGE: IMAGE}
@@ -174,7 +174,7 @@ def _insert(network: Network, before: dict[int, tuple[Layer, str]], *, replaces:
 
 
 def _moved(layer: Layer, index: Mapping[int, int]) -> Layer:
-    """Renumber the layers that a layer reads."""
+    """Renumber the inputs of a layer."""
     if isinstance(layer, Route | Shortcut):
         return replace(layer, layers=tuple(index[number] for number in layer.layers))
     if isinstance(layer, Multiply):

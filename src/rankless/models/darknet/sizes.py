@@ -1,4 +1,4 @@
-"""Estimates of a network's size from its layers, before any tensor is allocated."""
+"""Estimate a network's size from its layers, before any tensor is allocated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _FLOAT = 4  # bytes
 
 
 def parameters(network: Network) -> int:
-    """Count the values in the convolutions and their norms, which are nearly all values of a network."""
+    """Count the values in convolutions and their norms, which are nearly all values in a network."""
     shapes, count = network.shapes(), 0
     for number, layer in enumerate(network.layers):
         if isinstance(layer, Conv):

@@ -1,4 +1,4 @@
-"""The detector built from a :class:`~rankless.models.darknet.network.Network`."""
+"""Build a detector from a :class:`~rankless.models.darknet.network.Network`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def criterion_of(network: net.Network, options: loss_kinds.LossKeys) -> Criterio
 
 
 class Route(nn.Module):
-    """A concatenation of maps, or of one channel group of each."""
+    """A concatenation of maps, or of one channel group from each map."""
 
     def __init__(self, groups: int, group: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Shortcut(nn.Module):
         self.activation = activate(activation)
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """Add others of the same resolution to ``x`` (B, C, H, W); the result is (B, C, H, W)."""
+        """Add maps of the same resolution to ``x`` (B, C, H, W); the result is (B, C, H, W)."""
         for other in others:
             shared = min(x.shape[1], other.shape[1])
             if shared < x.shape[1]:
@@ -91,7 +91,7 @@ class Multiply(nn.Module):
 
 
 class Upsample(nn.Module):
-    """An upsampling that repeats every pixel and multiplies the map by a constant."""
+    """Upsampling that repeats every pixel and multiplies the map by a constant."""
 
     def __init__(self, factor: int, scale: float) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Upsample(nn.Module):
 
 
 class AveragePool(nn.Module):
-    """An average of each channel."""
+    """Average pooling of each channel over all pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool (B, C, H, W) to (B, C, 1, 1)."""
@@ -160,7 +160,7 @@ class DetectionModel(nn.Module):
         self.head_names = tuple(heads)
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """Return the number of rows before the classes and per class; see the protocol."""
+        """Return the number of rows before the classes, and per class; see :class:`.protocol.Detector`."""
         return (0, 1) if name.split(".")[-2] == "classes" else (5, 1)  # else each anchor's box and objectness
 
     def backbone(self) -> list[nn.Module]:
@@ -174,7 +174,7 @@ class DetectionModel(nn.Module):
         return torch.cat(boxes, 1), torch.cat(scores, 1)
 
     def loss(self, raw: list[Tensor], batch: DetectionBatch) -> LossSum:
-        """Return the loss of one micro-batch as a sum and a count, both scalars.
+        """Compute the loss of one micro-batch as a sum and a count, both scalars.
 
         Args:
             raw: the outputs of :meth:`forward`, one (B, channels, H, W) per head.
@@ -190,7 +190,7 @@ class DetectionModel(nn.Module):
                 is faster.
 
         Returns:
-            One output per head: (B, A * (5 + C), H / stride, W / stride), or that of an anchor-free head.
+            One output per head: (B, A * (5 + C), H / stride, W / stride), or an anchor-free head's output.
         """
         maps: dict[int, Tensor] = {net.IMAGE: images}
         outputs = []
@@ -258,7 +258,7 @@ def build_layer(layer: net.Layer, channels: int, classes: int, momentum: float) 
 
 @torch.no_grad()
 def _set_priors(predict: nn.Conv2d, classes: int) -> None:
-    """Initialize with small weights, and with biases that give the prior probabilities."""
+    """Initialize a head with small weights, and with biases that give the prior probabilities."""
     nn.init.normal_(predict.weight, std=0.01)
     class_prior = 1 / max(classes, 2)
     bias = torch.zeros(predict.out_channels // (5 + classes), 5 + classes)

@@ -1,4 +1,4 @@
-"""Darknet's detectors, by name or from a cfg file, with a recipe's options."""
+"""Build Darknet's detectors, by name or from a cfg file, with a recipe's options."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from rankless.recipe import loss_kinds, model_kinds
 
 @dataclass(frozen=True, kw_only=True)
 class DarknetModel(Published):
-    """A named network.
+    """A Darknet network that is available by name.
 
     Attributes:
-        network: builds the network's description, for COCO's 80 classes.
-        anchor_free: whether it has anchor-free heads in place of the published ones.
+        network: function that builds the network's description, for COCO's 80 classes.
+        anchor_free: whether anchor-free heads replace the published heads.
     """
 
     network: Callable[[], Network]
@@ -96,7 +96,7 @@ class DarknetSpec:
 
 
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> DarknetSpec:
-    """Return the network and the loss of a recipe."""
+    """Return the network and the loss that a recipe asks for."""
     # Size, anchors and loss do not depend on the number of classes, which may not be known yet.
     made = network(model, classes=1)
     return DarknetSpec(model, criterion_of(made, loss), made.size, made.anchors)

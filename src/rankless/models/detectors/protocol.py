@@ -1,4 +1,4 @@
-"""The interface of a detector for the task ``detect`` and the zoo.
+"""The interface of detectors, which the task ``detect`` and the zoo use.
 
 A new kind of detector needs a module that builds detectors with these methods, and one line in the zoo.
 """
@@ -19,7 +19,7 @@ CANDIDATES = 3000
 
 
 class Detector(Protocol):
-    """A module that predicts boxes.
+    """The interface of a module that predicts boxes.
 
     Attributes:
         head_names: prefixes of the names of all parameters that depend on the number of classes.
@@ -53,7 +53,7 @@ class Detector(Protocol):
         ...
 
     def loss(self, raw: Any, batch: DetectionBatch) -> LossSum:
-        """Return the loss of one micro-batch as a sum and a count, both scalars.
+        """Compute the loss of one micro-batch as a sum and a count, both scalars.
 
         The images of ``batch`` are not read.
         """
@@ -69,8 +69,8 @@ class Exports:
     """Capabilities of a detector's exported file.
 
     Attributes:
-        any_shape: whether it takes any number of images of any size; otherwise its anchors are computed for
-            one shape.
+        any_shape: whether the file accepts any number of images of any size; otherwise its anchors are
+            computed for one shape.
         problem: the reason why PyTorch cannot trace the detector; empty if it can.
     """
 
@@ -84,7 +84,7 @@ class DetectorSpec(Protocol):
     Attributes:
         size: published (height, width) of the input in pixels.
         anchors: (width, height) in pixels of the anchors that a recipe may replace; empty if there are none.
-        exports: capabilities of its exported file.
+        exports: capabilities of the detector's exported file.
     """
 
     @property
@@ -111,7 +111,7 @@ class DetectorSpec(Protocol):
 
 @dataclass(frozen=True)
 class Published:
-    """A named detector.
+    """A published detector that is available by name.
 
     Attributes:
         source: the detector's paper and origin.

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def bilinear(maps: Tensor, points: Tensor) -> Tensor:
-    """Do the same as ``grid_sample`` with zero padding and ``align_corners=False``.
+    """Sample maps bilinearly, as ``grid_sample`` does with zero padding and ``align_corners=False``.
 
     Args:
         maps: (N, C, H, W).
@@ -48,7 +48,7 @@ class DeterministicSampling(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function, or ``bilinear`` in its place."""
+        """Call the function, or :func:`bilinear` instead of ``grid_sample``."""
         options = kwargs or {}
         is_bilinear = options == {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}
         # PyTorch itself refuses the backward pass of the others if it has to be deterministic.

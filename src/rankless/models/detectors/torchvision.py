@@ -1,6 +1,6 @@
-"""torchvision's detectors by name, built by torchvision and freshly initialized; nothing is downloaded.
+"""Build torchvision's detectors by name, freshly initialized; nothing is downloaded.
 
-:mod:`rankless.models.detectors.torchvision_modules` describes how they differ from torchvision's.
+:mod:`rankless.models.detectors.torchvision_modules` describes how they differ from the originals.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def _faster_rcnn(classes: int) -> TorchvisionDetector:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchvisionModel(Published):
-    """A named detector.
+    """A torchvision detector that is available by name.
 
     Attributes:
-        make: builds the detector for a number of classes.
+        make: function that builds the detector for a number of classes.
         size: (height, width) of the input in pixels; for the larger models, the shorter side of torchvision's
             input.
         untraceable: the reason why PyTorch cannot export the detector; empty if it can.
@@ -116,12 +116,12 @@ class TorchvisionSpec:
 
     @property
     def anchors(self) -> tuple[tuple[float, float], ...]:
-        """An empty tuple: torchvision's anchors have fixed sizes and aspect ratios."""
+        """An empty tuple, because torchvision's anchors have fixed sizes and aspect ratios."""
         return ()
 
     @property
     def exports(self) -> Exports:
-        """Capabilities of an exported file; its anchors are for a single input shape."""
+        """Capabilities of an exported file, whose anchors are computed for a single input shape."""
         return Exports(any_shape=False, problem=MODELS[self.model.name].untraceable)
 
     def build(self, classes: int) -> TorchvisionDetector:
@@ -133,10 +133,10 @@ class TorchvisionSpec:
         return convolution_outputs(lambda: self.build(1), size)
 
     def self_contained(self) -> model_kinds.ModelKeys:
-        """Return the recipe's ``model`` unchanged."""
+        """Return the recipe's ``model`` unchanged, because it refers to no files."""
         return self.model
 
 
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> TorchvisionSpec:
-    """Return the detector of a recipe; its loss is part of it."""
+    """Return the detector that a recipe asks for, which includes its loss."""
     return TorchvisionSpec(model)

@@ -1,12 +1,12 @@
-"""torchvision's detectors behind the interface of this project's detectors.
+"""Adapt torchvision's detectors to the interface of Rankless's detectors.
 
-Their layers, anchors, matching and sampling are torchvision's. They differ as follows, so that they train
-like every other model:
+Their layers, anchors, matching and sampling are torchvision's. They differ from the originals as follows, so
+that they train like every other model:
 
 - The input is the letterboxed batch, normalized as torchvision does; it is not resized again.
-- A loss is a sum and a count. RetinaNet's and Faster R-CNN's are means within each image, summed over the
-  images; those of FCOS and SSDlite are sums divided by the global number of positives.
-- Norms are plain ``BatchNorm2d`` (torchvision freezes those of pretrained backbones), so that
+- A loss is a sum and a count. The losses of RetinaNet and Faster R-CNN are means within each image, summed
+  over the images; the losses of FCOS and SSDlite are sums divided by the global number of positives.
+- Norms are plain ``BatchNorm2d`` (torchvision freezes the norms of pretrained backbones), so that
   ``batch_norm`` and ``model.freeze`` mean the same as elsewhere.
 - The samplers of Faster R-CNN draw from torch's global generator, which the engine seeds for every
   micro-batch of every step.
@@ -47,7 +47,7 @@ class Dense(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """The outputs of Faster R-CNN's first stage, and the inputs of the second.
+    """The outputs of Faster R-CNN's first stage, which the second stage reads.
 
     Attributes:
         features: feature maps by name, (B, 256, h, w).
@@ -70,8 +70,8 @@ class TorchvisionDetector(nn.Module):
     """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a detector of torchvision.
 
     Args:
-        network: torchvision's detector; its parts become parts of this module.
-        head_names: see the protocol.
+        network: torchvision's detector; its submodules become submodules of this module.
+        head_names: see :class:`~rankless.models.detectors.protocol.Detector`.
         background: whether the first output of the classes is for the background.
     """
 
@@ -85,7 +85,7 @@ class TorchvisionDetector(nn.Module):
         self.head_names, self.background = head_names, background
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """Return the number of rows before the classes and per class; see the protocol."""
+        """Return the number of rows before the classes, and per class; see :class:`.protocol.Detector`."""
         width = 4 if ".bbox_pred." in name else 1  # Faster R-CNN has a box for each class
         return (width if self.background else 0), width
 
@@ -102,7 +102,7 @@ class TorchvisionDetector(nn.Module):
         return maps
 
     def _anchors(self, generator: nn.Module, images: Tensor, maps: Mapping[str, Tensor]) -> Tensor:
-        """Return all maps' anchors, xyxy in pixels, (A, 4)."""
+        """Return the anchors of all maps, xyxy in pixels, (A, 4)."""
         from torchvision.models.detection.image_list import ImageList
 
         like = [m.new_empty(m.shape, dtype=_wide(m[:0]).dtype) for m in maps.values()]
@@ -111,7 +111,7 @@ class TorchvisionDetector(nn.Module):
         return anchors[0]
 
     def _targets(self, batch: DetectionBatch, like: Tensor) -> list[dict[str, Tensor]]:
-        """Return each image's truths in torchvision's form, with sides of at least 0.1 pixels."""
+        """Return each image's ground truth in torchvision's format, with box sides of at least 0.1 pixels."""
         truths = Truths.of(batch.boxes, batch.labels, batch.valid, like.dtype)
         return [
             {"boxes": boxes[valid], "labels": labels[valid] + self.background}
@@ -123,14 +123,14 @@ class DenseDetector(TorchvisionDetector):
     """A one-stage detector: every anchor has scores and a box."""
 
     def forward(self, images: Tensor) -> Dense:
-        """Compute the head's outputs of images (B, 3, H, W) in 0..1."""
+        """Compute the head's outputs for images (B, 3, H, W) in 0..1."""
         maps = self._features(images)
         outputs = {name: _wide(one) for name, one in self.network.head(list(maps.values())).items()}
         anchors = self._anchors(self.network.anchor_generator, images, maps)
         return Dense(outputs, anchors, [m.shape[-2] * m.shape[-1] for m in maps.values()])
 
     def _matches(self, targets: list[dict[str, Tensor]], anchors: Tensor) -> list[Tensor]:
-        """Match anchors to truths by IoU; return each anchor's truth, negative if it has none, (A,)."""
+        """Match anchors to ground-truth boxes by IoU; return box indices (A,), negative without a match."""
         from torchvision.ops import box_iou
 
         unmatched = torch.full((len(anchors),), -1, dtype=torch.int64, device=anchors.device)
@@ -140,7 +140,7 @@ class DenseDetector(TorchvisionDetector):
         ]
 
     def _boxes(self, raw: Dense) -> Tensor:
-        """Return the boxes, xyxy in pixels, (B, A, 4)."""
+        """Return the predicted boxes, xyxy in pixels, (B, A, 4)."""
         deltas = raw.outputs["bbox_regression"]
         anchors = raw.anchors.expand(len(deltas), -1, -1)
         decoded: Tensor = self.network.box_coder.decode_single(deltas.flatten(0, 1), anchors.flatten(0, 1))
@@ -155,7 +155,7 @@ class RetinaNet(DenseDetector):
         return self._boxes(raw), raw.outputs["cls_logits"].sigmoid()
 
     def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
-        """Return the sum over the images and their number, both scalars."""
+        """Compute the loss, summed over the images, and the number of images, both scalars."""
         targets = self._targets(batch, raw.anchors)
         anchors = [raw.anchors] * len(targets)
         means = self.network.head.compute_loss(
@@ -168,13 +168,13 @@ class FCOS(DenseDetector):
     """FCOS (Tian et al., 2019): focal loss, GIoU and center-ness, divided by the number of positives."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, A, 4) and scores (B, A, C): the root of class probability times center-ness."""
+        """Return boxes (B, A, 4) and scores (B, A, C), the root of class probability times center-ness."""
         boxes = self.network.box_coder.decode(raw.outputs["bbox_regression"], raw.anchors)
         centerness = raw.outputs["bbox_ctrness"].sigmoid()
         return boxes, (raw.outputs["cls_logits"].sigmoid() * centerness).sqrt()
 
     def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
-        """Return the sum over the positives and their number, both scalars."""
+        """Compute the loss, summed over the positives, and the number of positives, both scalars."""
         targets = self._targets(batch, raw.anchors)
         anchors = [raw.anchors] * len(targets)
         # FCOS has one anchor in each cell.
@@ -190,7 +190,7 @@ class SSD(DenseDetector):
         return self._boxes(raw), raw.outputs["cls_logits"].softmax(-1)[..., 1:]
 
     def loss(self, raw: Dense, batch: DetectionBatch) -> LossSum:
-        """Return the sum over the positives and their number, both scalars."""
+        """Compute the loss, summed over the positives, and the number of positives, both scalars."""
         targets = self._targets(batch, raw.anchors)
         matches = self._matches(targets, raw.anchors)
         means = self.network.compute_loss(targets, raw.outputs, [raw.anchors] * len(targets), matches)
@@ -204,7 +204,7 @@ class FasterRCNN(TorchvisionDetector):
     """
 
     def forward(self, images: Tensor) -> Proposed:
-        """Compute the first stage of images (B, 3, H, W) in 0..1."""
+        """Compute the outputs of the first stage for images (B, 3, H, W) in 0..1."""
         from torchvision.models.detection.rpn import concat_box_prediction_layers
 
         maps = self._features(images)
@@ -223,7 +223,7 @@ class FasterRCNN(TorchvisionDetector):
         )
 
     def decode(self, raw: Proposed) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, P, 4) and scores (B, P, C) of the ``CANDIDATES`` best, each of one class."""
+        """Return boxes (B, P, 4) and scores (B, P, C) of the ``CANDIDATES`` best pairs of box and class."""
         proposals = self._proposals(raw)
         counts = [len(one) for one in proposals]
         logits, deltas = self._second_stage(raw, proposals)
@@ -234,7 +234,7 @@ class FasterRCNN(TorchvisionDetector):
         return torch.stack([b for b, _ in best]), torch.stack([s for _, s in best])
 
     def loss(self, raw: Proposed, batch: DetectionBatch) -> LossSum:
-        """Return the sum of the images' mean losses, and the number of images, both scalars."""
+        """Compute the sum of the images' mean losses, and the number of images, both scalars."""
         from torchvision.models.detection.roi_heads import fastrcnn_loss
 
         rpn, targets = self.network.rpn, self._targets(batch, raw.anchors)
@@ -273,7 +273,7 @@ class FasterRCNN(TorchvisionDetector):
         return proposals
 
     def _second_stage(self, raw: Proposed, proposals: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return class logits (ΣN, 1 + C) and deltas (ΣN, (1 + C) · 4) of all images' proposals."""
+        """Compute class logits (ΣN, 1 + C) and deltas (ΣN, (1 + C) · 4) for the proposals of all images."""
         heads = self.network.roi_heads
         maps = {name: _wide(one) for name, one in raw.features.items()}
         if raw.objectness.is_meta:
@@ -292,7 +292,7 @@ def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
         scores: (N, C).
 
     Returns:
-        (CANDIDATES, 4); (CANDIDATES, C), each row with the score of one class.
+        Boxes (CANDIDATES, 4), and scores (CANDIDATES, C), each row with the score of one class.
     """
     flat = scores.flatten()
     order = flat.sort(descending=True, stable=True).indices[:CANDIDATES]
@@ -302,7 +302,7 @@ def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sum(means: Mapping[str, Tensor], count: Tensor) -> LossSum:
-    """Undo torchvision's division of the parts by ``count``, or by 1 if it is 0."""
+    """Multiply mean losses by ``count`` (at least 1), which undoes torchvision's division."""
     parts = {name: mean * count.clamp(min=1) for name, mean in means.items()}
     return LossSum(
         sum=torch.stack(list(parts.values())).sum(),
@@ -316,6 +316,6 @@ def _wide(values: Tensor) -> Tensor:
 
 
 def _constant(numbers: Sequence[float], like: Tensor) -> Tensor:
-    """Return one number per channel, (3, 1, 1), without waiting for the device."""
+    """Copy one number per channel to the device, as (3, 1, 1), without waiting for it."""
     values = torch.tensor(numbers, dtype=like.dtype).view(-1, 1, 1)
     return values.to(like.device, non_blocking=True)

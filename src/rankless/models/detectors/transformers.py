@@ -1,7 +1,7 @@
-"""transformers' detectors behind the interface of this project's detectors.
+"""Adapt transformers' detectors to the interface of Rankless's detectors.
 
-Their layers, matching, denoising and losses are transformers'. They differ as follows, so that they train
-like every other model:
+Their layers, matching, denoising and losses are transformers'. They differ from the originals as follows, so
+that they train like every other model:
 
 - The input is the placed image, 0..1 or normalized by ImageNet's mean and standard deviation. There is no
   pixel mask, so the margin counts as part of the image.
@@ -11,7 +11,8 @@ like every other model:
   their micro-batch.
 - The loss is computed in float32, from outputs of any precision. The Hungarian matching runs on the CPU, in
   float64 (SciPy).
-- The denoising queries of RT-DETR and D-FINE need the truths, so in training the network runs in ``loss``.
+- The denoising queries of RT-DETR and D-FINE need the ground truth, so in training the network runs in
+  ``loss``.
   Their noise comes from torch's global generator, which the engine seeds for each micro-batch of each step.
 - On a GPU, deformable attention samples with :mod:`rankless.models.detectors.sampling`.
 
@@ -44,9 +45,9 @@ from rankless.recipe.transformers_config import KINDS, normalizes, read_config
 from rankless.structures import DetectionBatch, LossSum
 
 CUSTOM = "hf/config"
-"""The name of a detector with a configuration of its own."""
+"""The name of a detector with its own configuration."""
 OLDEST = (5, 18)
-"""The first version whose main terms of the losses of RT-DETR and D-FINE do not count denoising queries (pull
+"""The first version in which the main loss terms of RT-DETR and D-FINE do not count denoising queries (pull
 request 48528)."""
 _HEADS = (
     "class_embed.",
@@ -74,7 +75,7 @@ class TransformersDetector(nn.Module):
     """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a detector of transformers.
 
     Args:
-        network: transformers' detector; its parts become parts of this module.
+        network: transformers' detector; its submodules become submodules of this module.
         normalize: whether the input is normalized by ImageNet's mean and standard deviation.
     """
 
@@ -92,13 +93,13 @@ class TransformersDetector(nn.Module):
         network.loss_function = _postponed
 
     def train(self, mode: bool = True) -> TransformersDetector:
-        """Put the network in training or evaluation mode as well."""
+        """Set training or evaluation mode for this module and for the network."""
         super().train(mode)
         self.network.training = mode
         return self
 
     def head_layout(self, name: str) -> tuple[int, ...]:
-        """Return the number of rows before the classes, per class and after the classes; see the protocol."""
+        """Return the number of rows before, per and after the classes; see :class:`.protocol.Detector`."""
         is_one_more = "denoising_class_embed" in name or self.has_background
         return 0, 1, int(is_one_more)
 
@@ -107,7 +108,7 @@ class TransformersDetector(nn.Module):
         return [self.network.model.backbone]
 
     def forward(self, images: Tensor) -> Raw:
-        """Compute the outputs of images (B, 3, H, W) in 0..1; in training, only normalize them.
+        """Compute the outputs for images (B, 3, H, W) in 0..1; in training, only normalize the images.
 
         Raises:
             UserError: the images have fewer cells than the detector proposes.
@@ -129,7 +130,7 @@ class TransformersDetector(nn.Module):
             )
 
     def _run(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> Any:
-        """Run the network; ``loss`` in its outputs is the arguments of the loss function."""
+        """Run the network; the ``loss`` in its outputs holds the arguments of the loss function."""
         has_no_values = images.is_meta or torch.compiler.is_exporting()
         with (
             _unchecked() if has_no_values else nullcontext(),
@@ -148,7 +149,7 @@ class TransformersDetector(nn.Module):
         return corners, logits.softmax(-1)[..., :-1] if self.has_background else logits.sigmoid()
 
     def loss(self, raw: Raw, batch: DetectionBatch) -> LossSum:
-        """Return the sum over the boxes and their number, both scalars."""
+        """Compute the loss, summed over the boxes, and the number of boxes, both scalars."""
         targets = self._targets(raw.images, batch)
         outputs = raw.outputs if raw.outputs is not None else self._run(raw.images, targets)
         (logits, _, *given), named = outputs.loss
@@ -166,7 +167,7 @@ class TransformersDetector(nn.Module):
         divisor = count.clamp(min=1)
         total = mean * divisor
         if (embedding := getattr(self.network.model, "denoising_class_embed", None)) and self.training:
-            total = total + 0 * embedding.weight.sum()  # no denoising without truths: zero gradient
+            total = total + 0 * embedding.weight.sum()  # no denoising without objects: zero gradient
         sums = dict.fromkeys(self._parts(), total.new_zeros(()))
         for name, term in terms.items():
             if (part := _PART.match(name)) and part[0] in sums:
@@ -174,13 +175,13 @@ class TransformersDetector(nn.Module):
         return LossSum(total, count.float(), sums)
 
     def _parts(self) -> list[str]:
-        """Return the names of the loss's terms; each is summed over all layers."""
+        """Return the names of the loss terms; each is summed over all layers."""
         focal = not normalizes(self.network.config.model_type)
         fine = ["loss_fgl", "loss_ddf"] if self.network.config.model_type == "d_fine" else []
         return ["loss_vfl" if focal else "loss_ce", "loss_bbox", "loss_giou", *fine]
 
     def _targets(self, images: Tensor, batch: DetectionBatch) -> list[dict[str, Tensor]]:
-        """Return each image's ground truth for transformers: center and size as fractions of the input."""
+        """Return each image's ground truth for transformers: centers and sizes as fractions of the input."""
         height, width = images.shape[-2:]
         truths = Truths.of(batch.boxes, batch.labels, batch.valid, _wide(images[:0]).dtype)
         boxes = torch.cat((truths.center, truths.size), -1)
@@ -216,7 +217,7 @@ def _wide(value: Any) -> Any:
 
 
 def library(where: str) -> Any:
-    """Import transformers and check that its version has the expected losses; ``where`` is for messages."""
+    """Import transformers, and check its version; messages begin with ``where``."""
     transformers = needed("transformers", "transformers", where)
     if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < OLDEST:
         raise UserError(
@@ -261,12 +262,12 @@ class TransformersSpec:
 
     @property
     def anchors(self) -> tuple[tuple[float, float], ...]:
-        """An empty tuple: there are no anchors that a recipe could replace."""
+        """An empty tuple, because there are no anchors that a recipe could replace."""
         return ()
 
     @property
     def exports(self) -> Exports:
-        """Capabilities of an exported file; positions are encoded for a single input shape."""
+        """Capabilities of an exported file, in which positions are encoded for a single input shape."""
         return Exports(any_shape=False)
 
     def build(self, classes: int) -> TransformersDetector:
@@ -298,19 +299,19 @@ class TransformersSpec:
 
 
 class _Backbone(nn.Module):
-    """DETR's backbone, which also takes a mask of the pixels that belong to the image."""
+    """DETR's backbone, called with a pixel mask in which every pixel belongs to the image."""
 
     def __init__(self, detector: TransformersDetector) -> None:
         super().__init__()
         (self.network,) = detector.backbone()
 
     def forward(self, images: Tensor) -> Any:
-        """Compute the maps of images (B, 3, H, W)."""
+        """Compute the feature maps of images (B, 3, H, W)."""
         return self.network(images, images.new_ones(images.shape[0], *images.shape[2:]))
 
 
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> TransformersSpec:
-    """Return the detector of a recipe; its loss is part of it."""
+    """Return the detector that a recipe asks for, which includes its loss."""
     if not isinstance(model, model_kinds.TransformersModel):
         raise UserError(f"'model.name' is '{model.name}', which is not one of transformers' detectors")
     if model.name != CUSTOM:
@@ -325,10 +326,11 @@ def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> Transformer
 
 @dataclass(frozen=True, kw_only=True)
 class TransformersModel(Published):
-    """A named detector.
+    """A transformers detector that is available by name.
 
     Attributes:
-        parameters, gflops: see :class:`rankless.models.listing.Listed`; listing does not need transformers.
+        parameters, gflops: see :class:`rankless.models.listing.Listed`. They are stored here, so that models
+            can be listed without transformers.
     """
 
     parameters: int

@@ -108,4 +108,4 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         [32, 48], [48, 96, 192, 384], [128, 512, 1024, 2048], 6, affine=False, **_THREE_MAPS
     ),
 }
-"""Name to configuration."""
+"""The configurations by name."""

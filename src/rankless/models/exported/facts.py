@@ -1,4 +1,4 @@
-"""Metadata of an exported file, which ONNX and OpenVINO files contain as text entries by name.
+"""The metadata of an exported file, which ONNX and OpenVINO files contain as named text entries.
 
 Programs other than Rankless need only ``preprocessing``, ``class_names`` and ``outputs``.
 """
@@ -54,7 +54,7 @@ class Facts:
         return _OUTPUTS["nms" if self.nms is not None else self.recipe.task]
 
     def texts(self) -> dict[str, str]:
-        """Return the metadata as the text entries of a file."""
+        """Return the metadata as text entries for a file."""
         every: dict[str, Any] = {
             "task": self.recipe.task,
             "class_names": list(self.class_names),
@@ -99,7 +99,7 @@ class Facts:
 
 
 def read(texts: Mapping[str, str], source: str) -> Facts:
-    """Read the metadata from the text entries of a file."""
+    """Read the metadata from a file's text entries."""
     written = texts.get("rankless")
     if written is None:
         raise UserError(

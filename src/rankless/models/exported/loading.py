@@ -1,4 +1,4 @@
-"""Loading of exported files as trained models; files that contain code are refused."""
+"""Load exported files as trained models, and refuse files that contain code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Exported(Weights):
     computes: str = "fp32"
 
     def model(self) -> nn.Module:
-        """Return a module that computes the file."""
+        """Return a module that runs the file."""
         session = SESSIONS[self.path.suffix](self.path)
         classes = len(self.class_names)
         return as_model(
@@ -40,7 +40,7 @@ class Exported(Weights):
 
 
 def is_exported(path: Path) -> bool:
-    """Check whether a file's extension is that of an export; raise an error if the file is code."""
+    """Check whether a file has the extension of an export; raise an error if such files contain code."""
     if path.suffix in _CODE:
         raise UserError(
             f"{path}: is {_CODE[path.suffix]}, which is code, and Rankless never runs code from files; give "
@@ -62,10 +62,10 @@ def load(path: Path) -> Exported:
 
 
 def as_model(session: Session, source: str, *, task: str, classes: int, nms: bool) -> nn.Module:
-    """Return a task's model that computes its outputs with a session.
+    """Return a model for a task that computes its outputs with a session.
 
     Args:
-        session: the session that computes the file.
+        session: the session that runs the file.
         source: the file, for messages.
         task: ``detect`` or ``classify``.
         classes: number of classes.

@@ -1,4 +1,4 @@
-"""Exported files as the tasks' models, for prediction and evaluation."""
+"""Modules that run exported files, for prediction and evaluation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rankless.models.exported.sessions import Session
 
 
 class ExportedModel(nn.Module):
-    """A module that computes an exported file."""
+    """A module that runs an exported file."""
 
     def __init__(self, session: Session, source: str) -> None:
         super().__init__()
         self.session, self.source = session, source
 
     def outputs(self, images: Tensor) -> list[list[Tensor]]:
-        """Compute images (B, 3, H, W) in parts as large as the file accepts; return each part's outputs."""
+        """Run the file on images (B, 3, H, W) in parts of the size it accepts; return each part's outputs."""
         most, _, height, width = self.session.shape
         given = tuple(images.shape[-2:])
         wanted = (height or given[0], width or given[1])
@@ -67,7 +67,7 @@ class ExportedDetector(ExportedModel):
         self.classes, self.nms = classes, nms
 
     def head_layout(self, name: str) -> tuple[int, int]:
-        """Not used, because there are no parameters."""
+        """Raise ``NotImplementedError``, because an exported file has no parameters."""
         raise NotImplementedError(name)
 
     def backbone(self) -> Sequence[nn.Module]:
@@ -75,7 +75,7 @@ class ExportedDetector(ExportedModel):
         return []
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C) of images (B, 3, H, W)."""
+        """Compute boxes (B, P, 4), xyxy in input pixels, and scores (B, P, C) for images (B, 3, H, W)."""
         parts, count = self.outputs(images), len(images)
         if not self.nms:
             boxes, scores = (torch.cat(one)[:count] for one in zip(*parts, strict=True))
@@ -91,7 +91,7 @@ class ExportedDetector(ExportedModel):
         return raw
 
     def _padded(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Convert detections (N, 7) to candidates of each image; padding has a score of zero."""
+        """Convert detections (N, 7) to padded candidates for each image; padding has a score of 0."""
         numbers = rows[:, 0].long()
         found = numbers.bincount(minlength=count)
         most = max(int(found.max()), 1)
@@ -107,6 +107,6 @@ class ExportedClassifier(ExportedModel):
     """An exported classifier that normalizes images itself; its logits are logarithms of probabilities."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute logits (B, C) of images (B, 3, H, W) in 0..1."""
+        """Compute logits (B, C) for images (B, 3, H, W) in 0..1."""
         probabilities = torch.cat([part[0] for part in self.outputs(images)])[: len(images)]
         return probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()

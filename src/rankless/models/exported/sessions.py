@@ -19,7 +19,7 @@ _QUIET = 3  # ONNX Runtime's severity "error": its warnings are about graph opti
 
 
 class Session(Protocol):
-    """An exported file that is ready to compute.
+    """The interface of a session, which is an exported file that is ready to run.
 
     Attributes:
         texts: the file's text entries, see :mod:`rankless.models.exported.facts`.
@@ -30,12 +30,12 @@ class Session(Protocol):
     shape: tuple[int | None, ...]
 
     def __call__(self, images: NDArray[np.float32]) -> list[Array]:
-        """Compute the outputs of images (B, 3, H, W) in 0..1, in the order of the file."""
+        """Compute the outputs for images (B, 3, H, W) in 0..1, in the file's order."""
         ...
 
 
 class OnnxSession:
-    """An ONNX file in ONNX Runtime, on the first GPU if the GPU build is installed; see :class:`Session`."""
+    """A :class:`Session` for an ONNX file, on the first GPU if ONNX Runtime's GPU build is installed."""
 
     def __init__(self, path: Path) -> None:
         runtime = needed("onnxruntime", "onnx", str(path))
@@ -54,13 +54,13 @@ class OnnxSession:
         self._name = inputs[0].name
 
     def __call__(self, images: NDArray[np.float32]) -> list[Array]:
-        """Compute the outputs of images (B, 3, H, W) in 0..1."""
+        """Compute the outputs for images (B, 3, H, W) in 0..1."""
         computed: list[Array] = self._session.run(None, {self._name: images})
         return computed
 
 
 class OpenVinoSession:
-    """An OpenVINO model (``.xml`` beside its ``.bin``) on the CPU, in float32; see :class:`Session`."""
+    """A :class:`Session` for an OpenVINO model (``.xml`` beside its ``.bin``), on the CPU in float32."""
 
     def __init__(self, path: Path) -> None:
         openvino = needed("openvino", "openvino", str(path))
@@ -77,14 +77,14 @@ class OpenVinoSession:
         self.shape = tuple(None if side.is_dynamic else side.get_length() for side in shape)
 
     def __call__(self, images: NDArray[np.float32]) -> list[Array]:
-        """Compute the outputs of images (B, 3, H, W) in 0..1."""
+        """Compute the outputs for images (B, 3, H, W) in 0..1."""
         computed = self._compiled(np.ascontiguousarray(images))
         # Copies, because the next call overwrites the outputs.
         return [np.array(computed[output]) for output in self._compiled.outputs]
 
 
 SESSIONS: dict[str, type[OnnxSession | OpenVinoSession]] = {".onnx": OnnxSession, ".xml": OpenVinoSession}
-"""Session class by file extension."""
+"""Session classes by file extension."""
 
 
 def _rt_info(model: Any) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Thinner truths are treated as this many pixels thick, so that the logarithm of their size is finite.
+# Thinner boxes are treated as this many pixels thick, so that the logarithm of their size is finite.
 SMALLEST_SIDE = 0.1
 
 

@@ -1,8 +1,8 @@
-"""Assignment of points to truths for anchor-free heads: SimOTA and task-aligned.
+"""Assign points to ground-truth boxes for anchor-free heads, by SimOTA or by task alignment.
 
-Both use the current predictions. Everything is computed for all pairs of truths and points at once, with
+Both rules use the current predictions. Everything is computed for all pairs of boxes and points at once, with
 shapes that do not depend on the data, so nothing waits for the device. Ties are broken by the point's index,
-and truths are sorted first, so the result does not depend on the order in which they are listed.
+and the boxes are sorted first, so the result does not depend on the order in which they are listed.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ OVERLAP_COST = 3.0
 OUTSIDE_COST = 1e5
 _SIMOTA_EPS = 1e-8
 
-# Pairs of truths and points compared at once; about fifteen 4-byte temporaries exist per pair.
+# Pairs of ground-truth boxes and points compared at once; about fifteen 4-byte temporaries exist per pair.
 _PAIRS_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The predictions of the heads, all points in one dimension, without gradients.
+    """The predictions of all heads, without gradients, with the points of all heads in one dimension.
 
     Attributes:
         boxes: xyxy in pixels, (B, P, 4).
         logits: class logits, (B, P, C).
         points: x and y in pixels, (P, 2).
         strides: pixels per cell at each point, (P,).
-        radius: points within this many cells of a truth's center are candidates (task-aligned) even outside
-            the truth. With 1, a truth smaller than a cell has about four candidates at each head, wherever it
-            lies; with 0.5, it has the nearest point.
+        radius: for task alignment, points within this many cells of a ground-truth box's center are
+            candidates even outside the box. With 1, a box smaller than a cell has about four candidates at
+            each head, wherever it lies; with 0.5, it has the nearest point.
     """
 
     boxes: Tensor
@@ -62,12 +62,12 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of the points.
+    """The training targets of the points.
 
     Attributes:
-        positive: whether the point is assigned to a truth, (B, P) bool.
-        boxes: the truth's box, xyxy in pixels, (B, P, 4); arbitrary if not positive.
-        labels: the truth's label, int64, (B, P).
+        positive: whether the point is assigned to a ground-truth box, (B, P) bool.
+        boxes: that box, xyxy in pixels, (B, P, 4); arbitrary if not positive.
+        labels: the box's label, int64, (B, P).
         quality: target score of that class, 0..1; 0 if not positive, (B, P).
         weight: weight of the box in the loss; 0 if not positive, (B, P).
     """
@@ -80,12 +80,12 @@ class Targets:
 
 
 def assign(rule: Assignment, predicted: Predicted, truths: Truths) -> Targets:
-    """Assign at most one truth to each point, image by image.
+    """Assign at most one ground-truth box to each point, image by image.
 
     Args:
         rule: the assignment rule.
         predicted: predictions at (B, P) points.
-        truths: (B, T) truths; T may be 0.
+        truths: (B, T) ground-truth boxes; T may be 0.
     """
     truths = in_order(truths)
     count, points, _ = predicted.boxes.shape
@@ -102,8 +102,8 @@ def assign(rule: Assignment, predicted: Predicted, truths: Truths) -> Targets:
 
 
 def in_order(truths: Truths) -> Truths:
-    """Sort the truths by sides and then by label; if there are none, add an invalid one."""
-    boxes = truths.solid  # nothing can overlap a truth without area
+    """Sort ground-truth boxes by sides and then by label; if there are none, add an invalid box."""
+    boxes = truths.solid  # nothing can overlap a box without area
     labels, valid = truths.labels, truths.valid
     if not labels.shape[1]:
         boxes, labels, valid = F.pad(boxes, (0, 0, 0, 1)), F.pad(labels, (0, 1)), F.pad(valid, (0, 1))
@@ -119,18 +119,19 @@ def in_order(truths: Truths) -> Truths:
 
 
 def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
-    """Choose the points that both classify and localize a truth best (TOOD, Feng et al., 2021).
+    """Choose the points that classify and localize a ground-truth box best (TOOD, Feng et al., 2021).
 
-    The candidates of a truth are the points inside it (for a small truth: near its center). Those with the
-    highest score^α · IoU^β become positive, ``POINTS_PER_TRUTH`` at most; a point that several truths chose
-    is assigned to the one it overlaps most. The weight is the point's metric over that of the truth's best
-    point; the quality is the weight times the truth's best IoU. In the paper, the weight is the same as the
-    quality. Then a truth that no box overlaps much yet, usually a small one, would hardly count and be
-    learned late or never, and the loss of a step with only such truths would be divided by almost 0.
+    The candidates for a ground-truth box are the points inside it or, for a small box, near its center. The
+    candidates with the highest metric, score^α · IoU^β, become positive, at most ``POINTS_PER_TRUTH``. A
+    point that is chosen for several boxes is assigned to the box it overlaps most. The weight is the point's
+    metric divided by the metric of the box's best point; the quality is the weight times the box's best IoU.
+    In the paper, the weight equals the quality. Then a box with only small overlaps so far, which is usually
+    small itself, would hardly count and be learned late or never, and the loss of a step with only such boxes
+    would be divided by almost 0.
 
     Args:
-        predicted: (B, P).
-        truths: (B, T) with T at least 1, as :func:`in_order` gives them.
+        predicted: predictions at (B, P) points.
+        truths: (B, T) ground-truth boxes from :func:`in_order`; T is at least 1.
     """
     overlap = pairwise_iou(truths.boxes, predicted.boxes)  # (B, T, P)
     # The logarithm of the metric: IoU^6 alone would leave float32's range.
@@ -149,16 +150,17 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
 
 
 def simota(predicted: Predicted, truths: Truths) -> Targets:
-    """Choose each truth's cheapest points; its ten best IoUs add up to their number (YOLOX, Ge et al., 2021).
+    """Choose the cheapest points for each ground-truth box (YOLOX, Ge et al., 2021).
 
-    Candidates are the points inside a truth or within ``CENTER_RADIUS`` cells of its center; points that are
-    only one of these cost far more. The cost is the cross-entropy of the classes - 3·log(IoU); a point that
-    several truths chose is assigned to the one with the lowest cost. The quality is the IoU, and every weight
-    is 1. The paper's objectness term is left out of the cost, because there is no objectness.
+    The number of points is the sum of the box's ten best IoUs. Candidates are the points inside a box or
+    within ``CENTER_RADIUS`` cells of its center; points that meet only one of these conditions cost far more.
+    The cost is the cross-entropy of the classes - 3·log(IoU). A point that is chosen for several boxes is
+    assigned to the box with the lowest cost. The quality is the IoU, and every weight is 1. The paper's
+    objectness term is left out of the cost, because there is no objectness.
 
     Args:
-        predicted: (B, P).
-        truths: (B, T) with T at least 1, as :func:`in_order` gives them.
+        predicted: predictions at (B, P) points.
+        truths: (B, T) ground-truth boxes from :func:`in_order`; T is at least 1.
     """
     overlap = pairwise_iou(truths.boxes, predicted.boxes)  # (B, T, P)
     inside = _within(predicted, truths, 0.0)
@@ -184,7 +186,7 @@ _RULES: dict[Assignment, Callable[[Predicted, Truths], Targets]] = {
 
 
 def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
-    """Mark the ``count`` largest values of each row; among equal values, the first ones.
+    """Mark the ``count`` largest values in each row; among equal values, the first ones.
 
     Args:
         values: (B, T, P).
@@ -203,12 +205,14 @@ def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
 
 
 def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 1.0) -> Tensor:
-    """Check whether points lie within a truth, or within ``radius`` cells of its center if that is more.
+    """Check whether points lie in a ground-truth box, or near the center of a small box.
+
+    A point is near the center if it is within ``radius`` cells of it, horizontally and vertically.
 
     Args:
-        predicted, truths: predictions at (B, P) points and (B, T) truths.
-        radius: number of cells of the point's head.
-        reach: factor on the truth's sides.
+        predicted, truths: predictions at (B, P) points and (B, T) ground-truth boxes.
+        radius: distance in cells of the point's head.
+        reach: factor on the box's sides.
 
     Returns:
         (B, T, P) bool.
@@ -222,20 +226,20 @@ def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 
 
 
 def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
-    """Return each point's logit of each truth's class: (B, T, P)."""
+    """Return each point's logit for the class of each ground-truth box, (B, T, P)."""
     by_class = predicted.logits.transpose(1, 2)  # (B, C, P)
     return by_class.gather(1, truths.labels.unsqueeze(-1).expand(-1, -1, by_class.shape[2]))
 
 
 def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-    """Assign points that several truths chose: the highest score wins; among equal scores, the first one.
+    """Assign each point to one of the ground-truth boxes it is chosen for: the highest, first score wins.
 
     Args:
         chosen: (B, T, P) bool.
         score: score of each pair, (B, T, P).
 
     Returns:
-        The truth's index (B, P), arbitrary if no truth chose the point; the remaining pairs (B, T, P) bool.
+        The box's index (B, P), arbitrary for points that were not chosen; the remaining pairs (B, T, P) bool.
     """
     owner = score.masked_fill(~chosen, -torch.inf).argmax(1)
     numbers = torch.arange(chosen.shape[1], device=chosen.device).view(1, -1, 1)
@@ -243,7 +247,7 @@ def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _targets(truths: Truths, owner: Tensor, won: Tensor, quality: Tensor, weight: Tensor) -> Targets:
-    """Gather the targets of the points; owner, quality and weight are (B, P), won is (B, T, P)."""
+    """Gather the points' targets; ``owner``, ``quality`` and ``weight`` are (B, P), ``won`` is (B, T, P)."""
     return Targets(
         positive=won.any(1),
         boxes=truths.boxes.gather(1, owner.unsqueeze(-1).expand(-1, -1, 4)),
@@ -259,6 +263,6 @@ def _predicted_in(predicted: Predicted, some: slice) -> Predicted:
 
 
 def _truths_in(truths: Truths, some: slice) -> Truths:
-    """Select the truths of some images."""
+    """Select the ground truth of some images."""
     parts = (truths.boxes, truths.center, truths.size, truths.labels, truths.valid)
     return Truths(*(part[some] for part in parts))

@@ -1,4 +1,4 @@
-"""Encoding and decoding of anchor-free heads: points, distances and boxes.
+"""Encode and decode the outputs of anchor-free heads: points, distances and boxes.
 
 At the center of each cell (its point), a head predicts one box and a score per class. There is no
 objectness: the score of a class is the expected IoU of the box if the class is present, else 0.
@@ -38,11 +38,11 @@ class AnchorFreeHead:
     bins: int = 0
 
     def outputs(self, classes: int) -> int:
-        """Return the number of channels of the head's output."""
+        """Return the number of channels in the head's output."""
         return 4 * max(self.bins, 1) + classes
 
     def detections(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C) of a raw output."""
+        """Decode a raw output to boxes (B, P, 4) xyxy in pixels of the input, and scores (B, P, C)."""
         boxes, _, classes = decode(raw, self)
         return boxes.flatten(1, 2), classes.sigmoid().flatten(1, 2)
 
@@ -65,7 +65,7 @@ def split(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, Tensor]:
 
 
 def points(shape: tuple[int, int], head: AnchorFreeHead, like: Tensor) -> Tensor:
-    """Return x and y of the cells' centers in pixels, (H, W, 2), with dtype and device of ``like``."""
+    """Return the cells' centers (x, y) in pixels, (H, W, 2), with the dtype and device of ``like``."""
     rows, columns = (torch.arange(side, dtype=like.dtype, device=like.device) + 0.5 for side in shape)
     y, x = torch.meshgrid(rows, columns, indexing="ij")
     return torch.stack((x, y), -1) * head.stride
@@ -114,7 +114,7 @@ def neighbors(values: Tensor, bins: int) -> Tensor:
 
 
 def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
-    """Encode boxes, the inverse of :func:`decode_boxes`; with bins as the four distances.
+    """Encode boxes; this is the inverse of :func:`decode_boxes`. With bins, boxes become four distances.
 
     Args:
         boxes: (..., 4) xyxy in pixels.
@@ -137,7 +137,7 @@ def decode(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, None, Tensor]:
 
     Args:
         raw: (B, 4 * max(bins, 1) + C, H, W), any floating dtype; computed in float32.
-        head: the head it comes from.
+        head: the head that produced it.
 
     Returns:
         Boxes (B, H, W, 4) xyxy in pixels of the network's input, not clipped; None, as there is no

@@ -69,7 +69,7 @@ class AnchorFreeHeadLayers(nn.Module):
 
 @torch.no_grad()
 def _set_priors(box: nn.Conv2d, classes: nn.Conv2d, bins: int) -> None:
-    """Initialize with small weights, and with biases that give the prior scores and sizes."""
+    """Initialize a head with small weights, and with biases that give the prior scores and sizes."""
     if bins:
         # A geometric distribution whose mean is half the size: a uniform one would give huge boxes.
         fall = math.log(SIZE_PRIOR / (2 + SIZE_PRIOR))

@@ -1,8 +1,8 @@
 """The loss of the anchor-free head, summed over the points of a micro-batch.
 
 The class scores of every point are compared with the quality of its box (binary cross-entropy with a soft
-target, so that a score predicts how good its box is); the boxes of positive points are also compared with
-their truths. Everything is computed in float32, whatever the precision of the network.
+target, so that a score predicts how good its box is). The boxes of positive points are also compared with the
+ground truth. Everything is computed in float32, whatever the precision of the network.
 
 Sources: TOOD (Feng et al., 2021) and YOLOX (Ge et al., 2021) for the positives, GFL (Li et al., 2020) for the
 soft target and for the distributions of the distances.
@@ -59,7 +59,7 @@ class AnchorFreeLoss:
         )
         with torch.no_grad():
             truths = Truths.of(batch.boxes, batch.labels, batch.valid, placed.dtype)
-            # A box that must contain its point cannot fit a truth beside that point, so such points are no
+            # A box that must contain its point cannot fit a box beside that point, so such points are no
             # candidates.
             radius = 0.5 if heads[0].bins else 1.0
             predicted = Predicted(placed.detach(), logits.detach(), torch.cat(at), strides, radius)
@@ -77,7 +77,7 @@ class AnchorFreeLoss:
         )
 
     def _box(self, placed: Tensor, targets: Targets) -> Tensor:
-        """Sum weight · (1 - similarity) over the positives: (B, P, 4) -> scalar."""
+        """Sum weight · (1 - similarity) over the positives among the boxes (B, P, 4) to a scalar."""
         positive = targets.positive.unsqueeze(-1)
         # For other points, a unit box is compared with itself, which contributes nothing, not even 0 ·
         # infinity.
@@ -88,7 +88,7 @@ class AnchorFreeLoss:
         return torch.where(targets.positive, targets.weight * (1 - similarity), 0).sum()
 
     def _classes(self, logits: Tensor, targets: Targets) -> Tensor:
-        """Sum the cross-entropy over all points and classes: (B, P, C) -> scalar."""
+        """Sum the cross-entropy of the logits (B, P, C) over all points and classes to a scalar."""
         with torch.no_grad():
             numbers = torch.arange(logits.shape[-1], device=logits.device)
             one_hot = (targets.labels.unsqueeze(-1) == numbers).to(logits.dtype)
@@ -120,7 +120,7 @@ def _flattened(
 def _distributions(
     numbers: Sequence[Tensor], at: Sequence[Tensor], heads: Sequence[AnchorFreeHead], targets: Targets
 ) -> Tensor:
-    """Sum weight · the sides' mean cross-entropy with the two nearest bins (distribution focal loss)."""
+    """Compute the distribution focal loss: weight · the sides' mean cross-entropy with their nearest bins."""
     entropy, start = [], 0
     for logits, here, head in zip(numbers, at, heads, strict=True):
         boxes_here = targets.boxes[:, start : start + here.shape[0]]
@@ -131,5 +131,5 @@ def _distributions(
 
 
 def _unit_box(like: Tensor) -> Tensor:
-    """Return the box (4,) from (0, 0) to (1, 1), created on the device: a copy would stall the GPU."""
+    """Create the box (4,) from (0, 0) to (1, 1) on the device, because copying it would stall the GPU."""
     return (torch.arange(4, device=like.device) >= 2).to(like.dtype)

@@ -1,7 +1,7 @@
-"""Assignment of truths to predictions: the targets of the YOLO losses.
+"""Assign ground-truth boxes to predictions, which gives the targets of the YOLO losses.
 
-Everything is computed for all truths at once, including padded ones, with shapes that do not depend on the
-data, so nothing waits for the device or depends on the order of computation.
+Everything is computed for all boxes at once, including padding, with shapes that do not depend on the data,
+so nothing waits for the device or depends on the order of computation.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from rankless.geometry.boxes import pairwise_iou
 from rankless.models.heads.truths import Truths
 from rankless.models.heads.yolo.codec import YoloHead
 
-# Pairs of predictions and truths compared at once; about ten 4-byte temporaries exist per pair.
+# Pairs of predictions and ground-truth boxes compared at once; about ten 4-byte temporaries exist per pair.
 _PAIRS_AT_ONCE = 2**21
 
 
 @dataclass(frozen=True)
 class Matches:
-    """The cells and anchors of one head that are assigned to truths.
+    """The cells and anchors of one head that are assigned to ground-truth boxes.
 
-    A slot is one anchor in one cell of one image. Several truths can fall into one slot.
+    A slot is one anchor in one cell of one image. Several ground-truth boxes can fall into one slot.
 
     Attributes:
-        hit: whether truth t is assigned to anchor a of this head, (B, T, A) bool.
+        hit: whether ground-truth box t is assigned to anchor a of this head, (B, T, A) bool.
         last: the last hit of each positive slot, (B, T, A) bool.
-        columns, rows: the cell of the truth's center, (B, T) int64.
-        positive: slots with a truth, (B, A, H, W) bool.
+        columns, rows: the cell of the ground-truth box's center, (B, T) int64.
+        positive: slots with a ground-truth box, (B, A, H, W) bool.
     """
 
     hit: Tensor
@@ -54,14 +54,14 @@ class Matches:
 def assign(
     truths: Truths, head: YoloHead, shape: tuple[int, int], anchor_iou: float | None = None
 ) -> Matches:
-    """Assign every truth to anchors of similar shape in the cell of its center.
+    """Assign every ground-truth box to anchors of similar shape in the cell of its center.
 
-    The best anchor is the one among *all* anchors whose shape overlaps the truth's most (the first one in a
-    tie); the head that owns it is responsible. YOLOv4 adds every anchor of the head with an overlap above
+    The best anchor is the one among *all* anchors whose shape overlaps the box's shape most (the first one in
+    a tie); the head that owns it is responsible. YOLOv4 adds every anchor of the head with an overlap above
     ``anchor_iou``.
 
     Args:
-        truths: (B, T) truths.
+        truths: (B, T) ground-truth boxes.
         head: the head to match.
         shape: the head's height and width in cells.
         anchor_iou: the overlap threshold; 1 leaves only the best anchor, None uses the head's value.
@@ -84,9 +84,9 @@ def assign(
 
 
 def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
-    """Return the classes of the slot of each truth t at each anchor a, (B, T, A, C) bool.
+    """Return the target classes (B, T, A, C), bool, for ground-truth box t at anchor a.
 
-    A slot that several truths share has the classes of all of them.
+    A slot that several ground-truth boxes share has the classes of all of them.
     """
     height, width = matches.positive.shape[-2:]
     entry = (matches.rows * width + matches.columns) * classes + truths.labels
@@ -95,21 +95,21 @@ def class_targets(truths: Truths, matches: Matches, classes: int) -> Tensor:
 
 
 def slot_values(values: Tensor, matches: Matches) -> Tensor:
-    """Return each slot's maximum (B, A, H, W) over its truths' values (B, T, A); 0 without a truth."""
+    """Return each slot's maximum (B, A, H, W) of the ``values`` (B, T, A) of its boxes; 0 without a box."""
     if not values.shape[1]:
         return values.new_zeros(matches.positive.shape)  # an empty tensor has no maximum
     width = matches.positive.shape[-1]
     cell = matches.rows * width + matches.columns  # (B, T)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)).unsqueeze(-1) & matches.hit.unsqueeze(1)  # (B, T, T, A)
     highest = torch.where(same, values.unsqueeze(1), 0).amax(2)  # (B, T, A)
-    # All truths of a cell write the same value, so their order does not matter; 0 if none of them is a hit.
+    # All boxes of a cell write the same value, so their order does not matter; 0 if none of them is a hit.
     index = cell.unsqueeze(1).expand(-1, matches.hit.shape[2], -1)  # (B, A, T)
     out = values.new_zeros(matches.positive.shape).flatten(2)
     return out.scatter_(2, index, highest.transpose(1, 2)).view_as(matches.positive)
 
 
 def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
-    """Return each prediction's highest IoU (B, P) with any truth of its image; boxes (B, P, 4) xyxy."""
+    """Return the highest IoU (B, P) of each box (B, P, 4), xyxy, with any ground-truth box of its image."""
     images, count, _ = boxes.shape
     best = boxes.new_zeros(images, count)
     at_once = max(1, _PAIRS_AT_ONCE // max(1, images * count))
@@ -126,7 +126,7 @@ def _shape_iou(size: Tensor, anchors: Tensor) -> Tensor:
 
 
 def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
-    """Check whether a later truth has the same slot: (B, T), (B, T, A) -> (B, T, A) bool."""
+    """Check whether a later ground-truth box has the same slot: (B, T), (B, T, A) -> (B, T, A) bool."""
     count = cell.shape[1]
     later = torch.ones(count, count, dtype=torch.bool, device=cell.device).triu(1)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)) & later  # (B, T, T): [t, u], u after t

@@ -1,4 +1,4 @@
-"""The box terms of the YOLO losses: the error of center and size, and 1 minus a similarity.
+"""Compute the box terms of the YOLO losses: the error of center and size, or 1 minus a similarity.
 
 Sources: YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 (Bochkovskiy, Wang and Liao, 2020), Darknet's yolo_layer.c.
 """
@@ -20,14 +20,14 @@ from rankless.models.heads.yolo.codec import YoloHead, decode_boxes
 def squared_error(
     offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, counted: Tensor
 ) -> Tensor:
-    """Sum (2 - w·h) · (BCE of x and y + ½ squared error of tw and th); w and h are normalized.
+    """Sum (2 - w·h) · (BCE of x and y + ½ squared error of tw and th), with normalized w and h.
 
     If the head's sizes also use σ (``new_coords``), their error is the cross-entropy as well. In both cases,
     the gradient of an offset is its distance from the target.
 
     Args:
         offsets: raw predictions of the slots, (B, T, A, 4).
-        head, truths, matches: the head, the truths, and the matches of this head.
+        head, truths, matches: the head, the ground truth, and the matches of this head.
         counted: the matches to sum over, (B, T, A) bool.
 
     Returns:
@@ -61,15 +61,15 @@ def dissimilarity(
     factor: float,
     largest: float,
 ) -> Tensor:
-    """Compute factor · Σ (1 - similarity of the decoded box and the truth), the gradient clipped per truth.
+    """Compute factor · Σ (1 - similarity of the decoded and the ground-truth box), with clipped gradients.
 
     Args:
         offsets: raw predictions of the slots, (B, T, A, 4).
-        head, truths, matches: the head, the truths, and the matches of this head.
+        head, truths, matches: the head, the ground truth, and the matches of this head.
         counted: the matches to sum over, (B, T, A) bool.
         similarity: one of :data:`rankless.geometry.boxes.SIMILARITIES`.
         factor: Darknet's ``iou_normalizer``, applied before clipping.
-        largest: limit of the gradient, Darknet's ``max_delta``.
+        largest: limit of the gradient for each ground-truth box, Darknet's ``max_delta``.
 
     Returns:
         A scalar.
@@ -85,15 +85,16 @@ def dissimilarity(
 
 
 def placed(offsets: Tensor, head: YoloHead, matches: Matches) -> Tensor:
-    """Decode the slots: raw (B, T, A, 4) -> boxes (B, T, A, 4) xyxy in pixels of the network's input."""
+    """Decode the slots' raw ``offsets`` (B, T, A, 4) to xyxy boxes in pixels of the network's input."""
     columns, rows = matches.columns.unsqueeze(-1), matches.rows.unsqueeze(-1)
     return decode_boxes(offsets, columns, rows, head.own_anchors(offsets), head)
 
 
 def clipped(function: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Tensor:
-    """Compute ``function(x)``, a scalar; clip the gradient on ``x`` to ±limit, or set it to 0 if not finite.
+    """Compute the scalar ``function(x)``, and clip the gradient on ``x`` to ±limit.
 
-    Clipping comes before any later factor on the result, so scaling the loss scales the gradient.
+    Elements of the gradient that are not finite become 0. Clipping comes before any later factor on the
+    result, so scaling the loss scales the gradient.
 
     Args:
         function: maps a tensor of the shape of ``x`` to a scalar.

@@ -1,4 +1,4 @@
-"""Encoding and decoding of YOLO heads: anchors, cells and boxes in pixels."""
+"""Encode and decode the outputs of YOLO heads: anchors, cells and boxes in pixels."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class HeadLoss:
     Attributes:
         box, objectness, classes: factors on the parts; Darknet's ``iou_normalizer``, ``obj_normalizer`` and
             ``cls_normalizer``.
-        ignore: a negative that overlaps any truth by more than this IoU may be ignored; ``ignore_thresh``.
-        box_loss: how a box is compared with the truth; ``iou_loss``.
+        ignore: a negative that overlaps any ground-truth box by more than this IoU may be ignored;
+            ``ignore_thresh``.
+        box_loss: how a box is compared with the ground truth; ``iou_loss``.
         smoothing: label smoothing ε of the classes; ``label_smooth_eps``.
-        largest_gradient: limit of each truth's gradient on the raw box, infinity for none; ``max_delta``.
-            Only for losses that compare by IoU.
+        largest_gradient: limit of each ground-truth box's gradient on the raw box, infinity for none;
+            ``max_delta``. Only for losses that compare by IoU.
         smooth_objectness: whether the target of the objectness is the IoU where a negative would be ignored,
             and 0 elsewhere; ``objectness_smooth``.
     """
@@ -46,7 +47,7 @@ class HeadLoss:
 
 @dataclass(frozen=True)
 class YoloHead:
-    """One YOLO layer, as a Darknet cfg describes it.
+    """A YOLO layer, as a Darknet cfg file describes it.
 
     Attributes:
         anchors: (width, height) in pixels of all the model's anchors, independent of the input's size, as in
@@ -55,8 +56,8 @@ class YoloHead:
         stride: pixels of the input per cell.
         scale_xy: Darknet's ``scale_x_y``, with which a center can reach the border of its cell.
         new_coords: whether width and height are ``(2σ(t))²`` times the anchor's, instead of ``exp(t)`` times.
-        anchor_iou: Darknet's ``iou_thresh``: anchors of this layer with a larger IoU with a truth's shape are
-            also positive; 1 leaves only the best of all anchors.
+        anchor_iou: Darknet's ``iou_thresh``: anchors of this layer whose IoU with the shape of a ground-truth
+            box is larger are also positive; 1 leaves only the best of all anchors.
         loss: this layer's published training parameters.
     """
 
@@ -69,15 +70,15 @@ class YoloHead:
     loss: HeadLoss = field(default_factory=HeadLoss)
 
     def own_anchors(self, like: Tensor) -> Tensor:
-        """Return this layer's anchors (A, 2) in pixels, with dtype and device of ``like``."""
+        """Return this layer's anchors (A, 2) in pixels, with the dtype and device of ``like``."""
         return _constant([self.anchors[number] for number in self.mask], like)
 
     def all_anchors(self, like: Tensor) -> Tensor:
-        """Return all the model's anchors (N, 2) in pixels, with dtype and device of ``like``."""
+        """Return all the model's anchors (N, 2) in pixels, with the dtype and device of ``like``."""
         return _constant(self.anchors, like)
 
     def detections(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """Return boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C) of a raw output.
+        """Decode a raw output to boxes (B, P, 4) xyxy in pixels of the input, and scores (B, P, C).
 
         A score is objectness times class probability.
         """
@@ -92,11 +93,11 @@ def _constant(values: object, like: Tensor) -> Tensor:
 
 
 def predictions(raw: Tensor, head: YoloHead) -> Tensor:
-    """Rearrange a head's output by cells, in float32 (float64 is kept).
+    """Rearrange a head's output by cells, and convert it to float32 unless it is float64.
 
     Args:
         raw: (B, A * (5 + C), H, W), any floating dtype.
-        head: the head it comes from.
+        head: the head that produced it.
 
     Returns:
         (B, A, H, W, 5 + C): tx, ty, tw, th, objectness logit, class logits.
@@ -109,9 +110,9 @@ def predictions(raw: Tensor, head: YoloHead) -> Tensor:
 def decode_boxes(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor, head: YoloHead) -> Tensor:
     """Decode boxes to pixels: center = (cell + s·σ(t) - (s - 1)/2)·stride, size = exp(t)·anchor.
 
-    The argument of ``exp`` is clamped to ``LARGEST_LOG_SIZE``. With ``new_coords`` the size is
-    ``(2σ(t))²·anchor``.
-    YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 and Scaled-YOLOv4 (Bochkovskiy, Wang and Liao, 2020).
+    The argument of ``exp`` is clamped to ``LARGEST_LOG_SIZE``. With ``new_coords``, the size is
+    ``(2σ(t))²·anchor``. Sources: YOLOv3 (Redmon and Farhadi, 2018), YOLOv4 and Scaled-YOLOv4 (Bochkovskiy,
+    Wang and Liao, 2020).
 
     Args:
         offsets: tx, ty, tw, th, (..., 4).
@@ -147,7 +148,7 @@ def decode(raw: Tensor, head: YoloHead) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         raw: (B, A * (5 + C), H, W), any floating dtype; computed in float32.
-        head: the head it comes from.
+        head: the head that produced it.
 
     Returns:
         Boxes (B, A, H, W, 4) xyxy in pixels of the network's input, not clipped; objectness logits

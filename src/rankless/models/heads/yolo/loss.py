@@ -1,7 +1,8 @@
 """The YOLOv3 and YOLOv4 losses as Darknet computes them, summed over the images of a micro-batch.
 
-Both sum the objectness over all cells, except negatives that overlap a truth well, and binary cross-entropies
-over the classes of the positive slots. They differ in the box term and in the negatives that they ignore.
+Both sum the objectness over all cells, except negatives that overlap a ground-truth box well, and binary
+cross-entropies over the classes of the positive slots. They differ in the box term and in the negatives that
+they ignore.
 Everything is computed in float32, whatever the precision of the network.
 
 For heads with ``new_coords``, the objectness and classes are also cross-entropies, as in the implementation
@@ -42,7 +43,7 @@ Options = loss_kinds.Yolov3Loss | loss_kinds.Yolov4Loss | loss_kinds.CfgLoss
 
 # YOLOv4 ignores an overlapping negative only if its best class probability exceeds this.
 CONFIDENT_CLASS = 0.25
-# YOLOv4 clips each truth's gradient on the raw box at this value.
+# YOLOv4 clips each ground-truth box's gradient on the raw box at this value.
 LARGEST_BOX_GRADIENT = 5.0
 _PARTS = ("box", "objectness", "classes")
 _BOX_LOSS: dict[Name, BoxLoss] = {"yolov3": "mse", "yolov4": "ciou"}
@@ -67,7 +68,7 @@ class YoloLoss:
 
     Attributes:
         options: the recipe's loss options. With ``quality-focal``, the target of a positive is its IoU with
-            its truth, or the highest IoU if it has several truths.
+            its ground-truth box, or the highest IoU if it has several such boxes.
         published: the loss that the model was published with; only this loss uses the heads' values.
     """
 
@@ -76,7 +77,7 @@ class YoloLoss:
 
     @property
     def name(self) -> Name:
-        """Name of the loss: the recipe's, or the published one if the recipe's is ``cfg``."""
+        """Name of the recipe's loss, or of the published loss if the recipe's is ``cfg``."""
         return self.published if self.options.name == "cfg" else self.options.name
 
     def __call__(self, raw: Sequence[Tensor], heads: Sequence[YoloHead], batch: DetectionBatch) -> LossSum:
@@ -135,7 +136,7 @@ class YoloLoss:
             wanted = class_targets(truths, matches, cells.shape[-1] - 5).to(cells.dtype)
             wanted = wanted * (1 - settings.smoothing) + settings.smoothing / 2
         matched = cells[matches.slots]  # (B, T, A, 5 + C)
-        # Each slot is counted once; its classes are those of all its truths.
+        # Each slot is counted once, with the classes of all its ground-truth boxes.
         classes = cross_entropy(matched[..., 5:], wanted).sum(-1)
         return (
             self._box(matched[..., :4], head, truths, matches, settings),
@@ -145,7 +146,7 @@ class YoloLoss:
 
     @property
     def _anchor_iou(self) -> float | None:
-        """IoU above which further anchors are positive; 1 means only the best one, None each head's value."""
+        """IoU above which more anchors are positive; 1 allows only the best, None means the head's value."""
         if self.name == "yolov3" or isinstance(self.options, loss_kinds.Yolov3Loss):
             return 1.0
         return None if self.options.anchor_iou == "auto" else self.options.anchor_iou
@@ -153,7 +154,7 @@ class YoloLoss:
     def _box(
         self, offsets: Tensor, head: YoloHead, truths: Truths, matches: Matches, settings: Settings
     ) -> Tensor:
-        """Compute the box term; if truths share a slot, YOLOv3 counts only the last, YOLOv4 all of them."""
+        """Compute the box term. If objects share a slot, YOLOv3 counts only the last one, YOLOv4 all."""
         counted = matches.last if self.name == "yolov3" else matches.hit
         if settings.box_loss == "mse":
             return settings.box * squared_error(offsets, head, truths, matches, counted)
@@ -198,7 +199,7 @@ class YoloLoss:
         return torch.where(positive | ~near, loss, 0).sum()
 
     def _near(self, cells: Tensor, head: YoloHead, truths: Truths, threshold: float) -> tuple[Tensor, Tensor]:
-        """Return each prediction's best IoU, (B, A, H, W), and a mask of those to ignore as negatives."""
+        """Return each prediction's best IoU and whether to ignore it as a negative, both (B, A, H, W)."""
         boxes = place_all(cells, head).flatten(1, 3)  # (B, P, 4)
         overlap = best_overlap(boxes, truths).view(cells.shape[:-1])
         near = overlap > threshold
@@ -214,12 +215,12 @@ def _levels(heads: Sequence[YoloHead]) -> list[str]:
 
 
 def _first(*values: float | Literal["auto"] | None) -> float:
-    """Return the first value that is not None."""
+    """Return the first value that is neither None nor ``auto``."""
     return next(value for value in values if value is not None and value != "auto")
 
 
 def from_recipe(options: Options, published: Name) -> YoloLoss:
-    """Return the recipe's loss."""
+    """Return the loss that a recipe asks for."""
     of_yolov4 = isinstance(options, loss_kinds.CfgLoss) and options.anchor_iou not in ("auto", 1.0)
     if of_yolov4 and published == "yolov3":
         raise UserError(
