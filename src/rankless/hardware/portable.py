@@ -69,7 +69,7 @@ class _SquareRoot(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """Return the gradient of x; infinite at 0, as PyTorch's is."""
-        (root,) = ctx.saved_tensors
+        root: Tensor = ctx.saved_tensors[0]
         return gradient / (2 * root)
 
 
