@@ -30,7 +30,7 @@ class Unreadable(NamedTuple):
 
 
 def network_input(images: Tensor) -> Tensor:
-    """Convert uint8 (B, 3, H, W) to the network's input: float 0..1, channels_last."""
+    """Convert images, uint8 (B, 3, H, W), to the network's input: float in 0..1, channels_last."""
     return images.contiguous(memory_format=torch.channels_last).float() / 255
 
 
@@ -225,7 +225,7 @@ class LossSum:
 
 @dataclass(frozen=True)
 class Detections:
-    """The detections of one image, in pixels of the source image, best first.
+    """The detections in one image, in pixels of the source image, best first.
 
     Attributes:
         index: the image's index in its data set (or in the list of sources).

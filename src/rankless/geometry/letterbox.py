@@ -163,7 +163,7 @@ def centered(height: int, width: int, size: tuple[int, int], scale: float) -> tu
 def place(
     image: Tensor, size: tuple[int, int], scale: float, left: int, top: int, placing: Placing = USUAL
 ) -> tuple[Tensor, Letterbox]:
-    """Scale the image (3, h, w) and paste it on the gray input at (left, top), cropped to the input.
+    """Scale an image (3, h, w), and paste it at (left, top) on the gray input, cropped to the input.
 
     If the image extends beyond the left or top edge, the returned offsets differ by less than a pixel from
     the given ones: only the visible part is resized, and its corner is placed at an integer pixel.

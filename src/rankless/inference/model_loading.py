@@ -36,7 +36,7 @@ MOST_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Options of a prediction; see :func:`rankless.predict`."""
+    """The options of a prediction; see :func:`rankless.predict`."""
 
     confidence: float | None = None
     classes: Sequence[str | int] = ()
@@ -157,7 +157,7 @@ def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> 
 
 
 def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device, source: str) -> Finder:
-    """Return a finder for the weights' task."""
+    """Return a finder for the task that the weights were trained for."""
     task = loaded.recipe.task
     if task == "detect":
         return BoxFinder(loaded, asked.confidence, device, source, asked.classes)

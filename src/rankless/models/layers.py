@@ -75,7 +75,7 @@ def activate(name: Activation) -> nn.Module:
 
 
 class ConvBlock(nn.Module):
-    """Convolution, batch norm and activation; the resolution is kept or divided by ``stride``.
+    """A block of convolution, batch norm and activation. The resolution is divided by ``stride``.
 
     Args:
         channels_in, channels: channels of the input and of the output.
@@ -117,7 +117,7 @@ class ConvBlock(nn.Module):
 
 
 class PaddedPool(nn.Module):
-    """Max pooling with asymmetric padding: Darknet's ``[maxpool]``.
+    """Max pooling with asymmetric padding, as in Darknet's ``[maxpool]``.
 
     ``size=2 stride=1`` preserves the resolution by adding a row at the bottom and a column on the right.
 
@@ -147,7 +147,7 @@ def max_pool(size: int, stride: int, padding: int) -> nn.Module:
 
 
 class Involution(nn.Module):
-    """Involution: each pixel weights its neighbors by a kernel computed from the pixel.
+    """An involution, in which each pixel weights its neighbors by a kernel that is computed from the pixel.
 
     It consists of a 1×1 convolution to C/4 channels with batch norm and ReLU, another one to size² values per
     group, and a weighted sum of the neighborhood (Li et al., 2021, "Involution: Inverting the Inherence of

@@ -49,7 +49,7 @@ class _Whole(nn.Module):
         self.detector: Any = spec.build(classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict on images (B, 3, H, W): boxes (B, P, 4) and scores."""
+        """Predict boxes (B, P, 4) and scores (B, P, C) for images (B, 3, H, W)."""
         boxes, scores = self.detector.decode(self.detector(images))
         return boxes, scores
 

@@ -74,7 +74,7 @@ class Fit:
 
 
 def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits:
-    """Compare names and shapes of a model's state and a file's."""
+    """Compare the names and shapes of the tensors in a model and in a file."""
     missing = tuple(name for name in ours if name not in theirs)
     unexpected = tuple(name for name in theirs if name not in ours)
     misshapen = tuple(name for name in ours if name in theirs and not _compatible(ours[name], theirs[name]))
@@ -129,7 +129,7 @@ def fit(
     head_names: Sequence[str] = (),
     source: str = "the checkpoint",
 ) -> Fit:
-    """Match other projects' tensors to a model's.
+    """Match another project's tensors to those of a model.
 
     Missing batch counters (``num_batches_tracked``), as in files from before PyTorch 0.4.1, are set to zero.
 

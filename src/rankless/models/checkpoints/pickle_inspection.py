@@ -180,7 +180,7 @@ class _Machine:
         self.stack.append(FUNCTIONS[function.name](*arguments))
 
     def make(self, _: Any) -> None:
-        """Handle NEWOBJ: create a script's options, or a placeholder for any other object."""
+        """Handle the opcode NEWOBJ: create a script's options, or a placeholder for any other object."""
         arguments, made = self.pop(), self.pop()
         if isinstance(made, Global) and made.name == NAMESPACE and arguments == ():
             self.stack.append(Options())

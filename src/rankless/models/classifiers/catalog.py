@@ -65,12 +65,12 @@ class Classifier:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, with :attr:`classes` classes."""
+        """The number of parameters with :attr:`classes` classes."""
         return self._work[0]
 
     @property
     def gflops(self) -> float:
-        """Operations for one image of :attr:`side`, in 10⁹; a multiply-accumulate counts as two."""
+        """The operations for an image of :attr:`side` pixels, in 10⁹; a multiply-accumulate counts as two."""
         return self._work[1]
 
     @cached_property
@@ -144,7 +144,7 @@ def variant(model: model_kinds.ModelKeys) -> Classifier:
 def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
     """Build a classifier on the CPU, initialized from torch's global generator.
 
-    Its forward takes normalized images, float (B, 3, H, W), and returns logits, (B, classes).
+    Its input is a batch of normalized images, float (B, 3, H, W), and its output is logits, (B, classes).
 
     Returns:
         The network, with ``variant`` (a :class:`Classifier`) and ``head_names`` (a tuple of prefixes such as

@@ -57,7 +57,7 @@ class LayerReader(OptionReader):
         return cast(Activation, name)
 
     def _layers(self, key: str) -> tuple[int, ...]:
-        """Read layer numbers; negative numbers count back from this layer."""
+        """Read the layer numbers in an option; negative numbers count back from the current layer."""
         number = len(self.layers)
         sources = []
         for value in self.numbers(key, "") or (0.5,):

@@ -31,7 +31,7 @@ class Truths:
 
     @classmethod
     def of(cls, boxes: Tensor, labels: Tensor, valid: Tensor, dtype: torch.dtype) -> Truths:
-        """Convert a batch's padded targets: boxes (B, T, 4) xyxy, labels (B, T) and valid (B, T)."""
+        """Create an instance from padded targets: boxes (B, T, 4) xyxy, labels (B, T) and valid (B, T)."""
         boxes = torch.where(valid.unsqueeze(-1), boxes.to(dtype), 0)
         first, second = boxes[..., :2], boxes[..., 2:]
         return cls(

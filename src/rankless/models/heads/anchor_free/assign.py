@@ -41,7 +41,7 @@ _PAIRS_AT_ONCE = 2**22
 
 @dataclass(frozen=True)
 class Predicted:
-    """The predictions of all heads, without gradients, with the points of all heads in one dimension.
+    """The predictions of all heads without gradients; one dimension holds the points of all heads.
 
     Attributes:
         boxes: xyxy in pixels, (B, P, 4).
@@ -125,8 +125,8 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     candidates with the highest metric, score^α · IoU^β, become positive, at most ``POINTS_PER_TRUTH``. A
     point that is chosen for several boxes is assigned to the box it overlaps most. The weight is the point's
     metric divided by the metric of the box's best point; the quality is the weight times the box's best IoU.
-    In the paper, the weight equals the quality. Then a box with only small overlaps so far, which is usually
-    small itself, would hardly count and be learned late or never, and the loss of a step with only such boxes
+    In the paper, the weight equals the quality. A box with only small overlaps so far, which is usually small
+    itself, would then hardly count and be learned late or never, and the loss of a step with only such boxes
     would be divided by almost 0.
 
     Args:
@@ -232,7 +232,9 @@ def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
 
 
 def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-    """Assign each point to one of the ground-truth boxes it is chosen for: the highest, first score wins.
+    """Assign each point to the ground-truth box with the highest score among the boxes it is chosen for.
+
+    Among equal scores, the first one wins.
 
     Args:
         chosen: (B, T, P) bool.

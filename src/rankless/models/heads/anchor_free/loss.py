@@ -100,7 +100,7 @@ class AnchorFreeLoss:
 def _flattened(
     raw: Sequence[Tensor], heads: Sequence[AnchorFreeHead]
 ) -> tuple[list[Tensor], Tensor, list[Tensor], Tensor]:
-    """Flatten the outputs so that the points of a head form one dimension.
+    """Flatten the outputs, so that the points of each head form one dimension.
 
     Returns:
         Encoded boxes per head, (B, h, 4) or (B, h, 4, bins); class logits of all points, (B, P, C); points

@@ -40,7 +40,7 @@ class Matches:
 
     @property
     def slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Indices into a (B, A, H, W, ...) tensor that broadcast to (B, T, A)."""
+        """Indices into a tensor (B, A, H, W, ...) that broadcast to (B, T, A)."""
         images, _, anchors = self.hit.shape
         device = self.hit.device
         return (
@@ -120,13 +120,13 @@ def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
 
 
 def _shape_iou(size: Tensor, anchors: Tensor) -> Tensor:
-    """Compute the IoU of shapes with a common center: (B, T, 2), (N, 2) -> (B, T, N)."""
+    """Compute the IoU (B, T, N) of sizes (B, T, 2) with anchors (N, 2) that have the same center."""
     common = torch.minimum(size.unsqueeze(-2), anchors).prod(-1)
     return common / (size.prod(-1, keepdim=True) + anchors.prod(-1) - common)
 
 
 def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
-    """Check whether a later ground-truth box has the same slot: (B, T), (B, T, A) -> (B, T, A) bool."""
+    """Check whether a later box in the same ``cell`` (B, T) repeats each ``hit``; both are (B, T, A) bool."""
     count = cell.shape[1]
     later = torch.ones(count, count, dtype=torch.bool, device=cell.device).triu(1)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)) & later  # (B, T, T): [t, u], u after t
@@ -134,7 +134,7 @@ def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
 
 
 def _mark(hit: Tensor, entry: Tensor, entries: int) -> Tensor:
-    """Mark every entry that is hit: (B, T, A), (B, T) -> (B, A, entries) bool."""
+    """Return a mask (B, A, entries), bool, of each ``entry`` (B, T) that has a ``hit`` (B, T, A)."""
     images, _, anchors = hit.shape
     # Misses write to an additional entry, which is cut off. All write the same value, so order does not
     # matter.
