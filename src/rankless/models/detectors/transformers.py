@@ -257,7 +257,7 @@ class TransformersSpec:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The published (height, width) of the input in pixels; for DETR, the published shorter side twice."""
+        """The published (height, width) of the input in pixels; for DETR, both are the shorter side."""
         return (800, 800) if normalizes(self.config["model_type"]) else (640, 640)
 
     @property
