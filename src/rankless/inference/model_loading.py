@@ -61,7 +61,7 @@ class Opened:
     Attributes:
         path: the weights file.
         recipe: the weights' recipe with the overrides and the resolved precision.
-        finders: one per device, with the same weights.
+        finders: one finder per device, all with the same weights.
         devices: the finders' devices.
         batch: number of images per call of a finder.
     """

@@ -130,11 +130,11 @@ class ExportOptions:
     """The options of an export.
 
     Attributes:
-        nms: include NMS in the exported model.
+        nms: whether to include NMS in the exported model.
         confidence: confidence threshold of the NMS; None for 0.25.
         batch: fixed batch size; None for any.
-        any_size: accept any height and width that are multiples of 32.
-        half: compute in float16.
+        any_size: whether to accept any height and width that are multiples of 32.
+        half: whether to compute in float16.
     """
 
     nms: bool = False
@@ -154,8 +154,8 @@ class Plan:
         model: the trained model in float32.
         facts: the file's metadata.
         batch: fixed batch size; None for any.
-        any_size: the file accepts any height and width that are multiples of 32.
-        half: the network computes in float16.
+        any_size: whether the file accepts any height and width that are multiples of 32.
+        half: whether the network computes in float16.
     """
 
     source: Path

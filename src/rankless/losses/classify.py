@@ -38,7 +38,7 @@ class ClassificationLoss:
         """Compute the loss of one micro-batch.
 
         Args:
-            logits: (B, C).
+            logits: the network's outputs, (B, C).
             targets: fraction of each class, (B, C); each row sums to 1.
 
         Returns:

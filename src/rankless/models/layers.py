@@ -82,9 +82,9 @@ class ConvBlock(nn.Module):
         kernel: side of the kernel in pixels.
         stride: stride of the convolution.
         activation: name of the activation.
-        norm: whether there is batch norm; without it the convolution has a bias.
+        norm: whether to use batch norm; without it, the convolution has a bias.
         groups, dilation: groups and dilation of the convolution.
-        padding: pixels on each side; None means half the kernel times the dilation.
+        padding: padding in pixels on each side; None means half the kernel times the dilation.
         momentum: momentum of the batch norm's running statistics, as PyTorch defines it.
     """
 
@@ -123,7 +123,7 @@ class PaddedPool(nn.Module):
 
     Args:
         size, stride: size and stride of the window.
-        padding: total in pixels; the smaller half is on the left and top.
+        padding: total padding in pixels; the smaller half is on the left and top.
     """
 
     def __init__(self, size: int, stride: int, padding: int) -> None:

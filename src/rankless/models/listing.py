@@ -23,7 +23,7 @@ class Listed:
     """Facts about a published model.
 
     Attributes:
-        name: value of ``model.name``.
+        name: the value of ``model.name`` in a recipe.
         task: ``detect`` or ``classify``.
         classes: number of classes that the model was published for.
         size: (height, width) of the input in pixels.

@@ -1,6 +1,6 @@
 """Find and download the weights that the models' publishers offer, by name.
 
-``published.yaml`` lists Darknet's files. The installed libraries list those of torchvision and timm.
+``published.yaml`` lists Darknet's files. The installed torchvision and timm list their own files.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Inspection:
         """Read one pickle to its end.
 
         Returns:
-            Its value, with placeholders for tensors and storages.
+            The pickle's value, with placeholders for tensors and storages.
         """
         machine = _Machine(self)
         try:

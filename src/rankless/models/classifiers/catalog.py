@@ -47,10 +47,10 @@ class Classifier:
     """A published classifier, or one of its variants.
 
     Attributes:
-        name: value of ``model.name``.
-        source: the paper.
+        name: the value of ``model.name`` in a recipe.
+        source: the classifier's paper.
         side: published side length of the square input in pixels.
-        classes: number of classes it was published for.
+        classes: number of classes that the classifier was published for.
         mean, std: the network expects (image - mean) / std per channel, for images in 0..1.
         densenet: options of a DenseNet; None for other classifiers.
     """

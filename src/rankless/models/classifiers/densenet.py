@@ -1,7 +1,7 @@
 """DenseNet, as published and with options (Huang et al., 2017, "Densely Connected Convolutional Networks").
 
 Every layer reads the maps of all earlier layers and adds a few. The names and shapes in the state dict of a
-published variant are those of torchvision and timm, so that their weights fit.
+published variant match torchvision's and timm's, so that their weights fit.
 """
 
 from __future__ import annotations

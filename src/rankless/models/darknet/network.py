@@ -1,6 +1,6 @@
 """A convolutional detector as data: a chain of layers that may read the outputs of earlier layers.
 
-The layers are those of Darknet's cfg files, with the same numbers, so published networks, users' cfg files
+The layers match Darknet's cfg files and have the same numbers, so published networks, users' cfg files
 and modifications of them (another width, other anchors, other heads) are all values of one type. Nothing in
 this module computes pixels: :mod:`rankless.models.detectors.convolutional` builds the network.
 """

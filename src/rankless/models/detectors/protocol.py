@@ -115,7 +115,7 @@ class Published:
 
     Attributes:
         source: the detector's paper and origin.
-        classes: number of classes as published.
+        classes: number of classes that the detector was published for.
     """
 
     source: str

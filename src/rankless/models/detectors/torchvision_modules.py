@@ -72,7 +72,7 @@ class TorchvisionDetector(nn.Module):
     Args:
         network: torchvision's detector; its submodules become submodules of this module.
         head_names: see :class:`~rankless.models.detectors.protocol.Detector`.
-        background: whether the first output of the classes is for the background.
+        background: whether the first class output stands for the background.
     """
 
     network: Any
@@ -288,8 +288,8 @@ def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ``CANDIDATES`` best pairs of box and class, padded with zeros.
 
     Args:
-        boxes: one per class, (N, C, 4).
-        scores: (N, C).
+        boxes: one box per class, (N, C, 4).
+        scores: the boxes' scores, (N, C).
 
     Returns:
         Boxes (CANDIDATES, 4), and scores (CANDIDATES, C), each row with the score of one class.

@@ -16,11 +16,11 @@ class Truths:
     """The ground-truth objects, in pixels of the network's input; padded entries are zeros.
 
     Attributes:
-        boxes: xyxy, (B, T, 4).
-        center: x and y, (B, T, 2).
-        size: width and height, at least ``SMALLEST_SIDE``, (B, T, 2).
-        labels: int64, (B, T).
-        valid: bool, (B, T).
+        boxes: the objects' boxes, xyxy, (B, T, 4).
+        center: x and y of the boxes' centers, (B, T, 2).
+        size: the boxes' width and height, at least ``SMALLEST_SIDE``, (B, T, 2).
+        labels: the objects' class ids, int64, (B, T).
+        valid: true for objects and false for padding, bool, (B, T).
     """
 
     boxes: Tensor

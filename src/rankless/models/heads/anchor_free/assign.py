@@ -189,12 +189,12 @@ def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
     """Mark the ``count`` largest values in each row; among equal values, the first ones.
 
     Args:
-        values: (B, T, P).
-        count: int64 in 1..min(most, P), (B, T).
+        values: the values to compare, (B, T, P).
+        count: number of values to mark in each row, int64 in 1..min(most, P), (B, T).
         most: the largest possible count.
 
     Returns:
-        (B, T, P) bool, exactly ``count`` in each row.
+        A mask, (B, T, P) bool, with exactly ``count`` marks in each row.
     """
     top = values.topk(min(most, values.shape[-1])).values
     # `topk` may return any of several equal values, but the smallest value it returns is defined.
@@ -215,7 +215,7 @@ def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 
         reach: factor on the box's sides.
 
     Returns:
-        (B, T, P) bool.
+        Whether each point lies there, (B, T, P) bool.
     """
     least = (radius * predicted.strides).view(1, 1, -1)
     near = []
@@ -237,7 +237,7 @@ def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
     Among equal scores, the first one wins.
 
     Args:
-        chosen: (B, T, P) bool.
+        chosen: whether point p is chosen for box t, (B, T, P) bool.
         score: score of each pair, (B, T, P).
 
     Returns:
