@@ -159,7 +159,7 @@ class _Machine:
 
     def call(self, _: Any) -> None:
         arguments, function = self.pop(), self.pop()
-        # A foreign object leads to others; continue, so that all of them are named.
+        # A foreign object often contains others; continue, so that all of them are reported.
         if isinstance(function, Foreign) or (
             isinstance(function, Global)
             and isinstance(arguments, tuple)

@@ -16,7 +16,7 @@ from torch import Tensor
 from rankless.errors import counted, printable
 from rankless.models.checkpoints.pickle_values import RefusedFileError
 
-# In order of preference: usually the averaged weights were the evaluated ones.
+# In order of preference: usually, the averaged weights were evaluated.
 _AVERAGED = (
     "ema",
     "model_ema",

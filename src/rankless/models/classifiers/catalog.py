@@ -260,7 +260,7 @@ def _build(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> nn
             net = build_resnet(chosen.name, classes, **options)
         heads = ("fc.",)
     net.variant, net.head_names = chosen, heads
-    net.backbone = partial(backbone_modules, net)  # for a recipe's model.freeze
+    net.backbone = partial(backbone_modules, net)  # used by a recipe's model.freeze
     built: nn.Module = net
     return built
 

@@ -51,7 +51,7 @@ class DeterministicSampling(TorchFunctionMode):
         """Call the function, or :func:`bilinear` instead of ``grid_sample``."""
         options = kwargs or {}
         is_bilinear = options == {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}
-        # PyTorch itself refuses the backward pass of the others if it has to be deterministic.
+        # PyTorch itself refuses the backward pass of other modes if it has to be deterministic.
         if function is F.grid_sample and is_bilinear:
             return bilinear(*args)
         return function(*args, **options)

@@ -27,7 +27,7 @@ from rankless.models.detectors.protocol import CANDIDATES
 from rankless.models.heads.truths import Truths
 from rankless.structures import DetectionBatch, LossSum
 
-# Proposals per image in Faster R-CNN; on the meta device, which computes nothing, all of them are assumed.
+# Proposals per image in Faster R-CNN. The meta device computes nothing, so all of them are assumed there.
 _PROPOSALS = 1000
 _POOLED = 7  # pixels of a pooled proposal, each side
 

@@ -20,8 +20,8 @@ from rankless.models.heads.truths import Truths
 
 Assignment = Literal["simota", "task-aligned"]
 
-# Task-aligned: score^α · IoU^β. Paper: α = 1, β = 6, 13 points. The root of the score, with 10 points,
-# depends less on the classes, which an untrained network does not know yet.
+# Task alignment: score^α · IoU^β. In the paper, α = 1 and β = 6, with 13 points. The root of the score, with
+# 10 points, depends less on the classes, which an untrained network does not know yet.
 ALPHA = 0.5
 BETA = 6.0
 POINTS_PER_TRUTH = 10
@@ -144,7 +144,7 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     owner, won = _one_truth(chosen, overlap)
     best_metric = metric.masked_fill(~won, -torch.inf).amax(-1, keepdim=True)
     best_overlap = overlap.masked_fill(~won, 0).amax(-1, keepdim=True)
-    # Outside `won` this is infinity minus infinity; it is filled.
+    # Outside `won`, this is infinity minus infinity, which is then replaced by 0.
     weight = (metric - best_metric).exp().masked_fill(~won, 0)  # (B, T, P)
     return _targets(truths, owner, won, (weight * best_overlap).amax(1), weight.amax(1))
 
@@ -165,7 +165,7 @@ def simota(predicted: Predicted, truths: Truths) -> Targets:
     overlap = pairwise_iou(truths.boxes, predicted.boxes)  # (B, T, P)
     inside = _within(predicted, truths, 0.0)
     central = _within(predicted, truths, CENTER_RADIUS, reach=0.0)
-    # Sum over the classes of the cross-entropy with a one-hot target.
+    # The cross-entropy with a one-hot target, summed over the classes.
     classes = F.softplus(predicted.logits).sum(-1).unsqueeze(1) - _logits_of_labels(predicted, truths)
     cost = classes - OVERLAP_COST * (overlap + _SIMOTA_EPS).log()
     cost = cost + OUTSIDE_COST * ~(inside & central)

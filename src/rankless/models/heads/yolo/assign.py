@@ -102,7 +102,7 @@ def slot_values(values: Tensor, matches: Matches) -> Tensor:
     cell = matches.rows * width + matches.columns  # (B, T)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)).unsqueeze(-1) & matches.hit.unsqueeze(1)  # (B, T, T, A)
     highest = torch.where(same, values.unsqueeze(1), 0).amax(2)  # (B, T, A)
-    # All boxes of a cell write the same value, so their order does not matter; 0 if none of them is a hit.
+    # All boxes in a cell write the same value, so their order does not matter; 0 if none of them is a hit.
     index = cell.unsqueeze(1).expand(-1, matches.hit.shape[2], -1)  # (B, A, T)
     out = values.new_zeros(matches.positive.shape).flatten(2)
     return out.scatter_(2, index, highest.transpose(1, 2)).view_as(matches.positive)
