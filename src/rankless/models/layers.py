@@ -18,8 +18,8 @@ Activation = Literal[
 LEAKY_SLOPE = 0.1
 BATCH_NORM_EPS = 1e-5
 INVOLUTION_GROUP = 16  # number of channels that share a kernel
-# Darknet's momentum is 0.01 (weight of the new statistics), chosen for half a million steps. With it, a run of
-# a few thousand steps would be evaluated with outdated statistics.
+# Darknet's momentum is 0.01 (weight of the new statistics), chosen for half a million steps. With it, a run
+# of a few thousand steps would be evaluated with outdated statistics.
 BATCH_NORM_MOMENTUM = 0.03
 
 
