@@ -232,7 +232,7 @@ class Detections:
         boxes: float32 xyxy, (K, 4), on the CPU.
         scores: float32 in 0..1, (K,).
         labels: int64 class ids, (K,).
-        unreadable: the image could not be read, so it is not scored.
+        unreadable: whether the image could not be read; then it is not scored.
     """
 
     index: int
@@ -249,7 +249,7 @@ class Classification:
     Attributes:
         index: the image's index in its data set (or in the list of sources).
         log_probabilities: float32 natural logarithms, (C,), on the CPU.
-        unreadable: the image could not be read, so it is not scored.
+        unreadable: whether the image could not be read; then it is not scored.
     """
 
     index: int

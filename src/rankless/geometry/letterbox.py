@@ -33,7 +33,7 @@ def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -
         steps: pixels of the image per pixel of the result, vertically and horizontally.
 
     Returns:
-        uint8 (3, H, W).
+        The resized image, uint8 (3, H, W).
     """
     height, width = image.shape[-2:]
     above, below, upper, lower = map(torch.from_numpy, _points(size[0], steps[0], height, clamped=False))

@@ -126,7 +126,7 @@ def export(
 
     Raises:
         UserError: the format is unknown, there are no weights, the format does not support the model, or
-            files exist.
+            output files already exist.
         DisagreementError: the export's results differ from PyTorch's; its files are removed.
 
     Examples:

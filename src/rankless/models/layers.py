@@ -149,9 +149,9 @@ def max_pool(size: int, stride: int, padding: int) -> nn.Module:
 class Involution(nn.Module):
     """An involution, in which each pixel weights its neighbors by a kernel that is computed from the pixel.
 
-    It consists of a 1×1 convolution to C/4 channels with batch norm and ReLU, another one to size² values per
-    group, and a weighted sum of the neighborhood (Li et al., 2021, "Involution: Inverting the Inherence of
-    Convolution").
+    It consists of a 1×1 convolution to C/4 channels with batch norm and ReLU, a second 1×1 convolution to
+    size² values per group, and a weighted sum of the neighborhood (Li et al., 2021, "Involution: Inverting
+    the Inherence of Convolution").
 
     Args:
         channels: channels of the input and of the output.
