@@ -130,7 +130,7 @@ def print_scores(scores: Mapping[str, Any]) -> None:
 
 
 def _is_absent(row: Mapping[str, Any]) -> bool:
-    """Check whether the data has no objects or images of a class."""
+    """Check whether a class has no objects or images in the data."""
     return row.get("support") == 0 or all(value is None for value in row.values())
 
 

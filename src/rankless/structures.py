@@ -19,8 +19,8 @@ class Unreadable(NamedTuple):
     """An image that could not be read when it was needed.
 
     Attributes:
-        index: its index in its data set.
-        path: its file.
+        index: the image's index in its data set.
+        path: the image's file.
         reason: the decoder's message.
     """
 
@@ -30,7 +30,7 @@ class Unreadable(NamedTuple):
 
 
 def network_input(images: Tensor) -> Tensor:
-    """Convert uint8 (B, 3, H, W) to the network's input: float 0..1, channels_last."""
+    """Convert images, uint8 (B, 3, H, W), to the network's input: float in 0..1, channels_last."""
     return images.contiguous(memory_format=torch.channels_last).float() / 255
 
 
@@ -79,7 +79,7 @@ class DetectionItem:
     Attributes:
         image: uint8 RGB of the network's size, (3, H, W).
         boxes: float32 xyxy in pixels of the network input, (N, 4).
-        labels: int64, (N,).
+        labels: int64 class ids, (N,).
         index: the image's index in its data set.
         letterbox: placement of the source on the input; meaningless for a training image that was mirrored or
             composed of several images.
@@ -140,7 +140,7 @@ class DetectionBatch(_Batch):
         images: uint8, (B, 3, H, W).
         boxes: float32 xyxy in pixels of the input, (B, T, 4); zeros where ``valid`` is false.
         labels: int64 class ids, (B, T); zeros where ``valid`` is false.
-        valid: bool, (B, T).
+        valid: true for boxes and false for padding, bool, (B, T).
         indices: indices of the images in their data set, length B.
         letterboxes: placements of the sources on the input, length B.
         unreadable: images that could not be read for the items, in the order of the items.
@@ -225,14 +225,14 @@ class LossSum:
 
 @dataclass(frozen=True)
 class Detections:
-    """The detections of one image, in pixels of the source image, best first.
+    """The detections in one image, in pixels of the source image, best first.
 
     Attributes:
         index: the image's index in its data set (or in the list of sources).
         boxes: float32 xyxy, (K, 4), on the CPU.
         scores: float32 in 0..1, (K,).
-        labels: int64, (K,).
-        unreadable: the image could not be read, so it is not scored.
+        labels: int64 class ids, (K,).
+        unreadable: whether the image could not be read; then it is not scored.
     """
 
     index: int
@@ -249,7 +249,7 @@ class Classification:
     Attributes:
         index: the image's index in its data set (or in the list of sources).
         log_probabilities: float32 natural logarithms, (C,), on the CPU.
-        unreadable: the image could not be read, so it is not scored.
+        unreadable: whether the image could not be read; then it is not scored.
     """
 
     index: int

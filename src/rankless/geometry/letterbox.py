@@ -28,12 +28,12 @@ def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -
     """Resize an image bilinearly, without antialiasing.
 
     Args:
-        image: uint8, (3, h, w).
-        size: (H, W) of the result in pixels.
+        image: the image, uint8 (3, h, w).
+        size: (H, W), the size of the result in pixels.
         steps: pixels of the image per pixel of the result, vertically and horizontally.
 
     Returns:
-        uint8 (3, H, W).
+        The resized image, uint8 (3, H, W).
     """
     height, width = image.shape[-2:]
     above, below, upper, lower = map(torch.from_numpy, _points(size[0], steps[0], height, clamped=False))
@@ -97,7 +97,7 @@ def letterbox(
     """Fit the whole image into the network's input, centered.
 
     Args:
-        image: uint8, (3, h, w).
+        image: the image, uint8 (3, h, w).
         size: the input's (H, W) in pixels.
         within: (H, W) to fit the image into if ``size`` omits a part of its gray margin; None means ``size``.
         placing: settings of the resize and the margin.
@@ -163,10 +163,10 @@ def centered(height: int, width: int, size: tuple[int, int], scale: float) -> tu
 def place(
     image: Tensor, size: tuple[int, int], scale: float, left: int, top: int, placing: Placing = USUAL
 ) -> tuple[Tensor, Letterbox]:
-    """Scale the image (3, h, w) and paste it on the gray input at (left, top), cropped to the input.
+    """Scale an image (3, h, w), and paste it at (left, top) on the gray input, cropped to the input.
 
     If the image extends beyond the left or top edge, the returned offsets differ by less than a pixel from
-    the given ones: only the visible part is resized, and its corner is placed at an integer pixel.
+    ``left`` and ``top``: only the visible part is resized, and its corner is placed at an integer pixel.
 
     Returns:
         The input, uint8 (3, H, W), and the placement.

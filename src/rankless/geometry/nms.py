@@ -42,11 +42,11 @@ def nms(
 
     Args:
         boxes: xyxy in pixels, (N, 4).
-        scores: (N,), of the dtype of ``boxes``.
+        scores: the boxes' scores, (N,), with the dtype of ``boxes``.
         labels: class ids, (N,).
         kind: similarity of two boxes: ``iou``, or ``diou``, which is IoU - (d²/c²)^0.6 with the distance d of
             the centers and the hull's diagonal c (Zheng et al., 2020; Darknet's ``greedynms``).
-        threshold: a box is removed if its similarity to a better one exceeds this.
+        threshold: a box is removed if its similarity to a better box exceeds this.
         class_agnostic: compare boxes of all classes instead of only the same class.
 
     Returns:

@@ -36,7 +36,7 @@ MOST_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Options of a prediction; see :func:`rankless.predict`."""
+    """The options of a prediction; see :func:`rankless.predict`."""
 
     confidence: float | None = None
     classes: Sequence[str | int] = ()
@@ -61,7 +61,7 @@ class Opened:
     Attributes:
         path: the weights file.
         recipe: the weights' recipe with the overrides and the resolved precision.
-        finders: one per device, with the same weights.
+        finders: one finder per device, all with the same weights.
         devices: the finders' devices.
         batch: number of images per call of a finder.
     """
@@ -157,7 +157,7 @@ def _loaded(target: Path, task: type | str | None, overrides: Sequence[str]) -> 
 
 
 def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device, source: str) -> Finder:
-    """Return a finder for the weights' task."""
+    """Return a finder for the task that the weights were trained for."""
     task = loaded.recipe.task
     if task == "detect":
         return BoxFinder(loaded, asked.confidence, device, source, asked.classes)

@@ -31,7 +31,7 @@ class Source(NamedTuple):
 
     Attributes:
         name: the image's path or scene, or the video.
-        read: returns the image to draw on, uint8 (3, H, W), and the image for the network.
+        read: function that returns the image to draw on, uint8 (3, H, W), and the image for the network.
         frame: number of the frame in its video, from 0; None for an image.
         time: time of the frame in seconds from the video's start; None for an image.
         position: index of the image or video among all sources.
@@ -49,7 +49,7 @@ class Answered(NamedTuple):
 
     Attributes:
         source: the image's source.
-        image: uint8 (3, H, W); None if it could not be read.
+        image: the image, uint8 (3, H, W); None if it could not be read.
         answer: the finder's result; for a custom task, its prediction and drawing.
         reason: why the image could not be read.
     """
@@ -89,8 +89,8 @@ def ordered(
 
     Args:
         pool: the threads.
-        function: called in the threads; an error is raised when its result is due.
-        items: consumed as results are requested.
+        function: function to call in the threads; its error is raised when its result is due.
+        items: the function's arguments, which are consumed as results are requested.
         ahead: maximum number of items to process before their results are requested.
     """
     waiting: deque[Future[Other]] = deque()

@@ -117,7 +117,7 @@ class ClassFinder:
         return digits.read(index)
 
     def item(self, view: Decoded) -> ClassificationItem:
-        """Place an image on the network's input."""
+        """Place a decoded image on the network's input."""
         return self.task.item(view.image)
 
     def answers(self, items: Sequence[ClassificationItem], batch: int) -> list[ClassAnswer]:
@@ -132,7 +132,7 @@ class ClassFinder:
         return [ClassAnswer(one, heat) for one, heat in zip(found, maps, strict=False)]
 
     def best(self, answer: ClassAnswer) -> float:
-        """Return the highest probability."""
+        """Return the probability of the likeliest class."""
         return float(answer.found.log_probabilities.max().exp())
 
     def level(self, answer: ClassAnswer, image: Pixels) -> Pixels | None:

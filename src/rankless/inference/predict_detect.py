@@ -89,14 +89,14 @@ class BoxFinder:
         return DigitScenes(split, index + 1, seed, SCENE_SIZE).read(index).image
 
     def item(self, view: Decoded) -> DetectionItem:
-        """Place an image on the network's input."""
+        """Place a decoded image on the network's input."""
         fit = self.task.recipe.data.fit
         placed, where = whole(view.image, self.task.size, fit, placing=self.task.placing)
         where = in_source(where, view.reduced, view.source)
         return DetectionItem(placed, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, where)
 
     def answers(self, items: Sequence[DetectionItem], batch: int) -> list[Answer]:
-        """Detect objects, each with its best class.
+        """Detect the objects in images, each with its best class.
 
         Args:
             items: items from :meth:`item`.

@@ -105,7 +105,7 @@ class Predictor:
             The results in the order of the images.
 
         Raises:
-            UnreadableImage: an image cannot be read; raised at its turn.
+            UnreadableImage: an image cannot be read. The error is raised when the image's turn comes.
         """
         for result in self._results(images):
             if isinstance(result, UnreadableImage):

@@ -55,7 +55,7 @@ class Recording:
         files = [out / name for name in [*drawn, *saving.single_files(kinds)] or ["predictions.json"]]
         if reason := unusable(out):
             raise UserError(f"--out {out}: cannot be the output folder: {reason}; give another one")
-        # A new folder has no files that must not be replaced.
+        # A new folder has no files to protect.
         self.outputs = Outputs(files[:1] if self._is_new else files, verb="predict", force=force)
         self.outputs.refuse_inputs([*sources, opened.path])
         if resume:

@@ -91,7 +91,7 @@ class PredictionReport:
         precision: precision of the forward pass, which is the recipe's, as in evaluation.
         images: one report per readable image or frame, in the order of the sources.
         failed: source and reason of each unreadable image.
-        removed: removed files of an earlier call in the same folder.
+        removed: files of an earlier call that were removed from the folder.
         best: the highest score of any prediction, reported or not; 0.0 if there is none.
         seconds: time for reading, computing, drawing and writing.
         computed: number of images and frames in that time; earlier ones are not counted after a resumption.
@@ -111,7 +111,7 @@ class PredictionReport:
 
     @property
     def exit_code(self) -> int:
-        """Exit code: 0 if all images could be read, 1 if some could not be read, 2 if none could."""
+        """The command's exit code: 0 if all images could be read, 1 if some could not, 2 if none could."""
         return 0 if not self.failed else 1 if self.images else 2
 
     @property

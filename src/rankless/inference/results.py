@@ -47,7 +47,7 @@ class _Result:
 
     @property
     def names(self) -> list[str]:
-        """Class name for each score."""
+        """The class name for each score."""
         return [self.class_names[label] for label in self.classes.tolist()]
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ class Rendered:
         entry: entry for the journal; None if the image could not be read.
         best: the highest score, reported or not.
         drawn: the annotated image, RGB.
-        files: path relative to the output folder, and content, of each file.
+        files: path (relative to the output folder) and content of each file.
     """
 
     answered: Answered

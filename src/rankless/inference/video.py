@@ -231,7 +231,7 @@ def _opened(name: str) -> Any:
     if is_live(name):
         options = {"rtsp_transport": "tcp"} if name.lower().startswith("rtsp") else {}
         return av.open(name, options=options, timeout=_FFMPEG_WAITS)
-    # FFmpeg would take a relative name with a colon for an address.
+    # FFmpeg would mistake a relative name with a colon for an address.
     return av.open(str(Path(name).absolute()))
 
 

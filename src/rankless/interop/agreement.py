@@ -190,6 +190,6 @@ def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def _number(value: Tensor) -> float:
-    """Return a difference as a float; infinity for NaN."""
+    """Return a difference as a float, with infinity in place of NaN."""
     found = float(value)
     return found if found == found else float("inf")

@@ -126,7 +126,7 @@ def export(
 
     Raises:
         UserError: the format is unknown, there are no weights, the format does not support the model, or
-            files exist.
+            output files already exist.
         DisagreementError: the export's results differ from PyTorch's; its files are removed.
 
     Examples:
@@ -195,7 +195,7 @@ def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
 
 
 def _program(plan: Plan, format: str, stem: Path, force: bool) -> Exported:
-    """Write the files of an export to a temporary folder, compare them, and copy them to their paths."""
+    """Write an export to a temporary folder, compare it with PyTorch, and copy its files to their paths."""
     files = _files(stem, _RUNNABLE[format].endings)
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([plan.source])

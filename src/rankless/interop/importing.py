@@ -209,7 +209,7 @@ def import_weights(
 
     Args:
         source: a checkpoint; see :func:`~rankless.models.checkpoints.foreign.read_checkpoint`.
-        out: the weights file to write; ``force`` replaces an existing one.
+        out: the weights file to write; ``force`` replaces an existing file.
         model: the model, as ``model.name`` in a recipe.
         cfg: a Darknet cfg file, in place of ``model``.
         names: a file of class names: one per line, or a JSON list; by default "0", "1" …

@@ -23,7 +23,7 @@ _DIMENSIONS = {
 }
 
 # As in `rankless predict`, a candidate keeps only its best class, and only the best candidates reach NMS.
-# The operator expects y1, x1, y2, x2; x1, y1, x2, y2 have the same IoU.
+# The operator expects y1, x1, y2, x2, but x1, y1, x2, y2 give the same IoU.
 _NMS = """\
 <ir_version: {ir}, opset_import: ["" : {opset}]>
 nms (float[batch, candidates, 4] boxes, float[batch, candidates, classes] scores)

@@ -1,7 +1,7 @@
 """The model to export: its inputs and outputs, the shapes it accepts, and the metadata of the file.
 
-The exported model takes ``images``, float32 RGB in 0..1 (B, 3, H, W), and returns boxes and scores, or
-probabilities. It includes decoding and normalization in float32, whatever the network's precision.
+The exported model's input is ``images``, float32 RGB in 0..1 (B, 3, H, W), and its outputs are boxes and
+scores, or probabilities. It includes decoding and normalization in float32, whatever the network's precision.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class PortableDetector(nn.Module):
         self.half_precision = half
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C)."""
+        """Compute boxes (B, P, 4), xyxy in pixels of the input, and scores (B, P, C)."""
         detector = cast(Any, self.detector)
         boxes, scores = detector.decode(detector(images.half() if self.half_precision else images))
         return boxes, scores
 
 
 class PortableClassifier(nn.Module):
-    """A classifier with its normalization and softmax.
+    """A classifier that also normalizes its input and applies softmax to its output.
 
     Args:
         classifier: module that computes logits from normalized images.
@@ -71,7 +71,7 @@ class PortableClassifier(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute probabilities (B, C)."""
+        """Compute the class probabilities (B, C) of images (B, 3, H, W) in 0..1."""
         normalized = (images - cast(Tensor, self.mean)) / cast(Tensor, self.std)
         logits = self.classifier(normalized.half() if self.half_precision else normalized)
         probabilities: Tensor = logits.float().softmax(1)
@@ -127,14 +127,14 @@ CONFIDENCE = 0.25
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of an export.
+    """The options of an export.
 
     Attributes:
-        nms: include NMS in the exported model.
+        nms: whether to include NMS in the exported model.
         confidence: confidence threshold of the NMS; None for 0.25.
         batch: fixed batch size; None for any.
-        any_size: accept any height and width that are multiples of 32.
-        half: compute in float16.
+        any_size: whether to accept any height and width that are multiples of 32.
+        half: whether to compute in float16.
     """
 
     nms: bool = False
@@ -154,8 +154,8 @@ class Plan:
         model: the trained model in float32.
         facts: the file's metadata.
         batch: fixed batch size; None for any.
-        any_size: the file accepts any height and width that are multiples of 32.
-        half: the network computes in float16.
+        any_size: whether the file accepts any height and width that are multiples of 32.
+        half: whether the network computes in float16.
     """
 
     source: Path

@@ -45,7 +45,7 @@ def _config(graph: Any, plan: Plan) -> str:
         lines.append(f'{kind} {{ name: "{value.name}" data_type: TYPE_FP32 dims: [ {dims} ] }}')
     texts = plan.facts.texts()
     for name in _TOLD:
-        # As JSON in ASCII, whose outer quotes and escapes are also those of the text format.
+        # JSON in ASCII uses the same outer quotes and escapes as the text format.
         text = json.dumps(texts[name] if name == "digest" else json.dumps(json.loads(texts[name])))
         lines.append(f'parameters {{ key: "{name}" value {{ string_value: {text} }} }}')
     return "\n".join(lines) + "\n"

@@ -38,7 +38,7 @@ class ClassificationLoss:
         """Compute the loss of one micro-batch.
 
         Args:
-            logits: (B, C).
+            logits: the network's outputs, (B, C).
             targets: fraction of each class, (B, C); each row sums to 1.
 
         Returns:
@@ -69,7 +69,7 @@ class ClassificationLoss:
 def from_recipe(
     options: loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss, counts: Sequence[int]
 ) -> ClassificationLoss:
-    """Return the recipe's loss for data with ``counts`` training images per class."""
+    """Return the loss that a recipe asks for, for data with ``counts`` training images per class."""
     if problems := _misfits(options.class_weights, counts):
         raise UserError(problems)
     if options.class_weights == "balanced":

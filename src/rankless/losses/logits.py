@@ -17,7 +17,7 @@ def cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
     """Compute the elementwise binary cross-entropy.
 
     Args:
-        logits: any shape.
+        logits: the logits, of any shape.
         wanted: the targets in 0..1, of the same shape.
 
     Returns:
@@ -30,7 +30,7 @@ def focal(logits: Tensor, present: Tensor, gamma: float, alpha: float | None = N
     """Compute the focal loss -α (1 - p)^γ log p for the probability p of the true class (Lin et al., 2017).
 
     Args:
-        logits: any shape.
+        logits: the logits, of any shape.
         present: whether the sample is positive, bool, of the same shape.
         gamma: how strongly easy samples are down-weighted; 0 gives the cross-entropy.
         alpha: weight of positives; the weight of negatives is 1 - α. None gives both a weight of 1.
@@ -49,11 +49,11 @@ def quality_focal(
     """Compute the quality focal loss |y - σ|^γ · cross-entropy(σ, y) (Li et al., 2020).
 
     Args:
-        logits: any shape.
-        quality: y in 0..1, of the same shape.
+        logits: the logits, of any shape.
+        quality: the targets y in 0..1, of the same shape.
         present: whether the sample is positive, bool, of the same shape.
         gamma: how strongly samples near their target are down-weighted; β in the paper.
-        alpha: as in :func:`focal`.
+        alpha: see :func:`focal`.
 
     Returns:
         The losses, of the same shape.

@@ -30,7 +30,7 @@ class ImageBoxes:
     Attributes:
         truths: the objects' boxes, xyxy in pixels of the source, (N, 4).
         labels: the objects' labels, (N,).
-        counts: whether an object counts as found or missed, (N,).
+        counts: whether an object is scored, as found or missed, (N,).
         crowd: true if a box marks a group, (N,).
         areas: the objects' areas in pixels, (N,).
         boxes: the detections, best first, at most :data:`MOST` of a class, (K, 4).
@@ -63,7 +63,7 @@ class Matches:
 
     Attributes:
         image, label, score: image number, label and score of each detection, (D,).
-        coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` by each rule, (D,).
+        coco, pascal: ``WRONG``, ``RIGHT`` or ``IGNORED`` for each detection by each rule, (D,).
         truth_image, truth_label, truth_area: image number, label and area of each object, (T,).
         truth_score: score of the detection that found the object by COCO's rule; −1 if none did, (T,).
     """
@@ -80,7 +80,7 @@ class Matches:
 
 
 def image_boxes(truth: Truth, detections: Detections) -> ImageBoxes:
-    """Prepare one image for matching; shapes and units are those of :class:`ImageBoxes`."""
+    """Prepare one image for matching; see :class:`ImageBoxes` for shapes and units."""
     truths = truth.boxes.double().numpy().reshape(-1, 4)
     labels = truth.labels.numpy().astype(np.int64)
     none = np.zeros(len(labels), bool)
@@ -170,7 +170,7 @@ def _candidates(image: ImageBoxes) -> Iterator[tuple[int, list[tuple[float, int]
 def confusion(images: Sequence[ImageBoxes], threshold: float, classes: int) -> Integers:
     """Compute the confusion matrix of the classes and the background.
 
-    Pairs with an IoU above 0.5 are matched one to one: those of the same class first, then by descending IoU.
+    Pairs with an IoU above 0.5 are matched one to one, first within the same class, then by descending IoU.
 
     Returns:
         The counts, (C + 1, C + 1). Rows are the objects' classes, and columns are the detections' classes.

@@ -21,7 +21,7 @@ def classification_details(probabilities: NDArray[np.float64], truth: NDArray[np
     The predicted class is the likeliest one, and the confidence is its probability.
 
     Args:
-        probabilities: (N, C), N at least 1.
+        probabilities: the predicted probabilities, (N, C), with N at least 1.
         truth: the true classes, (N,).
 
     Returns:

@@ -1,4 +1,4 @@
-"""COCO's box metric, on ground truth in the pixels of the source images.
+"""COCO's box metric, computed in pixels of the source images.
 
 AP is the mean over classes of the average precision at IoU 0.50, 0.55 … 0.95, interpolated at 101 recalls
 (Lin et al., "Microsoft COCO: Common Objects in Context", 2014). The scores equal those of cocoapi's

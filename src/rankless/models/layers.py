@@ -18,8 +18,8 @@ Activation = Literal[
 LEAKY_SLOPE = 0.1
 BATCH_NORM_EPS = 1e-5
 INVOLUTION_GROUP = 16  # number of channels that share a kernel
-# Darknet's is 0.01 (weight of the new statistics), chosen for half a million steps. With it, a run of a few
-# thousand steps would be evaluated with outdated statistics.
+# Darknet's momentum is 0.01 (weight of the new statistics), chosen for half a million steps. With it, a run
+# of a few thousand steps would be evaluated with outdated statistics.
 BATCH_NORM_MOMENTUM = 0.03
 
 
@@ -75,16 +75,16 @@ def activate(name: Activation) -> nn.Module:
 
 
 class ConvBlock(nn.Module):
-    """Convolution, batch norm and activation; the resolution is kept or divided by ``stride``.
+    """A block of convolution, batch norm and activation. The resolution is divided by ``stride``.
 
     Args:
         channels_in, channels: channels of the input and of the output.
         kernel: side of the kernel in pixels.
         stride: stride of the convolution.
         activation: name of the activation.
-        norm: whether there is batch norm; without it the convolution has a bias.
+        norm: whether to use batch norm; without it, the convolution has a bias.
         groups, dilation: groups and dilation of the convolution.
-        padding: pixels on each side; None means half the kernel times the dilation.
+        padding: padding in pixels on each side; None means half the kernel times the dilation.
         momentum: momentum of the batch norm's running statistics, as PyTorch defines it.
     """
 
@@ -117,13 +117,13 @@ class ConvBlock(nn.Module):
 
 
 class PaddedPool(nn.Module):
-    """Max pooling with asymmetric padding: Darknet's ``[maxpool]``.
+    """Max pooling with asymmetric padding, as in Darknet's ``[maxpool]``.
 
     ``size=2 stride=1`` preserves the resolution by adding a row at the bottom and a column on the right.
 
     Args:
         size, stride: size and stride of the window.
-        padding: total in pixels; the smaller half is on the left and top.
+        padding: total padding in pixels; the smaller half is on the left and top.
     """
 
     def __init__(self, size: int, stride: int, padding: int) -> None:
@@ -147,11 +147,11 @@ def max_pool(size: int, stride: int, padding: int) -> nn.Module:
 
 
 class Involution(nn.Module):
-    """Involution: each pixel weights its neighbors by a kernel computed from the pixel.
+    """An involution, in which each pixel weights its neighbors by a kernel that is computed from the pixel.
 
-    It consists of a 1×1 convolution to C/4 channels with batch norm and ReLU, another one to size² values per
-    group, and a weighted sum of the neighborhood (Li et al., 2021, "Involution: Inverting the Inherence of
-    Convolution").
+    It consists of a 1×1 convolution to C/4 channels with batch norm and ReLU, a second 1×1 convolution to
+    size² values per group, and a weighted sum of the neighborhood (Li et al., 2021, "Involution: Inverting
+    the Inherence of Convolution").
 
     Args:
         channels: channels of the input and of the output.

@@ -23,7 +23,7 @@ class Listed:
     """Facts about a published model.
 
     Attributes:
-        name: value of ``model.name``.
+        name: the value of ``model.name`` in a recipe.
         task: ``detect`` or ``classify``.
         classes: number of classes that the model was published for.
         size: (height, width) of the input in pixels.
@@ -49,7 +49,7 @@ class _Whole(nn.Module):
         self.detector: Any = spec.build(classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict on images (B, 3, H, W): boxes (B, P, 4) and scores."""
+        """Predict boxes (B, P, 4) and scores (B, P, C) for images (B, 3, H, W)."""
         boxes, scores = self.detector.decode(self.detector(images))
         return boxes, scores
 

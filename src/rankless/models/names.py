@@ -6,7 +6,7 @@ from rankless.errors import UserError
 
 
 def problem(task: str, name: str) -> str | None:
-    """Return the problem with a model's name, if any.
+    """Check a model's name, and describe the problem if there is one.
 
     Args:
         task: ``detect``, ``classify``, or a custom task, whose model names are not checked.

@@ -1,6 +1,6 @@
 """Find and download the weights that the models' publishers offer, by name.
 
-``published.yaml`` lists Darknet's files. The installed libraries list those of torchvision and timm.
+``published.yaml`` lists Darknet's files. The installed torchvision and timm list their own files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PUBLISHED = "published"
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file of published weights.
+    """A file with published weights.
 
     Attributes:
         name: the file's name in Rankless: a Darknet file without ``.weights``, ``MODEL.WEIGHTS`` of
@@ -63,7 +63,7 @@ class PublishedFile:
         return f"{self.source.checksum}{', first digits' if self.source.is_short else ''}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry as plain data."""
+        """Return the file's description as plain data."""
         offer = self.source if isinstance(self.source, Offer) else Offer("")
         return {
             "name": self.name,

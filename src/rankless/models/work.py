@@ -13,7 +13,7 @@ _SHAPE_PRESERVING = (nn.BatchNorm2d, nn.ReLU, nn.LeakyReLU, nn.SiLU, nn.Mish, nn
 
 
 def parameters_and_gflops(build: Callable[[], nn.Module], size: tuple[int, int]) -> tuple[int, float]:
-    """Count parameters and GFLOPs per image, without computing outputs or drawing random numbers.
+    """Count the parameters and the GFLOPs per image, without computing outputs or drawing random numbers.
 
     Args:
         build: function that builds the network.

@@ -54,7 +54,7 @@ def build(model: model_kinds.ModelKeys, classes: int, loss: loss_kinds.LossKeys 
 
 
 def check_name(name: str) -> None:
-    """Check that there is a detector called ``name``."""
+    """Raise an error if there is no detector called ``name``."""
     if name in MODELS or name == transformers.CUSTOM:
         return
     if name in CLASSIFIERS or name.startswith(TIMM):

@@ -61,7 +61,7 @@ class Fit:
     """Tensors matched to a model.
 
     Attributes:
-        state: one tensor for every name of the model; the model's own if nothing matches.
+        state: one tensor for every name of the model; the model's own tensor if nothing matches.
         missing, unexpected, misshapen: see :class:`Misfits`.
         notes: messages about what was loaded and what was not.
     """
@@ -74,7 +74,7 @@ class Fit:
 
 
 def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits:
-    """Compare names and shapes of a model's state and a file's."""
+    """Compare the names and shapes of the tensors in a model and in a file."""
     missing = tuple(name for name in ours if name not in theirs)
     unexpected = tuple(name for name in theirs if name not in ours)
     misshapen = tuple(name for name in ours if name in theirs and not _compatible(ours[name], theirs[name]))
@@ -129,7 +129,7 @@ def fit(
     head_names: Sequence[str] = (),
     source: str = "the checkpoint",
 ) -> Fit:
-    """Match other projects' tensors to a model's.
+    """Match another project's tensors to the tensors of a model.
 
     Missing batch counters (``num_batches_tracked``), as in files from before PyTorch 0.4.1, are set to zero.
 
@@ -211,7 +211,7 @@ def leading(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[st
 def agrees_in_order(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], head_names: Sequence[str]
 ) -> bool:
-    """Check whether all shapes agree in order, except those that depend on the classes."""
+    """Check whether all shapes agree in order, except shapes that depend on the classes."""
     names, others = _without_counters(ours), _without_counters(theirs)
     head = tuple(head_names)
     return len(names) == len(others) and all(

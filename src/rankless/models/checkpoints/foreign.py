@@ -33,9 +33,9 @@ _ALONE = "save only the weights in the software that made it: torch.save(model.s
 def read_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     """Read the weights in another project's checkpoint.
 
-    The kind of file is detected by its content: ``torch.save`` (the current format, or the one before version
-    1.6), or safetensors. No code in the file is run. The sizes that it claims are compared with its actual
-    size before memory is allocated.
+    The kind of file is detected by its content: ``torch.save`` (the current format, or the format before
+    version 1.6), or safetensors. No code in the file is run. The sizes that it claims are compared with its
+    actual size before memory is allocated.
 
     Args:
         path: the file.

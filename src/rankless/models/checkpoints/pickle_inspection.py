@@ -50,7 +50,7 @@ class Inspection:
         """Read one pickle to its end.
 
         Returns:
-            Its value, with placeholders for tensors and storages.
+            The pickle's value, with placeholders for tensors and storages.
         """
         machine = _Machine(self)
         try:
@@ -159,7 +159,7 @@ class _Machine:
 
     def call(self, _: Any) -> None:
         arguments, function = self.pop(), self.pop()
-        # A foreign object leads to others; continue, so that all of them are named.
+        # A foreign object often contains others; continue, so that all of them are reported.
         if isinstance(function, Foreign) or (
             isinstance(function, Global)
             and isinstance(arguments, tuple)
@@ -180,7 +180,7 @@ class _Machine:
         self.stack.append(FUNCTIONS[function.name](*arguments))
 
     def make(self, _: Any) -> None:
-        """Handle NEWOBJ: create a script's options, or a placeholder for any other object."""
+        """Handle the opcode NEWOBJ: create a script's options, or a placeholder for any other object."""
         arguments, made = self.pop(), self.pop()
         if isinstance(made, Global) and made.name == NAMESPACE and arguments == ():
             self.stack.append(Options())

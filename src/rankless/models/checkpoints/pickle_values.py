@@ -62,7 +62,7 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """The size of the storage in bytes."""
         return self.numel * self.dtype.itemsize
 
 

@@ -107,7 +107,7 @@ def from_port(
         port: the port.
         network: the network's layers.
         source: the tensors' source, for messages.
-        partial: rename only the tensors whose names match, which may be those of a backbone.
+        partial: rename only the tensors whose names match; they may all belong to a backbone.
 
     Returns:
         The tensors under Rankless's names, and notes.

@@ -1,8 +1,8 @@
 """Initialize a model from trained weights (``model.pretrained``).
 
-Every tensor must fit, except those of a head for other classes: the rows of classes that the file also has
-are copied by name, and the other rows keep their initial values. If the file has none of the classes, a head
-of the same size is loaded by position, and a head of another size keeps its initial values.
+Every tensor must fit, except in a head for other classes: the rows of classes that the file also has are
+copied by name, and the other rows keep their initial values. If the file has none of the classes, a head of
+the same size is loaded by position, and a head of another size keeps its initial values.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def start_from(
         pretrained: ``model.pretrained``: a weights file, a run (its best weights), or any safetensors file
             with the model's keys, local or on the Hugging Face Hub; ``published``, ``published/NAME`` or
             ``timm`` for a file of :mod:`rankless.models.published`; empty loads nothing.
-        class_names: the model's class names, which are matched with the file's, if it has any.
+        class_names: the model's class names, which are matched with the class names in the file, if any.
         described: the recipe's ``model``, which selects published files; if the weights do not fit, it is
             compared with the ``model`` in the file.
 
@@ -122,7 +122,7 @@ def _by_class(
 ) -> dict[str, Tensor] | None:
     """Return the head's tensors, with rows of matched classes from the file and other rows from the model.
 
-    Rows that belong to no class, such as those of boxes and the background, come from the file.
+    Rows that belong to no class, such as the rows for boxes and the background, come from the file.
 
     Args:
         model: the new model.

@@ -16,7 +16,7 @@ from torch import Tensor
 from rankless.errors import counted, printable
 from rankless.models.checkpoints.pickle_values import RefusedFileError
 
-# In order of preference: usually the averaged weights were the evaluated ones.
+# In order of preference: usually, the averaged weights were evaluated.
 _AVERAGED = (
     "ema",
     "model_ema",
@@ -69,7 +69,7 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
 
     Args:
         content: nested dicts that contain tensors.
-        key: the entry that holds the weights, dotted if nested; None to choose one, averaged weights first.
+        key: the entry that holds the weights, dotted if nested; None prefers averaged weights.
         size: size of the file in bytes, which limits the size of its tensors.
     """
     if isinstance(content, Tensor) or not isinstance(content, Mapping):
@@ -170,7 +170,7 @@ def _holds_weights(value: Any, known: dict[int, bool] | None = None, depth: int 
     """Check whether a dict contains tensors, directly or under an entry for weights.
 
     Args:
-        value: anything.
+        value: any value.
         known: results by identity, because dicts can occur several times or contain themselves.
         depth: number of levels to search.
     """

@@ -113,7 +113,7 @@ def build_timm(
         name: the model's name in timm.
         classes: number of classes.
         dropout: timm's ``drop_rate``, before the last layer.
-        size: (height, width) of the input in pixels, if it differs from the published one.
+        size: (height, width) of the input in pixels, if it differs from the published size.
     """
     import timm
 

@@ -47,10 +47,10 @@ class Classifier:
     """A published classifier, or one of its variants.
 
     Attributes:
-        name: value of ``model.name``.
-        source: the paper.
+        name: the value of ``model.name`` in a recipe.
+        source: the classifier's paper.
         side: published side length of the square input in pixels.
-        classes: number of classes it was published for.
+        classes: number of classes that the classifier was published for.
         mean, std: the network expects (image - mean) / std per channel, for images in 0..1.
         densenet: options of a DenseNet; None for other classifiers.
     """
@@ -65,12 +65,12 @@ class Classifier:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, with :attr:`classes` classes."""
+        """The number of parameters with :attr:`classes` classes."""
         return self._work[0]
 
     @property
     def gflops(self) -> float:
-        """Operations for one image of :attr:`side`, in 10⁹; a multiply-accumulate counts as two."""
+        """The operations for an image of :attr:`side` pixels, in 10⁹; a multiply-accumulate counts as two."""
         return self._work[1]
 
     @cached_property
@@ -144,7 +144,7 @@ def variant(model: model_kinds.ModelKeys) -> Classifier:
 def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
     """Build a classifier on the CPU, initialized from torch's global generator.
 
-    Its forward takes normalized images, float (B, 3, H, W), and returns logits, (B, classes).
+    Its input is a batch of normalized images, float (B, 3, H, W), and its output is logits, (B, classes).
 
     Returns:
         The network, with ``variant`` (a :class:`Classifier`) and ``head_names`` (a tuple of prefixes such as
@@ -260,7 +260,7 @@ def _build(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> nn
             net = build_resnet(chosen.name, classes, **options)
         heads = ("fc.",)
     net.variant, net.head_names = chosen, heads
-    net.backbone = partial(backbone_modules, net)  # for a recipe's model.freeze
+    net.backbone = partial(backbone_modules, net)  # used by a recipe's model.freeze
     built: nn.Module = net
     return built
 

@@ -1,7 +1,7 @@
 """DenseNet, as published and with options (Huang et al., 2017, "Densely Connected Convolutional Networks").
 
 Every layer reads the maps of all earlier layers and adds a few. The names and shapes in the state dict of a
-published variant are those of torchvision and timm, so that their weights fit.
+published variant match torchvision's and timm's, so that their weights fit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BOTTLENECK = 4  # channels of the 1×1 convolution, as a multiple of the growth
 
 @dataclass(frozen=True)
 class Variant:
-    """A DenseNet.
+    """The architecture of a DenseNet.
 
     Attributes:
         blocks: number of layers in each dense block; a transition between two blocks halves the resolution.
@@ -46,7 +46,7 @@ class Variant:
 
     @property
     def least_side(self) -> int:
-        """Smallest input side in pixels that leaves one pixel for the last block."""
+        """The smallest input side in pixels that leaves one pixel for the last block."""
         factor: int = 2 ** (len(self.blocks) - 1)  # the factor by which the transitions divide the resolution
         return factor if self.stem == "small" else 4 * (factor - 1) + 1
 
@@ -64,7 +64,7 @@ class Variant:
         )
 
     def _blocks(self, depth: int, bottleneck: bool) -> tuple[int, ...]:
-        """Return the layers in each of the three blocks of a CIFAR network of ``depth`` layers."""
+        """Return the numbers of layers in the three blocks of a CIFAR network with ``depth`` layers."""
         if len(self.blocks) != _CIFAR_BLOCKS:
             raise UserError(
                 f"'model.densenet.depth' is {depth}, which only CIFAR's DenseNets have, such as "
@@ -179,7 +179,7 @@ class DenseBlock(nn.Sequential):
 
 
 class Transition(nn.Sequential):
-    """Norm, activation, 1×1 convolution and 2×2 average pooling, which halve the resolution."""
+    """A layer of norm, activation, 1×1 convolution and 2×2 average pooling, which halves the resolution."""
 
     def __init__(self, channels_in: int, channels: int, activation: Activation) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ def _convolution(
     dilation: int = 1,
     after: Literal["relu", "linear"] = "relu",
 ) -> nn.Conv2d:
-    """Build a convolution without bias; the size is divided by ``stride``.
+    """Build a convolution without bias, which divides the resolution by ``stride``.
 
     Its initialization preserves the variance, given the activation before it (``after``); every activation
     counts as a ReLU.

@@ -2,7 +2,7 @@
 
 The network and its loss are read. Keys for training (the schedule and augmentation in ``[net]``) are ignored,
 because these belong in the recipe. An unsupported section or key that changes the network's output is
-reported with its name and line. Defaults are those of Darknet's parser.c.
+reported with its name and line. Defaults come from Darknet's parser.c.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LayerReader(OptionReader):
         return cast(Activation, name)
 
     def _layers(self, key: str) -> tuple[int, ...]:
-        """Read layer numbers; negative numbers count back from this layer."""
+        """Read the layer numbers in an option; negative numbers count back from the current layer."""
         number = len(self.layers)
         sources = []
         for value in self.numbers(key, "") or (0.5,):

@@ -1,6 +1,6 @@
 """A convolutional detector as data: a chain of layers that may read the outputs of earlier layers.
 
-The layers are those of Darknet's cfg files, with the same numbers, so published networks, users' cfg files
+The layers match Darknet's cfg files and have the same numbers, so published networks, users' cfg files
 and modifications of them (another width, other anchors, other heads) are all values of one type. Nothing in
 this module computes pixels: :mod:`rankless.models.detectors.convolutional` builds the network.
 """
@@ -43,7 +43,7 @@ class Conv:
 
     @property
     def pixels(self) -> int:
-        """Padding on each side in pixels."""
+        """The padding on each side, in pixels."""
         return (self.size // 2 if self.padding is None else self.padding) * self.dilation
 
 
@@ -105,7 +105,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Involution:
-    """An involution: kernels computed from the pixels, each shared by 16 channels (Li et al., 2021)."""
+    """An involution, whose kernels are computed from the pixels; 16 channels share one (Li et al., 2021)."""
 
     size: int
 
@@ -254,7 +254,7 @@ class Builder:
 
     @property
     def last(self) -> int:
-        """Number of the last layer."""
+        """The number of the last layer."""
         return len(self.layers) - 1
 
     def add(self, layer: Layer) -> int:

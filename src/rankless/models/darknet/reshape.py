@@ -99,7 +99,7 @@ def with_involution(network: Network, size: int, *, replaces: bool = False) -> N
     """Insert an involution before each head's 3×3 convolution, or before its prediction if it has none.
 
     Args:
-        network: the network.
+        network: the network to copy.
         size: side of the kernels in pixels.
         replaces: whether other layers that read the head's map, such as the next down-sampling, read the
             involution's output instead.

@@ -147,7 +147,7 @@ class DetectionModel(nn.Module):
             read = self.sources[number]
             channels = shapes[read[0]].channels if read[0] >= 0 else 3
             if number in named and isinstance(layer, net.Conv):
-                # Darknet's logistic before new_coords belongs to the decoding, which takes logits here.
+                # Darknet's logistic before new_coords is part of the decoding, which expects logits here.
                 layer = replace(layer, activation="linear")
             built = build_layer(layer, channels, network.classes, momentum)
             if number in named and isinstance(built, ConvBlock):

@@ -70,7 +70,7 @@ MODELS: dict[str, DarknetModel] = {
 
 @dataclass(frozen=True)
 class DarknetSpec:
-    """A network with a recipe's options; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
+    """A :class:`.protocol.DetectorSpec` for a Darknet network with a recipe's options."""
 
     model: model_kinds.ModelKeys
     criterion: Criterion

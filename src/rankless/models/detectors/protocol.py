@@ -66,7 +66,7 @@ class Detector(Protocol):
 
 @dataclass(frozen=True)
 class Exports:
-    """Capabilities of a detector's exported file.
+    """The capabilities of a detector's exported file.
 
     Attributes:
         any_shape: whether the file accepts any number of images of any size; otherwise its anchors are
@@ -115,7 +115,7 @@ class Published:
 
     Attributes:
         source: the detector's paper and origin.
-        classes: number of classes as published.
+        classes: number of classes that the detector was published for.
     """
 
     source: str

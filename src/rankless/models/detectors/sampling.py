@@ -19,11 +19,11 @@ def bilinear(maps: Tensor, points: Tensor) -> Tensor:
     """Sample maps bilinearly, as ``grid_sample`` does with zero padding and ``align_corners=False``.
 
     Args:
-        maps: (N, C, H, W).
+        maps: the maps to sample, (N, C, H, W).
         points: x and y, from -1 to 1 between the outer edges of the map, (N, P, Q, 2).
 
     Returns:
-        (N, C, P, Q).
+        The samples, (N, C, P, Q).
     """
     count, channels, height, width = maps.shape
     x = ((points[..., 0] + 1) * width - 1) / 2
@@ -51,7 +51,7 @@ class DeterministicSampling(TorchFunctionMode):
         """Call the function, or :func:`bilinear` instead of ``grid_sample``."""
         options = kwargs or {}
         is_bilinear = options == {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}
-        # PyTorch itself refuses the backward pass of the others if it has to be deterministic.
+        # PyTorch itself refuses the backward pass of other modes if it has to be deterministic.
         if function is F.grid_sample and is_bilinear:
             return bilinear(*args)
         return function(*args, **options)

@@ -50,7 +50,7 @@ def _fcos(classes: int) -> TorchvisionDetector:
         def compute_loss(
             self, targets: Any, head_outputs: Any, anchors: Any, matched_idxs: list[Tensor]
         ) -> dict[str, Tensor]:
-            """Return the parts of the loss and the number of positives, all scalars, from matches (A,)."""
+            """Return loss terms and the number of positives, all scalars, given each image's matches (A,)."""
             means = super().compute_loss(targets, head_outputs, anchors, matched_idxs)
             return {**means, "positives": (torch.stack(matched_idxs) >= 0).sum()}
 
@@ -105,13 +105,13 @@ MODELS: dict[str, TorchvisionModel] = {
 
 @dataclass(frozen=True)
 class TorchvisionSpec:
-    """A torchvision detector for a recipe; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
+    """A :class:`.protocol.DetectorSpec` for a torchvision detector with a recipe's options."""
 
     model: model_kinds.ModelKeys
 
     @property
     def size(self) -> tuple[int, int]:
-        """Published (height, width) of the input in pixels."""
+        """The published (height, width) of the input in pixels."""
         return MODELS[self.model.name].size
 
     @property
@@ -121,7 +121,7 @@ class TorchvisionSpec:
 
     @property
     def exports(self) -> Exports:
-        """Capabilities of an exported file, whose anchors are computed for a single input shape."""
+        """The capabilities of an exported file, whose anchors are computed for a single input shape."""
         return Exports(any_shape=False, problem=MODELS[self.model.name].untraceable)
 
     def build(self, classes: int) -> TorchvisionDetector:

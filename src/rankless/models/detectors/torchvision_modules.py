@@ -27,7 +27,7 @@ from rankless.models.detectors.protocol import CANDIDATES
 from rankless.models.heads.truths import Truths
 from rankless.structures import DetectionBatch, LossSum
 
-# Proposals per image in Faster R-CNN; on the meta device, which computes nothing, all of them are assumed.
+# Proposals per image in Faster R-CNN. The meta device computes nothing, so all of them are assumed there.
 _PROPOSALS = 1000
 _POOLED = 7  # pixels of a pooled proposal, each side
 
@@ -67,12 +67,12 @@ class Proposed(NamedTuple):
 
 
 class TorchvisionDetector(nn.Module):
-    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a detector of torchvision.
+    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a torchvision detector.
 
     Args:
         network: torchvision's detector; its submodules become submodules of this module.
         head_names: see :class:`~rankless.models.detectors.protocol.Detector`.
-        background: whether the first output of the classes is for the background.
+        background: whether the first class output stands for the background.
     """
 
     network: Any
@@ -120,7 +120,7 @@ class TorchvisionDetector(nn.Module):
 
 
 class DenseDetector(TorchvisionDetector):
-    """A one-stage detector: every anchor has scores and a box."""
+    """A one-stage detector, which predicts scores and a box for every anchor."""
 
     def forward(self, images: Tensor) -> Dense:
         """Compute the head's outputs for images (B, 3, H, W) in 0..1."""
@@ -148,7 +148,7 @@ class DenseDetector(TorchvisionDetector):
 
 
 class RetinaNet(DenseDetector):
-    """RetinaNet (Lin et al., 2017): focal loss and GIoU, each divided by the positives of its image."""
+    """RetinaNet (Lin et al., 2017), trained with focal loss and GIoU, divided by each image's positives."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
         """Return boxes (B, A, 4) xyxy in pixels of the input and scores (B, A, C)."""
@@ -165,7 +165,7 @@ class RetinaNet(DenseDetector):
 
 
 class FCOS(DenseDetector):
-    """FCOS (Tian et al., 2019): focal loss, GIoU and center-ness, divided by the number of positives."""
+    """FCOS (Tian et al., 2019), trained with focal loss, GIoU and center-ness, divided by all positives."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
         """Return boxes (B, A, 4) and scores (B, A, C), the root of class probability times center-ness."""
@@ -183,7 +183,7 @@ class FCOS(DenseDetector):
 
 
 class SSD(DenseDetector):
-    """SSD (Liu et al., 2016): cross-entropy with three negatives per positive, and the boxes' smooth L1."""
+    """SSD (Liu et al., 2016), trained with cross-entropy (three negatives per positive) and smooth L1."""
 
     def decode(self, raw: Dense) -> tuple[Tensor, Tensor]:
         """Return boxes (B, A, 4) xyxy in pixels of the input and scores (B, A, C)."""
@@ -198,7 +198,7 @@ class SSD(DenseDetector):
 
 
 class FasterRCNN(TorchvisionDetector):
-    """Faster R-CNN (Ren et al., 2015): one stage proposes boxes, another classifies and refines them.
+    """Faster R-CNN (Ren et al., 2015): one stage proposes boxes, and another classifies and refines them.
 
     The loss of each stage is divided by the number of anchors or proposals sampled in an image.
     """
@@ -288,8 +288,8 @@ def _best(boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ``CANDIDATES`` best pairs of box and class, padded with zeros.
 
     Args:
-        boxes: one per class, (N, C, 4).
-        scores: (N, C).
+        boxes: one box per class, (N, C, 4).
+        scores: the boxes' scores, (N, C).
 
     Returns:
         Boxes (CANDIDATES, 4), and scores (CANDIDATES, C), each row with the score of one class.

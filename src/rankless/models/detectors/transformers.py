@@ -12,8 +12,8 @@ that they train like every other model:
 - The loss is computed in float32, from outputs of any precision. The Hungarian matching runs on the CPU, in
   float64 (SciPy).
 - The denoising queries of RT-DETR and D-FINE need the ground truth, so in training the network runs in
-  ``loss``.
-  Their noise comes from torch's global generator, which the engine seeds for each micro-batch of each step.
+  ``loss``. Their noise comes from torch's global generator, which the engine seeds for each micro-batch of
+  each step.
 - On a GPU, deformable attention samples with :mod:`rankless.models.detectors.sampling`.
 
 State dicts have transformers' names.
@@ -72,7 +72,7 @@ class Raw(NamedTuple):
 
 
 class TransformersDetector(nn.Module):
-    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a detector of transformers.
+    """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a transformers detector.
 
     Args:
         network: transformers' detector; its submodules become submodules of this module.
@@ -199,7 +199,7 @@ def _postponed(*given: Any, **named: Any) -> tuple[Any, None, None]:
 
 @contextmanager
 def _unchecked() -> Iterator[None]:
-    """Disable transformers' value checks within the block: the meta device and exports have no values."""
+    """Disable transformers' value checks within the block, as meta tensors and exports have no values."""
     name, before = "TRANSFORMERS_DISABLE_TORCH_CHECK", os.environ.get("TRANSFORMERS_DISABLE_TORCH_CHECK")
     os.environ[name] = "1"
     try:
@@ -250,14 +250,14 @@ def _refused(where: str, error: Exception) -> UserError:
 
 @dataclass(frozen=True)
 class TransformersSpec:
-    """A transformers detector for a recipe; a :class:`~rankless.models.detectors.protocol.DetectorSpec`."""
+    """A :class:`.protocol.DetectorSpec` for a transformers detector with a recipe's options."""
 
     model: model_kinds.TransformersModel
     config: Mapping[str, Any]
 
     @property
     def size(self) -> tuple[int, int]:
-        """Published (height, width) of the input in pixels; for DETR, both are the published shorter side."""
+        """The published (height, width) of the input in pixels; for DETR, both are the shorter side."""
         return (800, 800) if normalizes(self.config["model_type"]) else (640, 640)
 
     @property
@@ -267,7 +267,7 @@ class TransformersSpec:
 
     @property
     def exports(self) -> Exports:
-        """Capabilities of an exported file, in which positions are encoded for a single input shape."""
+        """The capabilities of an exported file, in which positions are encoded for a single input shape."""
         return Exports(any_shape=False)
 
     def build(self, classes: int) -> TransformersDetector:

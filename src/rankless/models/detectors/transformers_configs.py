@@ -1,7 +1,7 @@
 """The published configurations of transformers' detectors: only the keys that differ from its defaults.
 
-The numbers are those of the checkpoints that PekingU (RT-DETR, RT-DETRv2) and ustc-community (D-FINE)
-published on the Hugging Face Hub.
+The numbers come from the checkpoints that PekingU (RT-DETR, RT-DETRv2) and ustc-community (D-FINE) published
+on the Hugging Face Hub.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _d_fine(
         stem: input and output channels of the second part of the stem.
         middle, out: channels inside and after each of the four stages.
         layers: number of convolutions in a block.
-        blocks: number of blocks in the third stage; the others have one.
+        blocks: number of blocks in the third stage; the other stages have one.
         affine: whether activations have a learned scale and offset.
         first: number of the first stage that the encoder reads, from 1.
         keys: the other keys of the configuration.

@@ -50,7 +50,7 @@ class Facts:
 
     @property
     def outputs(self) -> Mapping[str, str]:
-        """Description of each output by name."""
+        """A description of each output, by name."""
         return _OUTPUTS["nms" if self.nms is not None else self.recipe.task]
 
     def texts(self) -> dict[str, str]:

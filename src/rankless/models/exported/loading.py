@@ -50,7 +50,7 @@ def is_exported(path: Path) -> bool:
 
 
 def load(path: Path) -> Exported:
-    """Read an exported file.
+    """Open an exported file.
 
     Args:
         path: an ``.onnx`` file, or the ``.xml`` file of an OpenVINO model.

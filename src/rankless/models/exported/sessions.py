@@ -22,7 +22,7 @@ class Session(Protocol):
     """The interface of a session, which is an exported file that is ready to run.
 
     Attributes:
-        texts: the file's text entries, see :mod:`rankless.models.exported.facts`.
+        texts: the file's text entries; see :mod:`rankless.models.exported.facts`.
         shape: shape of the input, (B, 3, H, W); None for a dimension of any size.
     """
 

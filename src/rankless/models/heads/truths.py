@@ -16,11 +16,11 @@ class Truths:
     """The ground-truth objects, in pixels of the network's input; padded entries are zeros.
 
     Attributes:
-        boxes: xyxy, (B, T, 4).
-        center: x and y, (B, T, 2).
-        size: width and height, at least ``SMALLEST_SIDE``, (B, T, 2).
-        labels: int64, (B, T).
-        valid: bool, (B, T).
+        boxes: the objects' boxes, xyxy, (B, T, 4).
+        center: x and y of the boxes' centers, (B, T, 2).
+        size: the boxes' width and height, at least ``SMALLEST_SIDE``, (B, T, 2).
+        labels: the objects' class ids, int64, (B, T).
+        valid: true for objects and false for padding, bool, (B, T).
     """
 
     boxes: Tensor
@@ -31,7 +31,7 @@ class Truths:
 
     @classmethod
     def of(cls, boxes: Tensor, labels: Tensor, valid: Tensor, dtype: torch.dtype) -> Truths:
-        """Convert a batch's padded targets: boxes (B, T, 4) xyxy, labels (B, T) and valid (B, T)."""
+        """Create an instance from padded targets: boxes (B, T, 4) xyxy, labels (B, T) and valid (B, T)."""
         boxes = torch.where(valid.unsqueeze(-1), boxes.to(dtype), 0)
         first, second = boxes[..., :2], boxes[..., 2:]
         return cls(

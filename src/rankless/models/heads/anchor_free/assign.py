@@ -20,8 +20,8 @@ from rankless.models.heads.truths import Truths
 
 Assignment = Literal["simota", "task-aligned"]
 
-# Task-aligned: score^α · IoU^β. Paper: α = 1, β = 6, 13 points. The root of the score, with 10 points,
-# depends less on the classes, which an untrained network does not know yet.
+# Task alignment: score^α · IoU^β. In the paper, α = 1 and β = 6, with 13 points. The root of the score, with
+# 10 points, depends less on the classes, which an untrained network does not know yet.
 ALPHA = 0.5
 BETA = 6.0
 POINTS_PER_TRUTH = 10
@@ -41,7 +41,7 @@ _PAIRS_AT_ONCE = 2**22
 
 @dataclass(frozen=True)
 class Predicted:
-    """The predictions of all heads, without gradients, with the points of all heads in one dimension.
+    """The predictions of all heads without gradients; one dimension holds the points of all heads.
 
     Attributes:
         boxes: xyxy in pixels, (B, P, 4).
@@ -125,8 +125,8 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     candidates with the highest metric, score^α · IoU^β, become positive, at most ``POINTS_PER_TRUTH``. A
     point that is chosen for several boxes is assigned to the box it overlaps most. The weight is the point's
     metric divided by the metric of the box's best point; the quality is the weight times the box's best IoU.
-    In the paper, the weight equals the quality. Then a box with only small overlaps so far, which is usually
-    small itself, would hardly count and be learned late or never, and the loss of a step with only such boxes
+    In the paper, the weight equals the quality. A box with only small overlaps so far, which is usually small
+    itself, would then hardly count and be learned late or never, and the loss of a step with only such boxes
     would be divided by almost 0.
 
     Args:
@@ -144,7 +144,7 @@ def task_aligned(predicted: Predicted, truths: Truths) -> Targets:
     owner, won = _one_truth(chosen, overlap)
     best_metric = metric.masked_fill(~won, -torch.inf).amax(-1, keepdim=True)
     best_overlap = overlap.masked_fill(~won, 0).amax(-1, keepdim=True)
-    # Outside `won` this is infinity minus infinity; it is filled.
+    # Outside `won`, this is infinity minus infinity, which is then replaced by 0.
     weight = (metric - best_metric).exp().masked_fill(~won, 0)  # (B, T, P)
     return _targets(truths, owner, won, (weight * best_overlap).amax(1), weight.amax(1))
 
@@ -165,7 +165,7 @@ def simota(predicted: Predicted, truths: Truths) -> Targets:
     overlap = pairwise_iou(truths.boxes, predicted.boxes)  # (B, T, P)
     inside = _within(predicted, truths, 0.0)
     central = _within(predicted, truths, CENTER_RADIUS, reach=0.0)
-    # Sum over the classes of the cross-entropy with a one-hot target.
+    # The cross-entropy with a one-hot target, summed over the classes.
     classes = F.softplus(predicted.logits).sum(-1).unsqueeze(1) - _logits_of_labels(predicted, truths)
     cost = classes - OVERLAP_COST * (overlap + _SIMOTA_EPS).log()
     cost = cost + OUTSIDE_COST * ~(inside & central)
@@ -189,12 +189,12 @@ def highest(values: Tensor, count: Tensor, most: int) -> Tensor:
     """Mark the ``count`` largest values in each row; among equal values, the first ones.
 
     Args:
-        values: (B, T, P).
-        count: int64 in 1..min(most, P), (B, T).
+        values: the values to compare, (B, T, P).
+        count: number of values to mark in each row, int64 in 1..min(most, P), (B, T).
         most: the largest possible count.
 
     Returns:
-        (B, T, P) bool, exactly ``count`` in each row.
+        A mask, (B, T, P) bool, with exactly ``count`` marks in each row.
     """
     top = values.topk(min(most, values.shape[-1])).values
     # `topk` may return any of several equal values, but the smallest value it returns is defined.
@@ -215,7 +215,7 @@ def _within(predicted: Predicted, truths: Truths, radius: float, reach: float = 
         reach: factor on the box's sides.
 
     Returns:
-        (B, T, P) bool.
+        Whether each point lies there, (B, T, P) bool.
     """
     least = (radius * predicted.strides).view(1, 1, -1)
     near = []
@@ -232,10 +232,12 @@ def _logits_of_labels(predicted: Predicted, truths: Truths) -> Tensor:
 
 
 def _one_truth(chosen: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-    """Assign each point to one of the ground-truth boxes it is chosen for: the highest, first score wins.
+    """Assign each point to the ground-truth box with the highest score among the boxes it is chosen for.
+
+    Among equal scores, the first one wins.
 
     Args:
-        chosen: (B, T, P) bool.
+        chosen: whether point p is chosen for box t, (B, T, P) bool.
         score: score of each pair, (B, T, P).
 
     Returns:

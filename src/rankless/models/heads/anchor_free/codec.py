@@ -78,12 +78,12 @@ def decode_boxes(box: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
     to ``LARGEST_LOG_SIZE``. With bins: a side is Σ k·softmax(t)_k strides away from the point.
 
     Args:
-        box: (..., 4) or (..., 4, bins), as :func:`split` returns it.
+        box: encoded boxes, (..., 4) or (..., 4, bins), as :func:`split` returns them.
         at: the points in pixels, (..., 2).
         head: the head, for its stride and bins.
 
     Returns:
-        (..., 4) xyxy in pixels of the network's input.
+        Boxes (..., 4), xyxy in pixels of the network's input.
     """
     if head.bins:
         reach = expectation(box) * head.stride
@@ -103,11 +103,11 @@ def neighbors(values: Tensor, bins: int) -> Tensor:
     """Return the distribution over a value's two nearest bins whose mean is the value (GFL, Li et al., 2020).
 
     Args:
-        values: any shape (...), clamped to 0..bins - 1.
+        values: values of any shape (...), which are clamped to 0..bins - 1.
         bins: number of bins.
 
     Returns:
-        (..., bins), each row sums to 1.
+        The distributions, (..., bins); each row sums to 1.
     """
     cut = values.clamp(0, bins - 1).unsqueeze(-1)
     return (1 - (cut - _bins(bins, cut)).abs()).clamp(min=0)
@@ -117,7 +117,7 @@ def encode(boxes: Tensor, at: Tensor, head: AnchorFreeHead) -> Tensor:
     """Encode boxes; this is the inverse of :func:`decode_boxes`. With bins, boxes become four distances.
 
     Args:
-        boxes: (..., 4) xyxy in pixels.
+        boxes: xyxy in pixels, (..., 4).
         at: the points in pixels, (..., 2).
         head: the head, for its stride and bins.
 
@@ -136,7 +136,7 @@ def decode(raw: Tensor, head: AnchorFreeHead) -> tuple[Tensor, None, Tensor]:
     """Decode a head's output to boxes and logits.
 
     Args:
-        raw: (B, 4 * max(bins, 1) + C, H, W), any floating dtype; computed in float32.
+        raw: the output, (B, 4 * max(bins, 1) + C, H, W), of any floating dtype; it is decoded in float32.
         head: the head that produced it.
 
     Returns:

@@ -20,7 +20,7 @@ LARGEST_HIDDEN = 64
 
 
 class AnchorFreeHeadLayers(nn.Module):
-    """A decoupled head at one level: 1×1 convolution, two branches of 3×3 convolutions, 1×1 predictions.
+    """A decoupled head at one level: a 1×1 convolution, then two branches of 3×3 and 1×1 convolutions.
 
     Args:
         channels_in: channels of the neck's map.
@@ -62,7 +62,7 @@ class AnchorFreeHeadLayers(nn.Module):
         _set_priors(self.box, self.classes, bins)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the raw output (B, 4 * max(bins, 1) + C, H, W) of a map (B, channels_in, H, W)."""
+        """Compute the raw output (B, 4 * max(bins, 1) + C, H, W) from a map (B, channels_in, H, W)."""
         x = self.stem(x)
         return torch.cat((self.box(self.box_branch(x)), self.classes(self.class_branch(x))), 1)
 

@@ -59,7 +59,7 @@ class AnchorFreeLoss:
         )
         with torch.no_grad():
             truths = Truths.of(batch.boxes, batch.labels, batch.valid, placed.dtype)
-            # A box that must contain its point cannot fit a box beside that point, so such points are no
+            # A box that must contain its point cannot fit an object beside that point, so such points are no
             # candidates.
             radius = 0.5 if heads[0].bins else 1.0
             predicted = Predicted(placed.detach(), logits.detach(), torch.cat(at), strides, radius)
@@ -100,7 +100,7 @@ class AnchorFreeLoss:
 def _flattened(
     raw: Sequence[Tensor], heads: Sequence[AnchorFreeHead]
 ) -> tuple[list[Tensor], Tensor, list[Tensor], Tensor]:
-    """Flatten the outputs so that the points of a head form one dimension.
+    """Flatten the outputs, so that the points of each head form one dimension.
 
     Returns:
         Encoded boxes per head, (B, h, 4) or (B, h, 4, bins); class logits of all points, (B, P, C); points

@@ -40,7 +40,7 @@ class Matches:
 
     @property
     def slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Indices into a (B, A, H, W, ...) tensor that broadcast to (B, T, A)."""
+        """Indices into a tensor (B, A, H, W, ...) that broadcast to (B, T, A)."""
         images, _, anchors = self.hit.shape
         device = self.hit.device
         return (
@@ -102,7 +102,7 @@ def slot_values(values: Tensor, matches: Matches) -> Tensor:
     cell = matches.rows * width + matches.columns  # (B, T)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)).unsqueeze(-1) & matches.hit.unsqueeze(1)  # (B, T, T, A)
     highest = torch.where(same, values.unsqueeze(1), 0).amax(2)  # (B, T, A)
-    # All boxes of a cell write the same value, so their order does not matter; 0 if none of them is a hit.
+    # All boxes in a cell write the same value, so their order does not matter; 0 if none of them is a hit.
     index = cell.unsqueeze(1).expand(-1, matches.hit.shape[2], -1)  # (B, A, T)
     out = values.new_zeros(matches.positive.shape).flatten(2)
     return out.scatter_(2, index, highest.transpose(1, 2)).view_as(matches.positive)
@@ -120,13 +120,13 @@ def best_overlap(boxes: Tensor, truths: Truths) -> Tensor:
 
 
 def _shape_iou(size: Tensor, anchors: Tensor) -> Tensor:
-    """Compute the IoU of shapes with a common center: (B, T, 2), (N, 2) -> (B, T, N)."""
+    """Compute the IoU (B, T, N) of sizes (B, T, 2) with anchors (N, 2) that have the same center."""
     common = torch.minimum(size.unsqueeze(-2), anchors).prod(-1)
     return common / (size.prod(-1, keepdim=True) + anchors.prod(-1) - common)
 
 
 def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
-    """Check whether a later ground-truth box has the same slot: (B, T), (B, T, A) -> (B, T, A) bool."""
+    """Check whether a later box in the same ``cell`` (B, T) repeats each ``hit``; both are (B, T, A) bool."""
     count = cell.shape[1]
     later = torch.ones(count, count, dtype=torch.bool, device=cell.device).triu(1)
     same = (cell.unsqueeze(2) == cell.unsqueeze(1)) & later  # (B, T, T): [t, u], u after t
@@ -134,7 +134,7 @@ def _taken_later(cell: Tensor, hit: Tensor) -> Tensor:
 
 
 def _mark(hit: Tensor, entry: Tensor, entries: int) -> Tensor:
-    """Mark every entry that is hit: (B, T, A), (B, T) -> (B, A, entries) bool."""
+    """Return a mask (B, A, entries), bool, of each ``entry`` (B, T) that has a ``hit`` (B, T, A)."""
     images, _, anchors = hit.shape
     # Misses write to an additional entry, which is cut off. All write the same value, so order does not
     # matter.

@@ -108,7 +108,7 @@ def clipped(function: Callable[[Tensor], Tensor], x: Tensor, limit: float) -> Te
 
 
 class _Clipped(torch.autograd.Function):
-    """A function whose gradient is computed and clipped in the forward pass, before any factor."""
+    """A function whose gradient is computed and clipped in the forward pass, before any later factor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor], limit: float) -> Tensor:

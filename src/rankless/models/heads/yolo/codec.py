@@ -96,11 +96,11 @@ def predictions(raw: Tensor, head: YoloHead) -> Tensor:
     """Rearrange a head's output by cells, and convert it to float32 unless it is float64.
 
     Args:
-        raw: (B, A * (5 + C), H, W), any floating dtype.
+        raw: the output, (B, A * (5 + C), H, W), of any floating dtype.
         head: the head that produced it.
 
     Returns:
-        (B, A, H, W, 5 + C): tx, ty, tw, th, objectness logit, class logits.
+        The values (B, A, H, W, 5 + C): tx, ty, tw, th, objectness logit, class logits.
     """
     wide = raw if raw.dtype == torch.float64 else raw.float()
     batch, _, height, width = wide.shape
@@ -121,7 +121,7 @@ def decode_boxes(offsets: Tensor, columns: Tensor, rows: Tensor, anchors: Tensor
         head: the head, for its stride, scale_xy and new_coords.
 
     Returns:
-        (..., 4) xyxy in pixels of the network's input.
+        Boxes (..., 4), xyxy in pixels of the network's input.
     """
     within = head.scale_xy * offsets[..., :2].sigmoid() - (head.scale_xy - 1) / 2
     if head.new_coords:
@@ -147,7 +147,7 @@ def decode(raw: Tensor, head: YoloHead) -> tuple[Tensor, Tensor, Tensor]:
     """Decode a head's output to boxes and logits.
 
     Args:
-        raw: (B, A * (5 + C), H, W), any floating dtype; computed in float32.
+        raw: the output, (B, A * (5 + C), H, W), of any floating dtype; it is decoded in float32.
         head: the head that produced it.
 
     Returns:

@@ -2,8 +2,7 @@
 
 Both sum the objectness over all cells, except negatives that overlap a ground-truth box well, and binary
 cross-entropies over the classes of the positive slots. They differ in the box term and in the negatives that
-they ignore.
-Everything is computed in float32, whatever the precision of the network.
+they ignore. Everything is computed in float32, whatever the precision of the network.
 
 For heads with ``new_coords``, the objectness and classes are also cross-entropies, as in the implementation
 of Scaled-YOLOv4 (Wang, Bochkovskiy and Liao, 2021). Darknet propagates the same differences through σ, so its
@@ -64,7 +63,7 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class YoloLoss:
-    """A YOLO loss with the recipe's options; ``auto`` means each head's value, or the published one.
+    """A YOLO loss with the recipe's options. ``auto`` means each head's value, or the published value.
 
     Attributes:
         options: the recipe's loss options. With ``quality-focal``, the target of a positive is its IoU with
@@ -77,7 +76,7 @@ class YoloLoss:
 
     @property
     def name(self) -> Name:
-        """Name of the recipe's loss, or of the published loss if the recipe's is ``cfg``."""
+        """The name of the recipe's loss, or of the published loss if the recipe's loss is ``cfg``."""
         return self.published if self.options.name == "cfg" else self.options.name
 
     def __call__(self, raw: Sequence[Tensor], heads: Sequence[YoloHead], batch: DetectionBatch) -> LossSum:
@@ -127,7 +126,7 @@ class YoloLoss:
         )
 
     def _head(self, raw: Tensor, head: YoloHead, batch: DetectionBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the three parts of one head, each a scalar."""
+        """Compute the three parts of one head's loss, each a scalar."""
         settings = self.settings(head)
         cells = predictions(raw, head)  # (B, A, H, W, 5 + C)
         with torch.no_grad():
