@@ -15,7 +15,6 @@ from rankless.errors import UserError
 from rankless.launch.hosts import messages
 from rankless.launch.hosts.channel import remedy
 from rankless.launch.hosts.host_pool import A, Asked, HostPool, Member
-from rankless.launch.hosts.messages import Begin
 from rankless.launch.hosts.reach import best_address, sources
 from rankless.launch.job import Job, Wanted
 from rankless.launch.opening import this_start
@@ -47,10 +46,10 @@ class Training:
             recipe = replace(recipe, data=replace(recipe.data, root=member.host.data))
         return to_json(recipe)
 
-    def beginning(self, member: Member, token: str, *, resume: bool) -> Begin:
+    def beginning(self, member: Member, token: str, *, resume: bool) -> messages.Begin:
         """Return the command for a host to begin or join the training."""
         run, stays = str(self.run), not self.wanted.dry_run_steps
-        return Begin(recipe=self.json(member), run=run, token=token, resume=resume, stays=stays)
+        return messages.Begin(recipe=self.json(member), run=run, token=token, resume=resume, stays=stays)
 
     def job(self, member: Member) -> Job:
         """Return the job of a host's ranks."""
