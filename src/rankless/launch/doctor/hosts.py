@@ -18,8 +18,9 @@ from rankless.launch.hosts import messages, preflight
 from rankless.launch.hosts.channel import Way, remedy
 from rankless.launch.hosts.host_pool import A, Asked, HostPool, Member
 from rankless.launch.hosts.names import Host
+from rankless.launch.hosts.preflight import Training
 from rankless.launch.hosts.reach import best_address, sources
-from rankless.launch.hosts.training import Training
+from rankless.launch.job import Wanted
 from rankless.recipe.schema import Recipe
 
 _SKEW = 5.0  # seconds; torchrun's elastic rendezvous leaves out hosts that are off by 15
@@ -244,7 +245,7 @@ class _Doctor:
 
     def __init__(self, pool: HostPool, recipe: Recipe | None, run: Path) -> None:
         self.pool, self.recipe, self.run = pool, recipe, run
-        self.training = Training(recipe, run, None, False, (), {}) if recipe else None
+        self.training = Training(Wanted(recipe, ""), recipe, run) if recipe else None
         self.found = Examination()
         self.reported: set[int] = set()
 

@@ -19,8 +19,7 @@ from rankless.launch.hosts import messages, preflight
 from rankless.launch.hosts.channel import Way
 from rankless.launch.hosts.host_pool import HostPool, Member
 from rankless.launch.hosts.names import Host
-from rankless.launch.hosts.preflight import names
-from rankless.launch.hosts.training import Training
+from rankless.launch.hosts.preflight import Training, names
 from rankless.launch.job import Place, Wanted
 from rankless.launch.opening import report_nothing_left, report_stopped
 from rankless.launch.requests import Requests
@@ -116,7 +115,8 @@ class Coordinator:
         if ranks < wished:
             say(too_few(ranks, wished, "devices"), file=sys.stderr)
         for member in members:  # one after another: they may share a directory
-            preflight.begin(self.pool, self.training, member, self.token, resume=wanted.resume)
+            command = self.training.beginning(member, self.token, resume=wanted.resume)
+            preflight.must(self.pool, [member], command)
             self.hosts.joined.add(member.index)
         preflight.must_meet(self.pool, members)
         self.progress = Progress(newest.holds.step or 0)

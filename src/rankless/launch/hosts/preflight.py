@@ -1,11 +1,13 @@
-"""Steps before the first round: connect the hosts, compare them, open the run, and find their addresses."""
+"""A training on several hosts, and the steps before its first round.
+
+The hosts are connected and compared, open the run, and find the addresses at which they reach each other.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,84 @@ from rankless.launch.hosts import messages
 from rankless.launch.hosts.channel import remedy
 from rankless.launch.hosts.host_pool import A, Asked, HostPool, Member
 from rankless.launch.hosts.reach import best_address, sources
-from rankless.launch.hosts.training import Training
-from rankless.launch.job import Wanted
+from rankless.launch.job import Job, Wanted
 from rankless.launch.opening import this_start
-from rankless.recipe.load import from_json
+from rankless.launch.sharing import refuse_idle
+from rankless.recipe.load import from_json, to_json
+from rankless.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training on several hosts.
+
+    Attributes:
+        wanted: the user's options.
+        recipe: the recipe, with the path of the data as the user gave it.
+        run: the run directory, the same on every host.
+        launched: time and command of this start.
+    """
+
+    wanted: Wanted
+    recipe: Recipe
+    run: Path
+    launched: dict[str, Any] = field(default_factory=dict)
+
+    def json(self, member: Member) -> str:
+        """Return the recipe as JSON, with the path of the data on that host."""
+        recipe = self.recipe
+        if member.host.data:
+            recipe = replace(recipe, data=replace(recipe.data, root=member.host.data))
+        return to_json(recipe)
+
+    def beginning(self, member: Member, token: str, *, resume: bool) -> messages.Begin:
+        """Return the command for a host to begin or join the training."""
+        run, stays = str(self.run), not self.wanted.dry_run_steps
+        return messages.Begin(recipe=self.json(member), run=run, token=token, resume=resume, stays=stays)
+
+    def job(self, member: Member) -> Job:
+        """Return the job of a host's ranks."""
+        return Job(
+            "train",
+            self.json(member),
+            str(self.run / "logs"),
+            run=str(self.run),
+            sinks=list(self.wanted.sinks),
+            launched=self.launched,
+            dry_run_steps=self.wanted.dry_run_steps,
+            traced=bool(self.wanted.dry_run_steps),
+        )
+
+    def shares(self, members: Sequence[Member]) -> dict[int, int]:
+        """Return each host's number of ranks, by index; in total, at most one rank per micro-batch.
+
+        Raise a UserError if a host would have no rank.
+        """
+        most = self.recipe.batch.micro_batches
+        refuse_idle("--hosts has {} hosts", [len(members)], self.recipe)
+        counts = self.devices_of(members)
+        while sum(counts.values()) > most:  # the host with the most ranks gives up one
+            counts[max(counts, key=lambda index: counts[index])] -= 1
+        return counts
+
+    def devices_of(self, members: Sequence[Member]) -> dict[int, int]:
+        """Return each host's number of devices to use, by index; some may have no work.
+
+        Raise a UserError if a host has too few.
+        """
+        counts, problems = {}, []
+        for member in members:
+            own = member.facts["devices"] or max(member.facts["cores"] // self.recipe.threads, 1)
+            counts[member.index] = wanted = member.host.devices or self.wanted.devices or own
+            if member.facts["device"] != "cpu" and wanted > member.facts["devices"]:
+                problems.append(
+                    f"{member.name}: {wanted} devices are wanted, but it has {member.facts['devices']}; "
+                    f"give {member.name}:{member.facts['devices']}"
+                )
+        if problems:
+            raise UserError(problems)
+        return counts
+
 
 _MOMENT = 60.0  # seconds for quick commands
 
@@ -167,16 +243,8 @@ def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
     if recipe is None:
         command = messages.Recipe(run=str(run), overrides=list(wanted.overrides))
         recipe = from_json(must(pool, [newest], command)[newest.index].value)
-    training = Training(
-        recipe,
-        run,
-        wanted.devices,
-        wanted.resume,
-        wanted.sinks,
-        launched={**this_start(), "hosts": [str(member.host) for member in pool.members]},
-        dry_run_steps=wanted.dry_run_steps,
-    )
-    return training, newest
+    launched = {**this_start(), "hosts": [str(member.host) for member in pool.members]}
+    return Training(wanted, recipe, run, launched), newest
 
 
 def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Training, int | None]:
@@ -186,22 +254,15 @@ def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Trainin
     """
     command = messages.Prepare(
         recipe=training.json(member),
-        resume=training.resume,
+        resume=training.wanted.resume,
         run=str(training.run),
-        sinks=list(training.sinks),
+        sinks=list(training.wanted.sinks),
     )
     reply = must(pool, [member], command)[member.index]
     recipe = from_json(reply.recipe)
     recipe = replace(recipe, data=replace(recipe.data, root=training.recipe.data.root))
-    return replace(training, recipe=recipe, sinks=reply.sinks), reply.finished
-
-
-def begin(pool: HostPool, training: Training, member: Member, token: str, *, resume: bool) -> None:
-    """Let a host lock its run directory, creating it if needed; with ``resume``, it may contain a run.
-
-    Hosts that share a directory recognize each other by the ``token`` of this start.
-    """
-    must(pool, [member], partial(training.beginning, token=token, resume=resume))
+    wanted = replace(training.wanted, sinks=reply.sinks)
+    return replace(training, wanted=wanted, recipe=recipe), reply.finished
 
 
 def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
