@@ -129,6 +129,8 @@ def test_the_order_over_nccl_agrees_with_a_case_by_hand():
     # All-to-all 1 from 4 to 6. The second bucket is ready at 8: add 1 until 10, gather 1 until 12. Then the
     # link has all-to-all 2 until 14; add 2 until 16, gather 2 until 18.
     assert buckets_exposed(*EXAMPLE) == pytest.approx((18 - 8) * 1e-3)
+    # In a backward pass of 2 ms, the second bucket waits from 2 to 3 for all-to-all 1; then as above.
+    assert buckets_exposed(*EXAMPLE[:-1], 2e-3) == pytest.approx((13 - 2) * 1e-3)
 
 
 def test_the_order_over_gloo_agrees_with_a_case_by_hand():
