@@ -91,7 +91,8 @@ if seconds := float(os.environ.get("FAULT_SAVE", "0")):
 
 def own_rank() -> str:
     """The number of the rank that calls this, a process or a thread."""
-    return os.environ.get("RANK", threading.current_thread().name.removeprefix("rank "))
+    name = threading.current_thread().name
+    return os.environ.get("RANK") or (name.removeprefix("rank ") if name.startswith("rank ") else "0")
 
 
 def flipped(values: Tensor) -> Tensor:
@@ -143,7 +144,7 @@ class Small:
         if os.environ.get("FAULT_BUG") == f"loss {self.passes}":
             return divided(batch, 0)
         time.sleep(float(os.environ.get("FAULT_SLEEP", "0")))
-        if self.passes == 9 and os.environ["RANK"] == "1" and (hung := os.environ.get("FAULT_HANG")):
+        if self.passes == 9 and own_rank() == "1" and (hung := os.environ.get("FAULT_HANG")):
             while not Path(hung).exists() or Path(hung).read_text() == str(os.getpid()):
                 Path(hung).write_text(str(os.getpid()))
                 time.sleep(60)
@@ -175,11 +176,11 @@ class Small:
 
     def predict(self, model: nn.Module, batch: Any) -> list[Any]:
         if gate := os.environ.get("FAULT_GATE"):
-            (Path(gate) / f"{os.environ['RANK']}-{time.monotonic_ns()}").touch()
+            (Path(gate) / f"{own_rank()}-{time.monotonic_ns()}").touch()
             while not (Path(gate) / "open").exists():
                 time.sleep(0.01)
         time.sleep(float(os.environ.get("FAULT_PREDICT", "0")))
-        scored = os.environ.get("FAULT_SCORED") if os.environ["RANK"] == "1" else None
+        scored = os.environ.get("FAULT_SCORED") if own_rank() == "1" else None
         if scored == "memory":
             torch.zeros(10**15, dtype=torch.uint8)
         elif scored == "unpool":

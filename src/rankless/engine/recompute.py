@@ -231,9 +231,9 @@ class Alarm:
                 "without it (--devices, --hosts)"
             )
         return (
-            f"nothing tells which results of {who} are right, and {since}; continue from a checkpoint on other "
-            "devices, or on three or more, of which two can name the third; if it happens there too, the task "
-            "is not a function of its inputs (`rankless verify` finds that)"
+            f"nothing tells which results of {who} are right, and {since}; continue from a checkpoint on "
+            "other devices, or on three or more, of which two can name the third; if it happens there too, "
+            "the task is not a function of its inputs (`rankless verify` finds that)"
         )
 
 
