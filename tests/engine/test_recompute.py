@@ -62,6 +62,7 @@ def test_every_rank_is_checked_by_another_one_and_over_time_by_all_in_all_it_com
         # Another error each time.
         ("0x 1a", "0y 2a", [0], True, False),
         ("0x 1a", "0y 1a", [0, 1], False, False),
+        ("0x 1y", "0a 1a", [0, 1], True, True),
         # A rank alone.
         ("0x 0a", "0a 0a", [0], False, True),
         ("0x 0a", "0x 0a", [0], False, False),

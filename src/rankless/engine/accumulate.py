@@ -80,8 +80,8 @@ class Accumulator:
         leaves: list[Tensor] = []
         pending = None
         unreadable: list[Unreadable] = []
-        second = self._second(step, compared.other, batches, scale) if compared else ""
-        mine = ""
+        second = self._second(step, compared.other, batches, scale) if compared else None
+        mine: Tensor | None = None
         for leaf in self.mine:
             batch, missing = self._draw(batches)
             unreadable += missing
@@ -95,38 +95,40 @@ class Accumulator:
                     sums = self.exchange.fold(leaves)
                     pending = self.exchange.start(sums, torch.empty_like(sums[0]))
                 self.gradients.backward(scale(loss.sum))
-            if seen is not None:
-                mine = self._opinion(seen, missing)
+            if seen is not None and not missing:
+                mine = self._with_gradients(seen)
         if pending is None:
             raise RuntimeError("a rank without micro-batches")
         pending.combine()
         pending.finish()
-        return self._totals(pending.result, unreadable, self.gradients.unused, (mine, second))
+        opinions = ["" if one is None else digest(one.tolist()) for one in (mine, second)]
+        return self._totals(pending.result, unreadable, self.gradients.unused, opinions)
 
     def _forward(self, step: int, leaf: int, batch: Any) -> LossSum:
         self.statistics.begin_micro_batch()
         with self._seeded(step, leaf), self.autocast(self.recipe.precision, self.device):
             return LossSum(*self.gradients.module(batch))
 
-    def _second(self, step: int, leaf: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor]) -> str:
-        """Compute a micro-batch that another rank adds, or this one; return the :meth:`_opinion` of it."""
+    def _second(
+        self, step: int, leaf: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor]
+    ) -> Tensor | None:
+        """Compute a micro-batch that is added elsewhere; return its sums of bits, None without its images."""
         batch, missing = self._draw(batches)
         with self.gradients.not_added():
             loss = self._forward(step, leaf, batch)
             seen = self._seen(self._leaf(loss, Flags(), len(missing)))
             self.gradients.backward(scale(loss.sum))
-        return self._opinion(seen, missing)
+        return None if missing else self._with_gradients(seen)
 
     @staticmethod
     def _seen(leaf: Tensor) -> Tensor:
         """Return the sum of bits of a micro-batch's contribution (N,), without the flags."""
         return bit_sum(torch.cat([leaf[:2], leaf[5:]]))
 
-    def _opinion(self, seen: Tensor, missing: Sequence[Unreadable]) -> str:
-        """Return a digest of the bits of a micro-batch's loss and gradients; "" if images were replaced."""
+    def _with_gradients(self, seen: Tensor) -> Tensor:
+        """Return ``seen``, and the sums of bits of the gradients of P parameters, as (1 + P,)."""
         bits = self.gradients.bits
-        sums = torch.stack([seen, *(bits[number] for number in sorted(bits))])
-        return "" if missing else digest(sums.tolist())
+        return torch.stack([seen, *(bits[number] for number in sorted(bits))])
 
     def _draw(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
         """Return the next batch on the device, and the images that could not be read."""
@@ -173,7 +175,7 @@ class Accumulator:
         vector: Tensor,
         unreadable: list[Unreadable],
         unused: Mapping[int, AbstractSet[int]],
-        opinions: tuple[str, str] = ("", ""),
+        opinions: Sequence[str] = ("", ""),
     ) -> Totals:
         names = self.names or []
         scalars, statistics = vector.tensor_split([5 + len(names)])

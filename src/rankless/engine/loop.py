@@ -210,7 +210,7 @@ class _Loop:
             numbers = update(state, step, totals)
         seconds = time.perf_counter() - began
         waits = {"waited": batches.waited - waited, "network": peers.seconds - for_peers}
-        self.stragglers.end(seconds, waits["waited"])
+        self.stragglers.end(seconds, waits["waited"], more=int(self.setup.checks.is_due(step)))
         self.watchdog.begin("logging", step + 1)  # also in the user's sinks
         self._log(step, lr, numbers, seconds, waits)
         saver.look()

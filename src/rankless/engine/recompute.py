@@ -81,7 +81,7 @@ class Checks:
         """Return the micro-batches that ``rank`` draws before its own ones."""
         return [self.compared(step, rank, attempt).other] if self.is_due(step) else []
 
-    def votes(self, step: int, attempt: int, told: Sequence[tuple[str, str, str]]) -> Votes:
+    def votes(self, step: int, attempt: int, told: Sequence[Sequence[str]]) -> Votes:
         """Sort the ranks' digests of their own micro-batch, the other one, and the weights."""
         found: dict[int, list[tuple[int, str]]] = {_WEIGHTS: []}
         for rank, (own, other, weights) in enumerate(told):
@@ -211,11 +211,12 @@ class Alarm:
         names = self.world.all_gather(_name(self.world))
         text, who = finding.sentence(step, names), finding.who(names)
         excludes = self.checks.recipe.check.exclude and finding.certain
+        can_exclude = self.can_exclude and len(finding.ranks) < self.world.size
         if finding.repeated_well and not excludes:
             self.report("silent error", step, f"{text}, and training continues with it")
             return
         self.report("silent error", step, text)
-        if excludes and self.can_exclude:
+        if excludes and can_exclude:
             raise LeftOutError(f"{who} is left out after a silent error in step {step + 1}", finding.ranks)
         error = f"step {step + 1} was not applied: {self._advice(finding, who)}"
         raise DivergedError(error, is_whole=False, repeats=False)
@@ -223,7 +224,7 @@ class Alarm:
     def _advice(self, finding: Finding, who: str) -> str:
         since = "the start"
         if self.agreed:
-            since = f"step {self.agreed}, the last one at which all results agreed"
+            since = f"step {self.agreed}, the last one at which the ranks agreed"
         since = f"the weights may be wrong since {since}"
         if finding.certain:
             return (

@@ -59,7 +59,7 @@ class Totals:
     statistics: Tensor
     unreadable: list[Unreadable]
     unused: Mapping[int, AbstractSet[int]]
-    opinions: tuple[str, str] = ("", "")
+    opinions: Sequence[str] = ("", "")
 
     @property
     def count(self) -> Tensor:
