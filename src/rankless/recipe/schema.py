@@ -326,8 +326,8 @@ class Check:
     """An alarm for silent errors: a device that computes wrongly, or a memory that loses bits, unnoticed."""
 
     recompute: Annotated[CountOrZero, FREE] = 0
-    """Every so many steps, each rank recomputes a micro-batch of another one (the only rank its own), and the
-    bits of loss and gradients are compared; 0 disables it. It changes no result."""
+    """Number of steps from check to check. Each rank recomputes a micro-batch of another one (a single rank
+    one of its own), and the bits of loss and gradients are compared. 0 disables it. It changes no result."""
     exclude: Annotated[Bool, FREE] = False
     """After an alarm that names a device, continue from the newest checkpoint without it; otherwise, the run
     ends if the error repeats."""
