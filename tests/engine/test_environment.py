@@ -17,7 +17,7 @@ from rankless.engine import environment
 from rankless.engine.environment import compare_ranks, describe, record
 from rankless.errors import UserError
 from rankless.models.checkpoints.weights import digest_file
-from rankless.recipe.schema import Recipe
+from rankless.recipe.schema import Check, Recipe
 from rankless.runs import journal
 from rankless.runs.directory import weights_of
 from rankless.world.process_group import World
@@ -39,14 +39,16 @@ def found(**changes: dict[str, str]) -> Any:
     return made
 
 
-def agreement(world: World, changes: dict[int, tuple[str, dict[str, str]]], data: list[str | None]) -> Any:
+def agreement(
+    world: World, changes: dict[int, tuple[str, dict[str, str]]], data: list[str | None], recompute: int = 0
+) -> Any:
     """What :func:`agree` says where rank r's facts are changed."""
     made = describe(world.device)
     section, values = changes.get(world.rank, ("variables", {}))
     made[section] |= values
     before, environment.describe = environment.describe, lambda device: made
     try:
-        return compare_ranks(world, Recipe(), data[world.rank])[1]
+        return compare_ranks(world, Recipe(check=Check(recompute)), data[world.rank])[1]
     except UserError as error:
         return error.problems
     finally:
@@ -80,6 +82,8 @@ def test_ranks_that_round_differently_are_a_warning(ranks: Any) -> None:
     (warning,) = reported[0]
     assert "AVX on rank 1; " in warning and "cpu_isa=avx2" in warning
     assert reported[1] == []
+    for (error,) in ranks(2, agreement, {1: ("instruction_set", {"oneDNN": "AVX"})}, ["d", "d"], 4):
+        assert error == f"check.recompute is 4, but {warning}, or check.recompute=0"
 
 
 def test_an_entry_for_every_start_and_none_for_a_restart_of_the_ranks(tmp_path: Path) -> None:

@@ -103,7 +103,10 @@ def test_the_weights_do_not_know_who_met_a_damaged_image(ranks: Any, damaged: Pa
     (alone,) = ranks(1, work, words, str(tmp_path / "one"), False, 0)
     assert alone[0] == "True" and len(alone) == 2
     one, two, three = (RunDirectory(tmp_path / name) for name in ("one", "two", "three"))
-    assert ranks(2, work, [*words, "workers=1"], str(two.path), False, 0) == [alone] * 2
+    # An image that is replaced is no silent error.
+    more = ["workers=1", "check.recompute=1"]
+    assert ranks(2, work, [*words, *more], str(two.path), False, 0) == [alone] * 2
+    assert not [entry for entry in journal.read(two.journal) if entry.get("event") == "silent error"]
     # Three ranks that are stopped, and one that goes on.
     assert ranks(3, work, words, str(three.path), False, 7) == [["False"]] * 3
     assert ranks(1, work, words, str(three.path), True, 0)[0][0] == "True"  # its files are compared below

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from rankless.engine import loop
-from rankless.engine.stragglers import slow_ranks
+from rankless.engine.stragglers import Stragglers, slow_ranks
 from rankless.engine.watchdog import Watchdog
 from rankless.recipe.schema import Batch, Checkpoint, Ema, Evaluate, Optim, Recipe
 from rankless.runs import journal
 from rankless.runs.directory import RunDirectory
 from rankless.structures import LossSum
 from rankless.world.process_group import World
+from thread_ranks import together
 
 HOST = os.uname().nodename
 RECIPE = Recipe(
@@ -175,6 +176,20 @@ def test_a_slow_rank_is_named_in_the_journal(ranks: Any, tmp_path: Path, reduce:
         f"rank 1 on {HOST} is slow: a micro-batch takes it "
     )
     assert not events(tmp_path / "run", "late")
+
+
+def test_a_rank_that_recomputes_a_micro_batch_is_not_slow() -> None:
+    """Ranks with one and with two micro-batches, of which every step computes one more."""
+
+    def spread(world: World) -> list[float]:
+        stragglers = Stragglers(world, 1 + world.rank)
+        for _ in range(20):
+            stragglers.begin()
+            stragglers.end(0.1 * (2 + world.rank), more=1)
+        assert stragglers.compare() == []
+        return stragglers.take_spread()
+
+    assert together(2, spread)[0] == [100, 100]
 
 
 def test_slow_is_far_above_the_others() -> None:

@@ -13,7 +13,9 @@ FAULT_PREDICT   seconds a batch of an evaluation takes longer
 FAULT_SCORED    what rank 1 does in every prediction: ``memory`` asks for a petabyte, ``unpool`` takes an
                 operation without a deterministic kernel
 FAULT_MEMORY    bytes that every pass of a process asks for, from the fifteenth one on
-FAULT_RANK      the only rank that FAULT_NAN and FAULT_UNUSED are for
+FAULT_RANK      the only rank that FAULT_NAN, FAULT_UNUSED and FAULT_FLIP are for
+FAULT_FLIP      what loses a bit, and the pass of a process in which it does, in the first start of the ranks:
+                ``image 3``, ``gradient 3``, ``weight 3``; in that and all later ones with ``on`` behind it
 FAULT_NAN       the pass of a process whose loss is finite and whose gradients are not
 FAULT_UNUSED    the pass of a process that leaves a layer out
 FAULT_SAVE      seconds a checkpoint takes longer, for the model and for its average each
@@ -23,6 +25,7 @@ FAULT_GATE      a folder: each prediction leaves a file there and waits for one 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,6 +89,19 @@ if seconds := float(os.environ.get("FAULT_SAVE", "0")):
     os.fsync = slow(os.fsync, seconds)
 
 
+def own_rank() -> str:
+    """The number of the rank that calls this, a process or a thread."""
+    name = threading.current_thread().name
+    return os.environ.get("RANK") or (name.removeprefix("rank ") if name.startswith("rank ") else "0")
+
+
+def flipped(values: Tensor) -> Tensor:
+    """The same numbers with one bit of the first one changed."""
+    changed = values.detach().clone()
+    changed.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 18)
+    return changed
+
+
 def divided(batch: Any, by: int) -> LossSum:
     return LossSum(batch.images.sum(), torch.tensor(len(batch.labels) / by))
 
@@ -96,6 +112,7 @@ class Small:
 
     def __init__(self, recipe: Recipe) -> None:
         self.passes = self.evaluations = 0
+        self.hook: Any = None
 
     def model(self) -> nn.Module:
         return nn.Sequential(
@@ -127,13 +144,15 @@ class Small:
         if os.environ.get("FAULT_BUG") == f"loss {self.passes}":
             return divided(batch, 0)
         time.sleep(float(os.environ.get("FAULT_SLEEP", "0")))
-        if self.passes == 9 and os.environ["RANK"] == "1" and (hung := os.environ.get("FAULT_HANG")):
+        if self.passes == 9 and own_rank() == "1" and (hung := os.environ.get("FAULT_HANG")):
             while not Path(hung).exists() or Path(hung).read_text() == str(os.getpid()):
                 Path(hung).write_text(str(os.getpid()))
                 time.sleep(60)
         if self.passes >= 15 and (size := int(os.environ.get("FAULT_MEMORY", "0"))):
             torch.zeros(size, dtype=torch.uint8)
-        meant = os.environ.get("FAULT_RANK") in (None, os.environ.get("RANK"))
+        meant = os.environ.get("FAULT_RANK") in (None, own_rank())
+        if meant and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+            self.flip(model[-1].weight, batch, *os.environ.get("FAULT_FLIP", "none 0").split())
         if meant and self.passes == int(os.environ.get("FAULT_UNUSED", "-1")):
             loss = model[:-1](batch.images).sum()
             return LossSum(loss, torch.tensor(1.0), {"entropy": loss.detach()})
@@ -142,13 +161,26 @@ class Small:
             loss = loss + (loss * 0).sqrt()  # the slope of a root at 0
         return LossSum(loss, torch.tensor(float(len(batch.labels))), {"entropy": loss.detach()})
 
+    def flip(self, weight: Tensor, batch: Stripes, what: str, at: str, on: str = "") -> None:
+        if self.hook:
+            self.hook.remove()
+            self.hook = None
+        if self.passes != int(at) and not (on and self.passes > int(at)):
+            return
+        if what == "image":
+            batch.images = flipped(batch.images)
+        elif what == "gradient":
+            self.hook = weight.register_hook(flipped)
+        elif what == "weight":
+            weight.data.copy_(flipped(weight))
+
     def predict(self, model: nn.Module, batch: Any) -> list[Any]:
         if gate := os.environ.get("FAULT_GATE"):
-            (Path(gate) / f"{os.environ['RANK']}-{time.monotonic_ns()}").touch()
+            (Path(gate) / f"{own_rank()}-{time.monotonic_ns()}").touch()
             while not (Path(gate) / "open").exists():
                 time.sleep(0.01)
         time.sleep(float(os.environ.get("FAULT_PREDICT", "0")))
-        scored = os.environ.get("FAULT_SCORED") if os.environ["RANK"] == "1" else None
+        scored = os.environ.get("FAULT_SCORED") if own_rank() == "1" else None
         if scored == "memory":
             torch.zeros(10**15, dtype=torch.uint8)
         elif scored == "unpool":

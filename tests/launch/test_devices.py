@@ -12,7 +12,8 @@ import torch
 from rankless import cli
 from rankless.cli.options import devices_here
 from rankless.errors import UserError
-from rankless.launch.devices import visible
+from rankless.launch import devices
+from rankless.launch.devices import LeftOut, visible
 
 Machine = Callable[..., None]
 
@@ -68,6 +69,28 @@ def test_a_number_leaves_them_as_they_are(devices: int | None, machine: Machine)
     machine(4, "1,2,3,0")
     with visible(devices) as count:
         assert count == devices and os.environ["CUDA_VISIBLE_DEVICES"] == "1,2,3,0"
+
+
+def test_devices_are_left_out_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cards", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9,5,7,1")
+    left_out = LeftOut()
+    assert left_out.variables() == {}
+    left_out.add([1])
+    assert left_out.variables() == {"CUDA_VISIBLE_DEVICES": "9,7,1"}
+    left_out.add([1, 2])  # of those that were left: the third and the fourth
+    assert left_out.variables() == {"CUDA_VISIBLE_DEVICES": "9"} and len(left_out.numbers) == 3
+    left_out.add([0])
+    with pytest.raises(UserError, match="every GPU here has computed wrongly"):
+        left_out.variables()
+
+
+def test_without_gpus_there_are_fewer_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cards", lambda: 0)
+    left_out = LeftOut()
+    left_out.add([1])
+    left_out.add([1])
+    assert (left_out.variables(), len(left_out.numbers)) == ({}, 2)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from rankless.launch.hosts import coordinator, host_pool, messages
 from rankless.launch.hosts.host import HostProcess
 from rankless.launch.hosts.host_pool import HostPool
 from rankless.launch.hosts.names import Host, parse_hosts
+from rankless.launch.job import LEFT_OUT, LOST_PEER
 
 
 def test_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +192,33 @@ def test_a_host_that_cannot_run_its_ranks_is_left_out(
         assert found.coordinator.train() == 0
     assert "lost h2 (runs/x/.job: No space left on device)" in capsys.readouterr().err
     assert two.heard.count("round") == 1
+
+
+def test_devices_that_computed_wrongly_are_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of three on one host, and the only one of another, which is not asked to come back."""
+    wrong = {"code": LEFT_OUT, "cause": "rank 1 on h1 (CPU) is left out after a silent error in step 6"}
+    asked: dict[str, list[tuple[int, list[int]]]] = {"h1": [], "h2": []}
+
+    def round_of(name: str, failed: dict[str, Any], left_out: list[int]) -> Any:
+        def answer(request: dict[str, Any]) -> dict[str, Any]:
+            asked[name].append((request["ranks"], request.get("left_out", [])))
+            is_first = len(asked[name]) == 1
+            return {"end": {"failed": failed, "step": 4}, "left_out": left_out} if is_first else {"end": DONE}
+
+        return answer
+
+    one, two = Machine("h1"), Machine("h2")
+    one.answers["round"] = round_of("h1", {"1": wrong, "0": {"code": LOST_PEER, "cause": "lost"}}, [1])
+    two.answers["round"] = round_of("h2", {"3": {**wrong, "cause": "rank 3"}}, [0])
+    with cluster(monkeypatch, one, two) as found:
+        hosts = parse_hosts("h1:3,h2:1")
+        for member, host in zip(found.coordinator.pool.members, hosts, strict=True):
+            member.host = host
+        assert found.coordinator.train() == 0
+    assert asked == {"h1": [(3, []), (2, [1])], "h2": [(1, [])]}
+    assert "without h2; restarting from the newest checkpoint on h1" in capsys.readouterr().err
 
 
 def test_too_few_that_can_run_their_ranks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankless.engine.shared_process import OwnGenerator, autocast_for
 from rankless.engine.statistics import RunningStatistics
-from rankless.engine.totals import Flags, Totals
+from rankless.engine.totals import Compared, Flags, Totals
 from rankless.errors import UserError
 from rankless.randomness import torch_seed
 from rankless.recipe.schema import Recipe
@@ -20,6 +20,7 @@ from rankless.structures import LossSum, Unreadable
 from rankless.tasks.capabilities import unreadable_in
 from rankless.tasks.checks import check_batch, check_loss
 from rankless.tasks.protocol import Task
+from rankless.world.bits import bit_sum, digest
 from rankless.world.exchange import Exchange
 from rankless.world.process_group import World
 from rankless.world.reduce import GradientSum, missing_value
@@ -64,34 +65,70 @@ class Accumulator:
         self.gradients = GradientSum(module, self.exchange, exact=exact, zero_unused=zero)
 
     def run(
-        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], flags: Flags
+        self,
+        step: int,
+        batches: Iterator[Any],
+        scale: Callable[[Tensor], Tensor],
+        flags: Flags,
+        compared: Compared | None = None,
     ) -> Totals:
         """Run the forward and backward pass of this rank's micro-batches, and reduce over all ranks.
 
         ``step`` (from 0) seeds the dropout, and ``scale`` scales the loss, a scalar, before the backward pass
-        (fp16). All ranks share their flags.
+        (fp16). All ranks share their flags. With ``compared``, the first of ``batches`` is another rank's.
         """
         leaves: list[Tensor] = []
         pending = None
         unreadable: list[Unreadable] = []
+        second = self._second(step, compared.other, batches, scale) if compared else None
+        mine: Tensor | None = None
         for leaf in self.mine:
             batch, missing = self._draw(batches)
             unreadable += missing
-            self.statistics.begin_micro_batch()
-            with self.gradients.micro_batch(leaf):
-                with self._seeded(step, leaf), self.autocast(self.recipe.precision, self.device):
-                    loss = LossSum(*self.gradients.module(batch))
+            is_compared = compared is not None and leaf == compared.own
+            with self.gradients.micro_batch(leaf, apart=is_compared):
+                loss = self._forward(step, leaf, batch)
                 first = flags if leaf == self.mine.start else Flags()
                 leaves.append(self._leaf(loss, first, len(missing)))
+                seen = self._seen(leaves[-1]) if is_compared else None
                 if leaf == self.mine[-1]:
                     sums = self.exchange.fold(leaves)
                     pending = self.exchange.start(sums, torch.empty_like(sums[0]))
                 self.gradients.backward(scale(loss.sum))
+            if seen is not None and not missing:
+                mine = self._with_gradients(seen)
         if pending is None:
             raise RuntimeError("a rank without micro-batches")
         pending.combine()
         pending.finish()
-        return self._totals(pending.result, unreadable, self.gradients.unused)
+        opinions = ["" if one is None else digest(one.tolist()) for one in (mine, second)]
+        return self._totals(pending.result, unreadable, self.gradients.unused, opinions)
+
+    def _forward(self, step: int, leaf: int, batch: Any) -> LossSum:
+        self.statistics.begin_micro_batch()
+        with self._seeded(step, leaf), self.autocast(self.recipe.precision, self.device):
+            return LossSum(*self.gradients.module(batch))
+
+    def _second(
+        self, step: int, leaf: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor]
+    ) -> Tensor | None:
+        """Compute a micro-batch that is added elsewhere; return its sums of bits, None without its images."""
+        batch, missing = self._draw(batches)
+        with self.gradients.not_added():
+            loss = self._forward(step, leaf, batch)
+            seen = self._seen(self._leaf(loss, Flags(), len(missing)))
+            self.gradients.backward(scale(loss.sum))
+        return None if missing else self._with_gradients(seen)
+
+    @staticmethod
+    def _seen(leaf: Tensor) -> Tensor:
+        """Return the sum of bits of a micro-batch's contribution (N,), without the flags."""
+        return bit_sum(torch.cat([leaf[:2], leaf[5:]]))
+
+    def _with_gradients(self, seen: Tensor) -> Tensor:
+        """Return ``seen``, and the sums of bits of the gradients of P parameters, as (1 + P,)."""
+        bits = self.gradients.bits
+        return torch.stack([seen, *(bits[number] for number in sorted(bits))])
 
     def _draw(self, batches: Iterator[Any]) -> tuple[Any, Sequence[Unreadable]]:
         """Return the next batch on the device, and the images that could not be read."""
@@ -134,11 +171,15 @@ class Accumulator:
         return torch.cat([vector, self.statistics.leaf().to(torch.float64)])
 
     def _totals(
-        self, vector: Tensor, unreadable: list[Unreadable], unused: Mapping[int, AbstractSet[int]]
+        self,
+        vector: Tensor,
+        unreadable: list[Unreadable],
+        unused: Mapping[int, AbstractSet[int]],
+        opinions: Sequence[str] = ("", ""),
     ) -> Totals:
         names = self.names or []
         scalars, statistics = vector.tensor_split([5 + len(names)])
-        return Totals(scalars, names, statistics, unreadable, unused)
+        return Totals(scalars, names, statistics, unreadable, unused, opinions)
 
 
 class SyncAccumulator(Accumulator):
@@ -153,11 +194,16 @@ class SyncAccumulator(Accumulator):
         self.parameters = [p for p in module.parameters() if p.requires_grad]
 
     def run(
-        self, step: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor], flags: Flags
+        self,
+        step: int,
+        batches: Iterator[Any],
+        scale: Callable[[Tensor], Tensor],
+        flags: Flags,
+        compared: Compared | None = None,
     ) -> Totals:
         """Do the same as :meth:`Accumulator.run`, with all of this rank's micro-batches in memory at once.
 
-        ``scale`` takes and returns a scalar.
+        ``scale`` takes and returns a scalar. No micro-batch can be computed alone, so nothing is compared.
         """
         drawn = [self._draw(batches) for _ in self.mine]
         losses: list[LossSum] = []

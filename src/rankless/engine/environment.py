@@ -126,6 +126,10 @@ def compare_ranks(world: World, recipe: Recipe, data: str | None) -> tuple[Envir
                 f"cpu_isa is '{recipe.cpu_isa}', but PyTorch computes with {_by_value(used)}: "
                 "use cpu_isa=native, or other machines"
             )
+        if recipe.check.recompute and warnings:
+            errors.append(
+                f"check.recompute is {recipe.check.recompute}, but {warnings[0]}, or check.recompute=0"
+            )
     if errors := world.broadcast(errors):
         raise UserError(errors)
     return mine, warnings

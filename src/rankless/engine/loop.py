@@ -15,6 +15,7 @@ from rankless.engine.data_sums import DataSums
 from rankless.engine.evaluate import Stopped, evaluate
 from rankless.engine.layer_errors import explained
 from rankless.engine.rates import momentum, rate, set_momentum, set_rate
+from rankless.engine.recompute import Alarm
 from rankless.engine.reporting import Reporting
 from rankless.engine.saver import Origin, Saver
 from rankless.engine.setup import DryRun, Setup, prepare
@@ -132,6 +133,17 @@ class _Loop:
         self.saver = Saver(
             self.recipe, run, self.state, class_names, self.world, sinks, setup.start, mirrors, origin
         )
+        # Only our own launcher takes the pulse, and it can start fewer ranks.
+        can_exclude = pulse is not None and self.world.size > 1
+        self.alarm = Alarm(
+            setup.checks,
+            self.state,
+            self.world,
+            setup.again,
+            sinks.event,
+            can_exclude=can_exclude,
+            start=setup.start,
+        )
         self.facts = capabilities(setup.data).facts
         late = partial(sinks.urgent_event, "late")
         self.watchdog = Watchdog(self.world, late, lambda: batches.is_waiting, pulse)
@@ -192,13 +204,13 @@ class _Loop:
         set_rate(state.optimizer, lr)
         set_momentum(state.optimizer, self.recipe.optim, momentum(self.setup.schedule, step))
         flags = Flags(stop=bool(self.stop.signal), save=self.world.is_first and saver.is_due(step + 1))
-        with explained(self.recipe):  # draw, forward and backward of each micro-batch, reduce
-            totals = state.accumulator.run(step, batches, state.scaler.scale, flags)
         with saver.saving_on_divergence(step):
+            with explained(self.recipe):  # draw, forward and backward of each micro-batch, reduce
+                totals = self.alarm.run(step, batches, flags)
             numbers = update(state, step, totals)
         seconds = time.perf_counter() - began
         waits = {"waited": batches.waited - waited, "network": peers.seconds - for_peers}
-        self.stragglers.end(seconds, waits["waited"])
+        self.stragglers.end(seconds, waits["waited"], more=int(self.setup.checks.is_due(step)))
         self.watchdog.begin("logging", step + 1)  # also in the user's sinks
         self._log(step, lr, numbers, seconds, waits)
         saver.look()

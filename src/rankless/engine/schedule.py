@@ -7,7 +7,7 @@ epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -149,9 +149,14 @@ class StepSchedule:
                     f"epoch; if epochs are meant, write {key}='{in_epochs}'"
                 )
 
-    def lines(self, start: int, mine: range) -> Iterator[Line]:
-        """Yield the images of each of this rank's micro-batches for every step from ``start``."""
+    def lines(
+        self, start: int, mine: range, also: Callable[[int], Sequence[int]] = lambda step: ()
+    ) -> Iterator[Line]:
+        """Yield the images of each of this rank's micro-batches for every step from ``start``.
+
+        Those of the micro-batches ``also(step)`` come before its own.
+        """
         recipe = self.recipe
         for step in range(start, self.steps):
-            for micro in mine:
+            for micro in (*also(step), *mine):
                 yield Line(step, micro_batch(self.images, recipe.seed, step, micro, recipe.batch))

@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rankless.data.loader import MicroBatches
 from rankless.engine.environment import compare_ranks, record
 from rankless.engine.mirrors import Mirrors, find
+from rankless.engine.recompute import Checks
 from rankless.engine.restoring import Restored, open_journal, restore
 from rankless.engine.retention import check_disk_space
 from rankless.engine.schedule import StepSchedule
@@ -77,15 +79,24 @@ class Setup:
     messages: list[tuple[str, str]]
     environment: str
 
+    @property
+    def checks(self) -> Checks:
+        """The checks of ``check.recompute``."""
+        return Checks(self.recipe, self.world.size)
+
     def batches(self) -> MicroBatches[Any]:
-        """Return this rank's micro-batches of all remaining steps, as a context manager."""
-        return MicroBatches(
-            self.data,
-            self.task.collate,
-            self.schedule.lines(self.start, self.world.own_micro_batches(self.recipe.batch.micro_batches)),
-            workers=of_rank(self.recipe, self.world),
-            pin_memory=self.world.device.type == "cuda",
-        )
+        """Return the micro-batches that this rank draws in all remaining steps, as a context manager."""
+        return self._drawn(self.start, of_rank(self.recipe, self.world), attempt=0)
+
+    def again(self, step: int) -> MicroBatches[Any]:
+        """Return the micro-batches of a second attempt at ``step`` (from 0), drawn in this process."""
+        return self._drawn(step, 0, attempt=1)
+
+    def _drawn(self, start: int, workers: int, *, attempt: int) -> MicroBatches[Any]:
+        mine = self.world.own_micro_batches(self.recipe.batch.micro_batches)
+        also = partial(self.checks.also, rank=self.world.rank, attempt=attempt)
+        lines, pin = self.schedule.lines(start, mine, also), self.world.device.type == "cuda"
+        return MicroBatches(self.data, self.task.collate, lines, workers=workers, pin_memory=pin)
 
     def sinks(self, users: Mapping[str, Callable[[], Sink]]) -> Sinks:
         """Start the journal, the terminal and the users' sinks, and send them all messages.

@@ -1,8 +1,4 @@
-"""Checks that the weights are the same on every rank, and finite.
-
-A checksum is the sum of a tensor's bits as integers. It is exact in any order and takes one pass over the
-memory on any device.
-"""
+"""Checks that the weights are the same on every rank, and finite."""
 
 from __future__ import annotations
 
@@ -12,16 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from rankless.errors import UserError
+from rankless.world.bits import bit_sum
 from rankless.world.process_group import World
-
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> list[int]:
     """Return one number per tensor, which depends on all of its bits; tensors may have any shape."""
-    return [
-        int(value) for value in _read([_bits(t.detach()).sum(dtype=torch.int64) for t in tensors.values()])
-    ]
+    return [int(value) for value in _read([bit_sum(tensor) for tensor in tensors.values()])]
 
 
 def non_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
@@ -93,11 +86,6 @@ def _first_difference(gathered: list[list[list]]) -> tuple[int, str, bool] | Non
             name = next(entry[0] for entry, a, b in zip(layout, sums, others, strict=True) if a != b)
             return rank, name, True
     return None
-
-
-def _bits(value: Tensor) -> Tensor:
-    value = torch.view_as_real(value) if value.is_complex() else value
-    return value.view(_WHOLE[value.element_size()])
 
 
 def _read(scalars: list[Tensor]) -> list[float | int]:

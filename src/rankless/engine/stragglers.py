@@ -42,10 +42,13 @@ class Stragglers:
         """Begin a step."""
         self._waited = self._waits.seconds
 
-    def end(self, seconds: float, images: float = 0.0) -> None:
-        """End a step that took ``seconds`` in total, of which ``images`` were spent waiting for images."""
+    def end(self, seconds: float, images: float = 0.0, *, more: int = 0) -> None:
+        """End a step that took ``seconds`` in total, of which ``images`` were spent waiting for images.
+
+        ``more`` is the number of micro-batches that this rank computed besides its own.
+        """
         peers = self._waits.seconds - self._waited
-        self._own.append((seconds - peers) / self.micro_batches)
+        self._own.append((seconds - peers) / (self.micro_batches + more))
         self._waiting += peers + images
 
     def take_spread(self) -> list[float]:

@@ -27,6 +27,19 @@ class Flags:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """The micro-batches of a step that a rank has an opinion of.
+
+    Attributes:
+        own: one of its own, whose gradients are added as always.
+        other: one of another rank (of its own if it is the only one), which it computes only to compare.
+    """
+
+    own: int
+    other: int
+
+
+@dataclass(frozen=True)
 class Totals:
     """Sums over all micro-batches of a step, the same on every rank, still on the device.
 
@@ -37,6 +50,8 @@ class Totals:
         unreadable: images that this rank could not read; not a sum.
         unused: for each micro-batch of this rank, the numbers of the parameters its loss did not depend on;
             not a sum.
+        opinions: this rank's digests of the micro-batches ``own`` and ``other`` of :class:`Compared`; empty
+            if none is compared, or if its images could not be read. Not a sum.
     """
 
     scalars: Tensor
@@ -44,6 +59,7 @@ class Totals:
     statistics: Tensor
     unreadable: list[Unreadable]
     unused: Mapping[int, AbstractSet[int]]
+    opinions: Sequence[str] = ("", "")
 
     @property
     def count(self) -> Tensor:

@@ -1,14 +1,15 @@
-"""Selection of the GPUs that a job uses."""
+"""Selection of the devices that a job uses."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from rankless.errors import UserError, counted
+from rankless.launch.opening import cards
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -39,6 +40,38 @@ def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
             del os.environ[_VISIBLE]
         else:
             os.environ[_VISIBLE] = before
+
+
+class LeftOut:
+    """The devices of this machine that ranks no longer use, because they computed wrongly.
+
+    Without GPUs there is one rank less for each, as ranks are not bound to cores.
+
+    Attributes:
+        numbers: of GPUs, as PyTorch counts them here.
+    """
+
+    def __init__(self, numbers: Iterable[int] = ()) -> None:
+        self.numbers = list(numbers)
+
+    def remaining(self) -> list[int]:
+        """Return the numbers of the GPUs that ranks may use; empty if there are no GPUs."""
+        there = [number for number in range(cards()) if number not in self.numbers]
+        if cards() and not there:
+            raise UserError("every GPU here has computed wrongly: test them, and continue on other ones")
+        return there
+
+    def add(self, ranks: Sequence[int]) -> None:
+        """Leave out the devices that these ranks have used; they are numbered on this machine."""
+        there = self.remaining()
+        self.numbers += {there[rank % len(there)] for rank in ranks} if there else ranks
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variable that hides the GPUs from ranks."""
+        if not self.numbers or not (there := self.remaining()):
+            return {}
+        names = (os.environ.get(_VISIBLE) or ",".join(map(str, range(cards())))).split(",")
+        return {_VISIBLE: ",".join(names[number].strip() for number in there)}
 
 
 def _problem(numbers: list[int], there: int, limited: str | None) -> str:

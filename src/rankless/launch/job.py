@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LOST_PEER = 75
 """Exit code of a rank that failed only because it lost another one."""
+LEFT_OUT = 76
+"""Exit code of a rank whose device is to be left out, because it computed wrongly."""
 _NOTE = 8192  # bytes
 
 JOB = ".job"

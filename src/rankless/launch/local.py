@@ -19,7 +19,7 @@ from rankless.errors import INTERRUPTED, UserError, counted, remedy
 from rankless.files.numbered import given_or_numbered
 from rankless.hardware.instruction_set import refuse_unable
 from rankless.launch import environments, fork_server
-from rankless.launch.devices import visible
+from rankless.launch.devices import LeftOut, visible
 from rankless.launch.fork_server import ForkServer
 from rankless.launch.inline import refuse as refuse_inline
 from rankless.launch.inline import train as train_inline
@@ -237,10 +237,19 @@ class _ThisMachine:
     def rounds(self) -> Iterator[RoundEnd]:
         server = server_for(self.job)
         grace = GRACE if self.job.verb == "train" else 0.0  # an evaluation has nothing to save
+        left_out = LeftOut()
         for number in count(1):
             end = Ranks(
-                self.job, self.path, self.ranks, self.requests, server, grace=grace, number=number
+                self.job,
+                self.path,
+                self.ranks - len(left_out.numbers),
+                self.requests,
+                server,
+                grace=grace,
+                number=number,
+                more=left_out.variables(),
             ).run()
+            left_out.add(end.left_out)
             server = server if server and server.alive else None
             yield end
 

@@ -20,6 +20,7 @@ from rankless.data.loader import LoaderDiedError
 from rankless.engine import evaluate as engine
 from rankless.engine import loop
 from rankless.engine.loop import StopRequest
+from rankless.engine.recompute import LeftOutError
 from rankless.engine.settings import computes_like
 from rankless.engine.setup import DryRun
 from rankless.engine.sinks.sink import sink_class
@@ -28,7 +29,7 @@ from rankless.engine.watchdog import Pulse
 from rankless.engine.workers import loader_processes
 from rankless.errors import ShortageError, TaskError, UserError, of_a_path
 from rankless.hardware.shortages import shortage
-from rankless.launch.job import LOST_PEER, Job, leave_cause, leave_note, leave_pulse
+from rankless.launch.job import LEFT_OUT, LOST_PEER, Job, leave_cause, leave_note, leave_pulse
 from rankless.printing import ProgressBar
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
@@ -59,6 +60,9 @@ def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> in
             answer = evaluate_and_answer(job, screen, meeting)
     except UserError as error:
         return _left(error, job, path, rank)
+    except LeftOutError as error:
+        leave_cause(path, rank, str(error))
+        return LEFT_OUT if rank in error.ranks else LOST_PEER
     except Exception as error:
         if not shortage(error) and is_lost_peer(error):
             # The launcher names the rank that died; tracebacks of the ranks that lost it add nothing.

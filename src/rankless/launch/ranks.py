@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -56,6 +56,7 @@ class Ranks:
         place: place among the ranks of other machines; None if there are no others.
         abandoned: returns whether ranks of other machines are gone, so that this machine's cannot continue.
         watching: called repeatedly while the ranks run.
+        more: further environment variables of the ranks.
     """
 
     def __init__(
@@ -71,10 +72,11 @@ class Ranks:
         place: Place | None = None,
         abandoned: Callable[[], bool] = lambda: False,
         watching: Callable[[], None] = lambda: None,
+        more: Mapping[str, str] | None = None,
     ) -> None:
         self.job, self.path, self.count, self.requests, self.server = job, path, count, requests, server
         self.grace, self.number, self.place = grace, number, place
-        self.abandoned, self.watching = abandoned, watching
+        self.abandoned, self.watching, self.more = abandoned, watching, more or {}
         self.first = place.first if place else 0
         self.processes: dict[int, Process] = {}
         self.hanging = Hanging(partial(read_pulse, path))
@@ -96,7 +98,7 @@ class Ranks:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
         try:
             for local in range(self.count):
-                environment = {**os.environ, **self._variables(local)}
+                environment = {**os.environ, **self.more, **self._variables(local)}
                 self.processes[self.first + local] = (
                     self.server.fork(words, environment)
                     if self.server

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rankless.errors import UserError, escaped
-from rankless.launch.job import LOST_PEER, error_in
+from rankless.launch.job import LEFT_OUT, LOST_PEER, error_in
 from rankless.printing import warn
 
 GRACE = 600.0  # seconds for the current step and its checkpoint; a second signal ends the ranks at once
@@ -116,6 +116,11 @@ class RoundEnd(msgspec.Struct):
         if any(failure.code == UserError.exit_code for failure in self.failed.values()):
             return True
         return not self.regrouping and (bool(self.notes) or not self.has_failed)
+
+    @property
+    def left_out(self) -> list[int]:
+        """Ranks whose devices are not to be used again."""
+        return [rank for rank, failure in self.failed.items() if failure.code == LEFT_OUT]
 
     @property
     def culprit(self) -> int | None:

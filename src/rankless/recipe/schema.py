@@ -28,6 +28,7 @@ from rankless.recipe.fields import (
     ClassNames,
     ClassPairs,
     Count,
+    CountOrZero,
     Duration,
     Factor,
     Float,
@@ -321,6 +322,30 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, config=config)
+class Check:
+    """An alarm for silent errors: a device that computes wrongly, or a memory that loses bits, unnoticed."""
+
+    recompute: Annotated[CountOrZero, FREE] = 0
+    """Number of steps from check to check. Each rank recomputes a micro-batch of another one (a single rank
+    one of its own), and the bits of loss and gradients are compared. 0 disables it. It changes no result."""
+    exclude: Annotated[Bool, FREE] = False
+    """After an alarm that names a device, continue from the newest checkpoint without it; otherwise, the run
+    ends if the error repeats."""
+
+    @field_validator("exclude")
+    @classmethod
+    def _something_is_checked(cls, exclude: bool, info: ValidationInfo) -> bool:
+        if exclude and info.data.get("recompute") == 0:
+            raise clash(
+                "'check.exclude' is true, but check.recompute is 0, so no device is checked: "
+                "set check.recompute to a number of steps such as 100, or leave check.exclude out",
+                "check.exclude",
+                "check.recompute",
+            )
+        return exclude
+
+
+@dataclass(frozen=True, config=config)
 class Optim:
     """The optimizer."""
 
@@ -440,6 +465,7 @@ class Recipe:
     ema: Annotated[Ema, TRAINING] = field(default_factory=Ema)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Annotated[Checkpoint, TRAINING] = field(default_factory=Checkpoint)
+    check: Annotated[Check, TRAINING] = field(default_factory=Check)
     workers: Annotated[Literal["auto"] | Annotated[Int, Field(ge=0, le=256)], FREE] = "auto"
     """Number of loader processes per rank; 0 loads in the rank's process, ``auto`` uses the cores that the
     ranks leave free. It changes no result."""
@@ -491,6 +517,24 @@ class Recipe:
                 "model.dfl",
             )
         return loss
+
+    @field_validator("check")
+    @classmethod
+    def _micro_batches_are_comparable(cls, check: Check, info: ValidationInfo) -> Check:
+        reasons = {
+            "batch_norm": ("sync", "with which no micro-batch can be computed alone"),
+            "reduce": ("fast", "with which a kernel may give other bits the second time"),
+        }
+        wrong = {key: one for key, one in reasons.items() if info.data.get(key) == one[0]}
+        if check.recompute and wrong:
+            found = " and ".join(f"{key} is '{value}', {why}" for key, (value, why) in wrong.items())
+            raise clash(
+                f"'check.recompute' is {check.recompute}, but {found}: set check.recompute to 0, or use "
+                f"another {' and '.join(wrong)}",
+                "check.recompute",
+                *wrong,
+            )
+        return check
 
     @field_validator("evaluate")
     @classmethod

@@ -21,7 +21,7 @@ _UNSHOWN = ("ARs", "ARm", "ARl", "unreadable")
 _MOST_MARKS = 40
 _SEEN = 0.25
 """Fraction of a panel's height; a line that covers less looks flat."""
-_SERIOUS = ("death", "error", "not saved", "late", "slow", "full disk")
+_SERIOUS = ("death", "error", "not saved", "late", "slow", "full disk", "silent error")
 
 
 def marked(run: Collected) -> list[tuple[dict[str, Any], str, str]]:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rankless.world.bits import bit_sum
 from rankless.world.compat import NO_BUFFER_BROADCAST
 from rankless.world.exchange import Exchange, Pending
 from rankless.world.shared_memory import share
@@ -47,6 +48,7 @@ class GradientSum:
 
     Attributes:
         unused: for each own micro-batch, the indices of the parameters that its loss did not depend on.
+        bits: for the last micro-batch that was computed apart, the sum of bits of each parameter's gradient.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class GradientSum:
         self.layout, self.exact = exchange, exact
         self.missing = missing_value(zero_unused)
         self.unused: dict[int, set[int]] = {}
+        self.bits: dict[int, Tensor] = {}
         self.own = exchange.own
         self.bare = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
@@ -96,8 +99,25 @@ class GradientSum:
             weakref.finalize(self, hook.remove)
 
     @contextmanager
-    def micro_batch(self, leaf: int) -> Iterator[None]:
-        """Wrap the forward pass and :meth:`backward` of one of this rank's micro-batches; enter in order."""
+    def not_added(self) -> Iterator[None]:
+        """Wrap the forward pass and :meth:`backward` of any rank's micro-batch, which only sets ``bits``.
+
+        Enter it before this rank's micro-batches of a step.
+        """
+        self.leaf = -1
+        self._set_gradients(None)
+        with self.module.no_sync():
+            yield
+        for number, p in enumerate(self.parameters):
+            self.bits[number] = bit_sum(torch.full_like(p, self.missing) if p.grad is None else p.grad)
+        self._set_gradients(None)
+
+    @contextmanager
+    def micro_batch(self, leaf: int, *, apart: bool = False) -> Iterator[None]:
+        """Wrap the forward pass and :meth:`backward` of one of this rank's micro-batches; enter in order.
+
+        With ``apart``, set ``bits``, before its gradients are added to others.
+        """
         node = Node(0, leaf)
         if leaf == self.own.start:
             self.fold.stack.clear()
@@ -105,11 +125,11 @@ class GradientSum:
             self._set_gradients(None)
         elif not self.exact:
             node = Node(0, 0)
-        elif leaf % 2 and self.fold.stack and self.fold.stack[-1][0] == Node(0, leaf - 1):
+        elif leaf % 2 and not apart and self.fold.stack and self.fold.stack[-1][0] == Node(0, leaf - 1):
             # Let autograd add to the left sibling's gradients in place, which computes left + right.
             self._set_gradients(self.fold.stack.pop()[1])
             node = Node(1, leaf // 2)
-        self.tail, self.leaf = node, leaf
+        self.tail, self.leaf, self.apart = node, leaf, apart
         self.before = [None if p.grad is None else (p.grad, p.grad._version) for p in self.parameters]
         last = leaf == self.own[-1]
         with nullcontext() if last else self.module.no_sync():
@@ -122,6 +142,8 @@ class GradientSum:
                 parameter.grad = torch.full_like(parameter, self.missing)
             else:
                 parameter.grad.add_(self.missing)
+        if apart:
+            self.bits = {n: bit_sum(p.grad) for n, p in enumerate(self.parameters) if p.grad is not None}
         if self.exact:
             self.fold.push(node, [p.grad for p in self.parameters if p.grad is not None])
             self._set_gradients(None)
@@ -160,6 +182,8 @@ class GradientSum:
             if number in unused:
                 view.fill_(self.missing) if self.before[number] is None else view.add_(self.missing)
             self.before[number] = None  # the bucket contains a copy
+            if self.apart:
+                self.bits[number] = bit_sum(view)
         return views
 
     def combine_arrived(self) -> None:

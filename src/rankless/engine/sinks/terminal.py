@@ -178,7 +178,7 @@ _SMOOTHING = 0.9  # per step
 _PATIENCE = 3.0  # seconds without a bar before a first step, after which the delay is explained
 _MOST_NOTES = 6  # lines about the data; the journal has all of them
 _AS_IT_IS = ("pretrained",)
-_WARNINGS = ("warning", "not saved", "sink", "late", "slow")
+_WARNINGS = ("warning", "not saved", "sink", "late", "slow", "silent error")
 _WAITING = "waiting for the first step"
 _TITLED = {"note": "note", "copy": "note", **dict.fromkeys(_WARNINGS, "warning")}
 

@@ -223,6 +223,7 @@ class Coordinator:
                 place=Place(first, size, lead.own, opened.value),
                 own=member.own,
                 deaths=self.deaths,
+                left_out=member.left_out,
             )
             self.deaths = []
             self.pool.order(member, command)
@@ -258,6 +259,11 @@ class Coordinator:
         self.pool.missing = False
         self._see_losses()
         replies = {member.index: member.replies.popleft() for member in members if member.replies}
+        for member in members:
+            if member.index in replies and replies[member.index].left_out:
+                member.left_out = replies[member.index].left_out
+                if not self.training.devices_of([member])[member.index]:
+                    self.hosts.forget(member, "all its devices have computed wrongly")
         lost = [member for member in members if member.lost] + self._leave_out(members, replies)
         self.answered = bool(replies)
         ends = [reply.end for reply in replies.values()]
@@ -357,6 +363,12 @@ class Returning:
         if not member.lost:
             self.pool.lose(member, why)
         self._wait(member)
+
+    def forget(self, member: Member, why: str) -> None:
+        """Give up a host for good."""
+        self.joined.discard(member.index)
+        self.pool.lose(member, why)
+        self._retry_at[member.index] = float("inf")
 
     def has_trained(self) -> None:
         """Reset the refusals of the joined hosts, because they have trained."""

@@ -33,6 +33,7 @@ from rankless.hardware.cores import usable_cores
 from rankless.hardware.network import interface_of
 from rankless.hardware.processes import die_with_parent, name_process
 from rankless.launch import fork_server, local, opening
+from rankless.launch.devices import LeftOut
 from rankless.launch.doctor.here import checks
 from rankless.launch.hosts import messages
 from rankless.launch.hosts.messages import Answer, Command, Value
@@ -204,7 +205,7 @@ class HostProcess:
     @answer.register
     def _(self, command: messages.Round) -> messages.RoundEnded:
         number, job, place = command.number, command.job, command.place
-        self.in_round, self.unwatched = True, 0
+        self.in_round, self.unwatched, left_out = True, 0, LeftOut(command.left_out)
         for death in command.deaths:
             record_death(RunDirectory(Path(job.run)), death)
         try:
@@ -224,8 +225,10 @@ class HostProcess:
                     place=place,
                     abandoned=lambda: number in self.abandoned,
                     watching=self._is_watching,
+                    more=left_out.variables(),
                 ).run()
-                return messages.RoundEnded(end=end)
+                left_out.add([rank - place.first for rank in end.left_out])
+                return messages.RoundEnded(end=end, left_out=left_out.numbers)
         finally:
             self.store, self.in_round = None, False
 

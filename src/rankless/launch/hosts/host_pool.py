@@ -43,6 +43,7 @@ class Member:
         is_ready: whether its process accepts commands.
         lost: reason why the host cannot be used; empty if it can.
         facts, holds: its properties, and the state of the run on it.
+        left_out: devices that its ranks no longer use.
         replies: replies to the last command.
         order, awaited, doing: number, reply type and name of the last command.
         answered: time when its process was last known to work.
@@ -57,6 +58,7 @@ class Member:
     lost: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     holds: Held = field(default_factory=Held)
+    left_out: list[int] = field(default_factory=list)
     replies: deque[Any] = field(default_factory=deque)
     ports: dict[str, int] = field(default_factory=dict)
     own: str = ""

@@ -76,8 +76,9 @@ class Prepared(Answer):  # finished: last step of a run that needs no resuming b
     finished: int | None = None
 
 
-class RoundEnded(Answer):
+class RoundEnded(Answer):  # left_out: as for :class:`Round`, after it
     end: RoundEnd = msgspec.field(default_factory=RoundEnd)
+    left_out: list[int] = []
 
 
 class DryRunOutcome(Answer):  # seconds: one per step
@@ -199,6 +200,7 @@ class Round(Command[RoundEnded]):
         ranks: number of ranks on this host.
         own: the host's address that the other hosts use.
         deaths: deaths in the previous round, for the journal.
+        left_out: devices of the host that ranks no longer use (:class:`rankless.launch.devices.LeftOut`).
     """
 
     number: int
@@ -207,6 +209,7 @@ class Round(Command[RoundEnded]):
     place: Place
     own: str
     deaths: list[Death]
+    left_out: list[int] = []
 
 
 class Outcome(Command[DryRunOutcome]):

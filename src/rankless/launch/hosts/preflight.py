@@ -90,6 +90,7 @@ class Training:
                     f"{member.name}: {wanted} devices are wanted, but it has {member.facts['devices']}; "
                     f"give {member.name}:{member.facts['devices']}"
                 )
+            counts[member.index] -= len(member.left_out)
         if problems:
             raise UserError(problems)
         return counts

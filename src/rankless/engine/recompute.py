@@ -1,0 +1,246 @@
+"""The alarm for silent errors (``check.recompute``): ranks recompute micro-batches of one another.
+
+Any rank can compute any micro-batch, with the same bits, so two results of which the bits differ show a
+device that computes wrongly or a memory that has lost a bit. At a check each rank recomputes one micro-batch
+of another rank. If any results differ, the whole step is repeated with images that are read again, and each
+rank recomputes a micro-batch for a different rank than before: the third opinion.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rankless.data.loader import MicroBatches
+from rankless.engine.divergence import DivergedError
+from rankless.engine.soundness import checksums
+from rankless.engine.state import TrainingState
+from rankless.engine.totals import Compared, Flags, Totals
+from rankless.randomness import key
+from rankless.recipe.schema import Recipe
+from rankless.world.bits import digest
+from rankless.world.process_group import World
+from rankless.world.tree import own_micro_batches
+
+_WEIGHTS = -1
+"""Stands for the weights where a number stands for a micro-batch."""
+
+Votes = Mapping[int, Sequence[tuple[int, str]]]
+"""Micro-batch, or :data:`_WEIGHTS`, to the ranks that computed it, each with a digest of its result."""
+
+
+class LeftOutError(Exception):
+    """Raised on every rank if the run is to continue without the devices of some ``ranks``."""
+
+    def __init__(self, text: str, ranks: Sequence[int]) -> None:
+        super().__init__(text)
+        self.ranks = ranks
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The steps at which ranks recompute micro-batches, and the pairs of ranks, drawn anew at each of them.
+
+    Attributes:
+        recipe: the recipe.
+        size: number of ranks.
+    """
+
+    recipe: Recipe
+    size: int
+
+    def is_due(self, step: int) -> bool:
+        """Return whether ``step`` (from 0) is checked."""
+        every = self.recipe.check.recompute
+        return bool(every) and (step + 1) % every == 0
+
+    def other(self, step: int, rank: int, attempt: int) -> int:
+        """Return the rank of which ``rank`` recomputes a micro-batch: a new one in the second attempt.
+
+        Of two ranks it is always the other one, and a single rank recomputes a micro-batch of its own.
+        """
+        if self.size == 1:
+            return rank
+        return (rank + 1 + (self._key(step) + attempt) % (self.size - 1)) % self.size
+
+    def micro_batch(self, step: int, rank: int) -> int:
+        """Return the micro-batch of ``rank`` that another one recomputes."""
+        own = own_micro_batches(self.recipe.batch.micro_batches, rank, self.size)
+        return own[(self._key(step) >> 64) % len(own)]
+
+    def compared(self, step: int, rank: int, attempt: int) -> Compared:
+        """Return the micro-batches of ``rank``'s opinions."""
+        other = self.other(step, rank, attempt)
+        return Compared(self.micro_batch(step, rank), self.micro_batch(step, other))
+
+    def also(self, step: int, rank: int, attempt: int) -> list[int]:
+        """Return the micro-batches that ``rank`` draws before its own ones."""
+        return [self.compared(step, rank, attempt).other] if self.is_due(step) else []
+
+    def votes(self, step: int, attempt: int, told: Sequence[Sequence[str]]) -> Votes:
+        """Sort the ranks' digests of their own micro-batch, the other one, and the weights."""
+        found: dict[int, list[tuple[int, str]]] = {_WEIGHTS: []}
+        for rank, (own, other, weights) in enumerate(told):
+            compared = self.compared(step, rank, attempt)
+            for what, seen in ((compared.own, own), (compared.other, other), (_WEIGHTS, weights)):
+                if seen:  # otherwise it could not read the images, which is reported elsewhere
+                    found.setdefault(what, []).append((rank, seen))
+        return found
+
+    def _key(self, step: int) -> int:
+        return key(self.recipe.seed, "recompute", step)
+
+
+def disputed(votes: Votes) -> list[int]:
+    """Return the micro-batches with different results; :data:`_WEIGHTS` if the weights differ."""
+    return [what for what, seen in sorted(votes.items()) if len({result for _, result in seen}) > 1]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The judgment on two attempts at a step.
+
+    Attributes:
+        what: the micro-batches, or :data:`_WEIGHTS`, with different results.
+        ranks: the ranks with the wrong results; if that is not ``certain``, those of which one is wrong.
+        repeated_well: whether all results of the second attempt agree, so that training can continue with it.
+    """
+
+    what: Sequence[int]
+    ranks: Sequence[int]
+    certain: bool
+    repeated_well: bool
+
+    def sentence(self, step: int, names: Sequence[str]) -> str:
+        """Describe it; ``names`` are the ranks with their devices."""
+        leaves = ", ".join(str(what) for what in self.what if what != _WEIGHTS)
+        parts = [f"micro-batch{'es' * (',' in leaves)} {leaves}"] * bool(leaves)
+        what = " and ".join(parts + ["the weights"] * (_WEIGHTS in self.what))
+        if len(names) == 1:
+            text = f"computed {what} twice with different bits"
+        elif self.certain:
+            text = f"differs from other ranks in the bits of {what}"
+        else:
+            text = f"differ in the bits of {what}"
+        again = (
+            "the repeated step shows no difference" if self.repeated_well else "the repeated step does, too"
+        )
+        return f"step {step + 1}: {self.who(names)} {text}; {again}"
+
+    def who(self, names: Sequence[str]) -> str:
+        """Return the names of its ranks."""
+        return " and ".join(names[rank] for rank in self.ranks)
+
+
+def judge(first: Votes, again: Votes) -> Finding:
+    """Find the ranks with wrong results; the right result is the one that most ranks had in any attempt."""
+    both = {what: [*first.get(what, ()), *again.get(what, ())] for what in {**first, **again}}
+    what, wrong, unclear = disputed(both), set[int](), set[int]()
+    for votes in (both[one] for one in what):
+        ranks = {result: {rank for rank, seen in votes if seen == result} for _, result in votes}
+        right, second = sorted(ranks, key=lambda result: -len(ranks[result]))[:2]
+        is_clear = len(ranks[right]) > len(ranks[second])
+        wrong |= {rank for rank, seen in votes if is_clear and seen != right}
+        unclear |= set() if is_clear else {rank for rank, _ in votes}
+    certain = bool(wrong) and unclear <= wrong
+    return Finding(what, sorted(wrong if certain else wrong | unclear), certain, not disputed(again))
+
+
+class Alarm:
+    """The steps of a run, of which some are checked.
+
+    Args:
+        checks: the checks of this run.
+        state: the training state.
+        world: the ranks.
+        again: opens the batches of a step for a second attempt.
+        report: called on every rank with an event's name, the number of steps done, and a text.
+        can_exclude: whether whoever started the ranks can continue with fewer of them.
+        start: number of steps done so far.
+    """
+
+    def __init__(
+        self,
+        checks: Checks,
+        state: TrainingState,
+        world: World,
+        again: Callable[[int], MicroBatches[Any]],
+        report: Callable[[str, int, str], None],
+        *,
+        can_exclude: bool,
+        start: int,
+    ) -> None:
+        self.checks, self.state, self.world, self.again, self.report = checks, state, world, again, report
+        self.can_exclude = can_exclude
+        self.agreed = start
+
+    def run(self, step: int, batches: Iterator[Any], flags: Flags) -> Totals:
+        """Do the same as ``Accumulator.run``; if the ranks' results differ, repeat the step and report it.
+
+        Raises:
+            LeftOutError: the run is to continue without the ranks that it names.
+            DivergedError: the results of the second attempt differ, too.
+        """
+        if not self.checks.is_due(step):
+            return self.state.accumulator.run(step, batches, self.state.scaler.scale, flags)
+        totals, first = self._attempt(step, batches, flags, 0)
+        if not disputed(first):
+            self.agreed = step + 1
+            return totals
+        self.state.statistics.undo()
+        with self.again(step) as drawn:
+            totals, again = self._attempt(step, drawn, flags, 1)
+        self._act(step, judge(first, again))
+        return totals
+
+    def _attempt(self, step: int, batches: Iterator[Any], flags: Flags, attempt: int) -> tuple[Totals, Votes]:
+        """Compute the step and gather all ranks' opinions."""
+        weights = digest(checksums(self.state.weights()))  # before a forward pass changes statistics
+        compared = self.checks.compared(step, self.world.rank, attempt)
+        scale = self.state.scaler.scale
+        totals = self.state.accumulator.run(step, batches, scale, flags, compared)
+        told = self.world.all_gather([*totals.opinions, weights])
+        return totals, self.checks.votes(step, attempt, told)
+
+    def _act(self, step: int, finding: Finding) -> None:
+        """Report a finding, and end the run or this round of it if it cannot continue as it is."""
+        names = self.world.all_gather(_name(self.world))
+        text, who = finding.sentence(step, names), finding.who(names)
+        excludes = self.checks.recipe.check.exclude and finding.certain
+        can_exclude = self.can_exclude and len(finding.ranks) < self.world.size
+        if finding.repeated_well and not excludes:
+            self.report("silent error", step, f"{text}, and training continues with it")
+            return
+        self.report("silent error", step, text)
+        if excludes and can_exclude:
+            raise LeftOutError(f"{who} is left out after a silent error in step {step + 1}", finding.ranks)
+        error = f"step {step + 1} was not applied: {self._advice(finding, who)}"
+        raise DivergedError(error, is_whole=False, repeats=False)
+
+    def _advice(self, finding: Finding, who: str) -> str:
+        since = "the start"
+        if self.agreed:
+            since = f"step {self.agreed}, the last one at which the ranks agreed"
+        since = f"the weights may be wrong since {since}"
+        if finding.certain:
+            return (
+                f"{who} has wrong results, and {since}; test that device, and continue from a checkpoint "
+                "without it (--devices, --hosts)"
+            )
+        return (
+            f"nothing tells which results of {who} are right, and {since}; continue from a checkpoint on "
+            "other devices, or on three or more, of which two can name the third; if it happens there too, "
+            "the task is not a function of its inputs (`rankless verify` finds that)"
+        )
+
+
+def _name(world: World) -> str:
+    device = "CPU"
+    if world.device.type == "cuda":
+        card = torch.cuda.get_device_properties(world.device)
+        device = f"GPU {world.device.index}, {card.name}, {card.uuid}"
+    return f"rank {world.rank} on {os.uname().nodename} ({device})"
