@@ -45,7 +45,7 @@ class _Clock:
 
 
 def time_charts(run: Collected) -> str:
-    """Return charts of the parts of a step's time and of the ranks' times."""
+    """Return charts that show how each step's time was spent and how the ranks' times differ."""
     whole = run.times[1] - run.times[0] if run.times else 0.0
     clock = _Clock(run, whole if whole < _LONGEST else 0.0)
     rows, pauses = _parts(run, clock)
@@ -87,7 +87,7 @@ def _parts(run: Collected, clock: _Clock) -> tuple[dict[str, list[Point]], list[
 
 
 def _with_pauses(points: list[Point], pauses: list[tuple[float, float]]) -> list[Point]:
-    """Return the points, with zeros at the ends of each pause."""
+    """Return the points with zeros inserted at both ends of each pause."""
     return sorted([*points, *((x, 0.0) for pause in pauses for x in pause)], key=lambda point: point[0])
 
 

@@ -20,7 +20,7 @@ _LOSSES = ("loss", "nll")
 _UNSHOWN = ("ARs", "ARm", "ARl", "unreadable")
 _MOST_MARKS = 40
 _SEEN = 0.25
-"""Fraction of a panel's height; a line that covers less looks flat."""
+"""Fraction of a panel's height below which a line looks flat."""
 _SERIOUS = ("death", "error", "not saved", "late", "slow", "full disk")
 
 
@@ -109,7 +109,7 @@ def spans_decades(points: Sequence[Point]) -> bool:
 
 
 def score_charts(run: Collected) -> str:
-    """Return charts of the scores by step, with related scores in one panel; one evaluation has no chart."""
+    """Return charts of the scores by step, related scores in one panel; a single evaluation has no chart."""
     names = {
         name: None
         for _, scores in run.evaluations
