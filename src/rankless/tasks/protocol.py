@@ -75,7 +75,7 @@ class Task(Protocol):
       output in place.
     - ``report_details(predictions)``: returns additional details for the report, JSON-ready, with some of the
       keys in docs/report.md. It is called with the same predictions as ``score`` if the scores are the best
-      so far. Its errors do not end the training.
+      so far. Its errors do not end training.
     """
 
     class_names: tuple[str, ...]
