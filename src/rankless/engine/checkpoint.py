@@ -147,7 +147,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
-    """Return the newest step with a complete checkpoint; None if there are no checkpoints."""
+    """Return the newest step with a complete checkpoint, or None if there are no checkpoints."""
     recover(run)
     damaged: list[str] = []
     for step in reversed(run.steps()):

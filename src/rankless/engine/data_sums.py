@@ -26,7 +26,7 @@ class DataSums:
         Thread(target=self._make, name="data sums", daemon=True).start()
 
     def digest(self, seconds: float) -> str | None:
-        """Return the SHA-256 of the list after waiting at most ``seconds``; None if it is not complete."""
+        """Return the SHA-256 of the list after waiting at most ``seconds``, or None if it is not complete."""
         return self._sum if self._done.wait(seconds) else None
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ def _rate(run: StepSchedule, step: int) -> float:
 
 
 def momentum(run: StepSchedule, step: int) -> float | None:
-    """Return the momentum (Adam's first beta) in step ``step``; None if the schedule does not set it."""
+    """Return the momentum (Adam's first beta) in step ``step``, or None if the schedule does not set it."""
     schedule = run.recipe.schedule
     if schedule.name != "one-cycle" or not schedule.cycle_momentum:
         return None

@@ -71,7 +71,7 @@ def batch_loss(
 
 
 def mean(losses: Iterable[tuple[float, float]]) -> float | None:
-    """Return the mean loss of all batches; None if it is not finite or all counts are zero."""
+    """Return the mean loss of all batches, or None if it is not finite or all counts are zero."""
     sums, counts = zip(*losses, strict=True)
     if not all(map(math.isfinite, (*sums, *counts))) or not (count := math.fsum(counts)):
         return None

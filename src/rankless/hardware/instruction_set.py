@@ -41,7 +41,7 @@ _NEEDS = ("avx2", "fma", "bmi2")
 
 
 def flags() -> frozenset[str]:
-    """Return the names that Linux gives to the processor's features; empty if they are unknown."""
+    """Return the names that Linux gives to the processor's features, or an empty set if they are unknown."""
     return frozenset(_cpuinfo().get("flags", "").split())
 
 

@@ -20,7 +20,7 @@ def available() -> int:
 
 
 def peak(pid: int | None = None) -> int:
-    """Return a process's peak resident bytes; 0 if they are unknown (macOS) or the process has ended."""
+    """Return a process's peak resident bytes, or 0 if they are unknown (macOS) or the process has ended."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path(f"/proc/{pid or 'self'}/status").read_text("ascii", errors="replace").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""Conversion of durations such as ``2000``, ``'5 epochs'`` and ``'80%'`` to steps."""
+"""Convert durations such as ``2000``, ``'5 epochs'`` and ``'80%'`` to steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 
 
 def epochs_of(duration: int | str) -> Fraction | None:
-    """Return a duration's number of epochs; None for durations in steps or percent."""
+    """Return a duration's number of epochs, or None for a duration in steps or percent."""
     number, unit = _parts(duration)
     return number if unit.startswith("epoch") else None
 

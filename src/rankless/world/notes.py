@@ -54,7 +54,7 @@ class Notices:
         default_store().set(f"{self._name}/{rank}", text)
 
     def read(self, rank: int) -> str | None:
-        """Return the text of a rank; None if it has none."""
+        """Return the text of a rank, or None if it has none."""
         key = f"{self._name}/{rank}"
         store = default_store()
         return store.get(key).decode() if store.check([key]) else None

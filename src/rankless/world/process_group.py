@@ -125,7 +125,7 @@ class World:
         return gathered
 
     def recall(self, key: str) -> str:
-        """Return the text that :meth:`remember` stored, possibly before a restart; "" if there is none."""
+        """Return the text that :meth:`remember` stored, possibly before a restart, or "" if there is none."""
         return (
             self.launcher_store.get(key).decode()
             if self.launcher_store is not None and self.launcher_store.check([key])

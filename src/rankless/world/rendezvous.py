@@ -110,7 +110,7 @@ def _private_file() -> Path:
 
 
 def loopback() -> str | None:
-    """Return the name of the loopback interface; None if unknown."""
+    """Return the name of the loopback interface, or None if unknown."""
     return _LOOPBACK.get(os.uname().sysname)
 
 
@@ -221,5 +221,5 @@ def _other_size(rank: int, size: int, of_first: int) -> str:
 
 
 def _read(store: dist.Store, key: str) -> str:
-    """Return the value under ``key``; "" if there is none."""
+    """Return the value under ``key``, or "" if there is none."""
     return store.get(key).decode(errors="replace") if store.check([key]) else ""
