@@ -15,7 +15,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int:
-    """Return the bytes that this process can still allocate, given the limits of machine and container."""
+    """Return the bytes that this process can still allocate within the machine's and container's limits."""
     return max(0, min(_limits(), default=sys.maxsize))
 
 
@@ -61,7 +61,7 @@ def _container() -> Iterator[int]:
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
-            if not controllers:  # version 2
+            if not controllers:  # control groups, version 2
                 yield from _left(_CGROUPS, path, "memory.max", "memory.current")
             elif "memory" in controllers.split(","):
                 yield from _left(_CGROUPS / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")

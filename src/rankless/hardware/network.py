@@ -34,7 +34,7 @@ def is_loopback(address: str) -> bool:
 
 
 def addresses_of(host: str) -> list[str]:
-    """Return the addresses of a host name or address, IPv4 first; empty if it cannot be resolved."""
+    """Return the addresses of a host, IPv4 first, or an empty list if it cannot be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -58,7 +58,7 @@ def address_towards(address: str) -> str | None:
 
 
 def public_address() -> str | None:
-    """Return this machine's address on the default route, or else its only address, or None if ambiguous."""
+    """Return this machine's address on the default route or else its only address, or None if ambiguous."""
     for elsewhere in _ELSEWHERE:
         own = address_towards(elsewhere)
         if own and not is_loopback(own):
@@ -96,7 +96,7 @@ def own_address(host: str) -> str:
 
 
 def is_here_alone(host: str) -> bool:
-    """Check whether ``host`` is ``localhost`` or a loopback address, which every machine has for itself."""
+    """Check whether ``host`` is ``localhost`` or a loopback address, which means each machine itself."""
     if host == "localhost":
         return True
     try:
@@ -106,7 +106,7 @@ def is_here_alone(host: str) -> bool:
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the interface that leads to ``host``, or has its address, or None if it is unknown."""
+    """Return the interface that leads to ``host`` or has its address, or None if it is unknown."""
     if is_here_alone(host):
         return interface_of("127.0.0.1")
     found = addresses_of(host)
