@@ -1,4 +1,4 @@
-"""Errors for steps that cannot be applied."""
+"""Errors about training steps that cannot be applied."""
 
 from __future__ import annotations
 

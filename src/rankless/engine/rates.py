@@ -68,7 +68,7 @@ def _between(start: float, end: float, done: float) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every parameter group; a group may have a ``factor`` on it."""
+    """Set the learning rate of every parameter group, scaled by the group's ``factor`` if it has one."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("factor", 1.0)
 

@@ -40,11 +40,11 @@ from rankless.world.process_group import World
 
 
 class TrainingState:
-    """Model, EMA, optimizer and loss scale, made in the only order that works.
+    """The model, its EMA, the optimizer and the loss scale, created in the only order that works.
 
-    The order is model, device, frozen parts, norms, optimizer, data-parallel wrapper. The last three are made
-    again when the backbone is released. ``images`` is the number of training images; a checkpoint with
-    another number is refused.
+    The order is model, device, frozen parts, norms, optimizer, data-parallel wrapper. The last three are
+    created again when the backbone is released. ``images`` is the number of training images; a checkpoint
+    with another number is refused.
 
     Attributes:
         model: the bare model; its names are those in the weights files.
@@ -108,7 +108,7 @@ class TrainingState:
 
     @property
     def scored(self) -> nn.Module:
-        """Model to evaluate: the average, if there is one."""
+        """The model to evaluate: the averaged model, if there is one."""
         return self.ema.model if self.ema else self.model
 
     def training_mode(self) -> None:

@@ -36,7 +36,7 @@ def _plain(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 class _Table:
-    """A file with a header; opening it removes its rows after ``step``."""
+    """A CSV file with a header; opening it removes the rows after ``step``."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.columns: list[str] = []
