@@ -1,4 +1,4 @@
-"""Serialization of values that ranks send each other: JSON for the structure, raw bytes for arrays.
+"""Serialize the values that ranks send each other: JSON for the structure, raw bytes for arrays.
 
 Nothing is unpickled: received bytes can only create plain values, arrays, and, without calling any method,
 instances of data classes that this process has already loaded. Packing refuses all other types. The layout is

@@ -28,7 +28,7 @@ from rankless.world.secret import sealed
 
 _POLL = 0.05  # seconds
 _PREFIX, _FILE = "rankless-", "store"  # the prefix of the folder's name, and the file's name
-_PATIENCE = 60.0  # seconds for a store to answer
+_PATIENCE = 60.0  # seconds that a store may take to answer
 # The loopback interface by operating system.
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 

@@ -45,7 +45,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the transport in the run's records."""
+        """The name of the transport in the run's records."""
 
     @property
     def gathers_apart(self) -> bool:
@@ -102,7 +102,7 @@ class GroupTransport:
 
     @property
     def name(self) -> str:
-        """Backends of the process group by device type."""
+        """The backends of the process group by device type."""
         return str(dist.get_backend_config())
 
     def send(self, packed: Tensor, rank: int) -> None:
