@@ -227,7 +227,8 @@ class Separable:
     """Depthwise-separable 3×3 convolutions of a DenseNet; ``separable: true`` is a dilation of 1."""
 
     dilation: Annotated[Literal[0, 1, 2], NoBool] = 0
-    """Dilation of the depthwise convolution, which keeps the feature map's size; 0: ordinary convolutions."""
+    """Dilation of the depthwise convolution, which keeps the feature map's size; 0 uses ordinary convolutions
+    instead."""
     norm_between: Annotated[Bool, Only("model.densenet.separable.dilation", (1, 2))] = False
     """Insert a batch norm between the depthwise and the 1×1 convolution."""
 
