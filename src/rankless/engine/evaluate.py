@@ -1,4 +1,4 @@
-"""Evaluation of a model on a complete data set, with the same numbers on any number of ranks.
+"""Evaluate a model on a complete data set, with the same numbers on any number of ranks.
 
 The images are split into the same batches everywhere; each batch is predicted by exactly one rank, the
 predictions are gathered in the order of the images, and rank 0 scores them. The number of unreadable images
@@ -57,7 +57,7 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     keep: Callable[[Sequence[Any]], None] | None = None,
 ) -> Scores:
-    """Score ``model``; every rank returns the same dict, whose ``computed_in`` is the precision.
+    """Score ``model`` and return the same dict on every rank; its entry ``computed_in`` is the precision.
 
     If the task has a validation loss (:mod:`rankless.engine.validation_loss`), its mean is the score
     ``loss``.
@@ -224,7 +224,7 @@ def listed(images: Iterable[Unreadable]) -> list[str]:
 
 
 class Stopped(Exception):  # noqa: N818  # nothing went wrong
-    """The evaluation was stopped early because a rank was asked to stop; raised on every rank."""
+    """Raised on every rank if an evaluation ends early because a rank was asked to stop."""
 
 
 _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageError, TaskError)}

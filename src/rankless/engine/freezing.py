@@ -1,4 +1,4 @@
-"""Freezing of a model's backbone during the first epochs (``model.freeze``).
+"""Freeze a model's backbone during the first epochs (``model.freeze``).
 
 While the backbone is frozen, its parameters have no gradients and are not in the optimizer, and its batch
 norms use their running statistics without updating them.

@@ -1,4 +1,4 @@
-"""The engine for a custom training loop: the order of images, the micro-batches and the fixed tree of sums.
+"""The engine for custom training loops: the image order, the micro-batches and the fixed reduction tree.
 
 The optimizer, the learning rate, evaluation and saving remain in the user's loop. Everything that depends on
 the number of ranks is done here, so that the weights do not depend on it.
@@ -35,7 +35,7 @@ Loss = Callable[[nn.Module, Any], LossSum]
 
 @dataclass(frozen=True)
 class Step:
-    """One step; while it is current, every parameter's ``grad`` holds the gradient of the mean loss.
+    """One step. While it is current, every parameter's ``grad`` holds the gradient of the mean loss.
 
     Attributes:
         number: number of the step, from 0.

@@ -74,7 +74,7 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def set_momentum(optimizer: torch.optim.Optimizer, recipe: Optim, value: float | None) -> None:
-    """Set the momentum of every parameter group; None keeps the recipe's."""
+    """Set the momentum of every parameter group, or keep the recipe's momentum if ``value`` is None."""
     if value is None:
         return
     for group in optimizer.param_groups:

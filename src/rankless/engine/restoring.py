@@ -118,7 +118,7 @@ def _recipe_in(folder: Path) -> str:
 
 
 def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe) -> list[str]:
-    """Return errors about machines with checkpoints of another recipe; only ``data.root`` may differ."""
+    """Return errors about machines whose checkpoints have a different recipe, ignoring ``data.root``."""
     errors = []
     for rank, report in reports.items():
         different = deciding(from_json(report.recipe), recipe) if report.step >= 0 else []

@@ -24,7 +24,7 @@ _NUMBERS = {1: "the next checkpoint", 2: "two checkpoints", 3: "three checkpoint
 
 
 class Retention:
-    """A keeper of a run directory's checkpoints: it saves new ones and removes those no longer needed.
+    """Saves the checkpoints of a run directory and removes checkpoints that are no longer needed.
 
     Attributes:
         saved_best: the best score with weights in this directory, and its step; None if there is none.

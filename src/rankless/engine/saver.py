@@ -80,7 +80,7 @@ class Origin:
 
 
 class Saver:
-    """The writer of checkpoints, which keeps track of the best one.
+    """Writes checkpoints and keeps track of the best one.
 
     ``start`` is the number of steps already done. Without ``mirrors`` only rank 0 keeps a copy. Without an
     ``origin`` the checkpoints have no chain.
@@ -174,7 +174,7 @@ class Saver:
         return self.is_best
 
     def save(self, step: int, *, required: bool) -> None:
-        """Write a checkpoint; unless it is ``required``, training continues meanwhile."""
+        """Write a checkpoint, while training continues unless the checkpoint is ``required``."""
         self.settle()
         self.is_best = False
         self.mirrors.send_journal()
@@ -209,7 +209,7 @@ class Saver:
             self._before = entry["link"]
 
     def _begin(self, step: int, links: Mapping[str, Any], *, wait: bool) -> Future[Outcome]:
-        """Begin to write this rank's copy; with ``wait``, it is complete on return."""
+        """Begin to write this rank's copy of a checkpoint; with ``wait``, return once it is complete."""
         lines = self.mirrors.journal.problem if self.mirrors.journal else None
         with ExitStack() as stack:
             stack.enter_context(announced(self.run))  # before any slow operation
@@ -229,7 +229,7 @@ class Saver:
         return done
 
     def _write(self, snapshot: Snapshot, lines: str | None, announcement: ExitStack) -> Outcome:
-        """Write this rank's copy; use only ``snapshot``, because training may have changed the state."""
+        """Write this rank's copy from ``snapshot`` alone, because training may have changed the state."""
         problem, advice = None, ""
         began = time.monotonic()
         try:

@@ -156,7 +156,7 @@ class TrainingState:
         return self.scaler.get_scale() < scale
 
     def _not_finite(self, step: int, numbers: Numbers, totals: Totals) -> None:
-        """Return if fp16's loss scale caused the overflow; otherwise undo the step and raise."""
+        """Return if fp16's loss scale caused the overflow; otherwise undo the step and raise an error."""
         named = [name for name, p in self.model.named_parameters() if p.requires_grad]
         gathered = self.world.gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
         unused = self.world.broadcast(sorted(one for rank in gathered for one in rank) if gathered else None)

@@ -55,7 +55,7 @@ class RunningStatistics:
         self.take()
 
     def take(self) -> None:
-        """Replace the norms' momenta until :meth:`give_back`, so that their buffers hold one micro-batch."""
+        """Replace the norms' momenta until :meth:`give_back`; buffers then hold one micro-batch's values."""
         for norm, _ in self.taken:
             norm.momentum = 1.0
         self.hooks = [norm.register_forward_pre_hook(self._called) for norm, _ in self.taken]
@@ -82,12 +82,12 @@ class RunningStatistics:
             norm.momentum = momentum
 
     def begin(self) -> None:
-        """Save the running statistics; call before the step's first forward pass."""
+        """Save the running statistics. Call this before the step's first forward pass."""
         self.before.copy_(self.vector)
         self.count_before.copy_(self.counts)
 
     def begin_micro_batch(self) -> None:
-        """Reset the count of calls; call before the forward pass of each micro-batch."""
+        """Reset the count of calls. Call this before the forward pass of each micro-batch."""
         self.calls = [0] * len(self.calls)
 
     def mark_called(self, norms: Iterable[nn.Module]) -> None:

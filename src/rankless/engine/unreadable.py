@@ -42,7 +42,7 @@ class UnreadableImages:
         return _added(self.scored, images)
 
     def too_many(self) -> list[str]:
-        """Return the errors that end the run; empty while few enough images are unreadable."""
+        """Return the errors that end the run, or an empty list while few enough images are unreadable."""
         count = len(self.trained)
         if count <= self.max_bad * self.images:
             return []

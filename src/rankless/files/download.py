@@ -218,7 +218,7 @@ def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
 
 
 class _OtherFileError(Exception):
-    """The server offers a file other than the expected one."""
+    """Raised if the server offers a file other than the expected one."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

@@ -1,4 +1,4 @@
-"""A command's output files. It overwrites only its own earlier outputs, unless the user forces it.
+"""The output files of a command, which overwrites only its own earlier outputs unless the user forces it.
 
 ``.rankless-outputs`` lists the outputs in a folder, each with its command, name, size and digest. The same
 command may replace a file on the list that has not changed since. Everything else belongs to the user: other

@@ -76,7 +76,7 @@ def read_text(
     encoding: str = "utf-8-sig",
     errors: str = "strict",
 ) -> str:
-    r"""Read the text of a regular file, with line ends as ``\n``; see :func:`read_bytes`."""
+    r"""Read the text of a regular file, with line endings converted to ``\n``; see :func:`read_bytes`."""
     content = io.BytesIO(read_bytes(path, most))
     return io.TextIOWrapper(content, encoding=encoding, errors=errors).read()
 

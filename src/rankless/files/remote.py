@@ -172,7 +172,7 @@ class RemoteFile:
         return self.state.size
 
     def range(self, length: int, offset: int) -> bytes:
-        """Fetch ``length`` bytes from an offset; fewer at the end of the object."""
+        """Fetch ``length`` bytes from an offset, or fewer at the end of the object."""
         end = min(offset + length, self.size)
         if end <= offset:
             return b""

@@ -50,7 +50,7 @@ def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterato
 
 @contextmanager
 def token(folder: Path) -> Iterator[Path]:
-    """Yield an empty file with a random name in ``folder``; :func:`sweep` removes it if this is killed."""
+    """Yield an empty file with a random name in ``folder``; :func:`sweep` removes it after a kill."""
     path, file = _part(folder)
     try:
         yield path
@@ -110,7 +110,7 @@ def has_name(file: int, path: Path) -> bool:
 
 
 def _rename_new(part: Path, path: Path) -> None:
-    """Rename a file; raise if the new name is taken."""
+    """Rename a file; raise an error if the new name is taken."""
     try:
         os.link(part, path, follow_symlinks=False)
     except FileExistsError:

@@ -16,7 +16,7 @@ import yaml
 from rankless.errors import UserError
 
 Path = tuple[str, ...]
-"""Keys from the outside in: ``("optim", "lr")``."""
+"""Keys from the outermost to the innermost: ``("optim", "lr")``."""
 
 _SCALARS = {
     "null": (re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""]),
@@ -120,7 +120,7 @@ def not_yaml(error: Exception, name: str, *, lines: bool = True) -> UserError:
 
 
 def write(tree: dict[str, Any]) -> str:
-    """Return YAML with keys in the given order and lists on one line; :func:`read` gives an equal value."""
+    """Return YAML with keys in the given order and lists on one line; :func:`read` returns an equal value."""
     text: str = yaml.dump(
         tree, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=10**9, allow_unicode=True
     )

@@ -31,7 +31,7 @@ class SoundConvolutions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function; run convolutions that oneDNN computes wrongly in float32."""
+        """Call the function, but use float32 for a convolution that oneDNN would compute wrongly."""
         kwargs = kwargs or {}
         if (is_unsound := _CHECKS.get(func)) is None or not is_unsound(*args, **kwargs):
             return func(*args, **kwargs)

@@ -73,7 +73,7 @@ def computes_bf16(cpu_isa: str = "native") -> bool:
 
 
 def variables(cpu_isa: str) -> dict[str, str]:
-    """Return the environment variables that limit every library to ``cpu_isa``; none for ``native``."""
+    """Return the environment variables that limit every library to ``cpu_isa`` (none for ``native``)."""
     if cpu_isa == "native":
         return {}
     return {

@@ -96,7 +96,7 @@ def own_address(host: str) -> str:
 
 
 def is_here_alone(host: str) -> bool:
-    """Check whether ``host`` is ``localhost`` or a loopback address, which means each machine itself."""
+    """Check whether ``host`` is ``localhost`` or a loopback address, which each machine uses for itself."""
     if host == "localhost":
         return True
     try:

@@ -68,7 +68,7 @@ class _SquareRoot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Return the gradient of x; infinite at 0, as PyTorch's is."""
+        """Return the gradient with respect to x, which is infinite at 0, as in PyTorch."""
         root: Tensor = ctx.saved_tensors[0]
         return gradient / (2 * root)
 

@@ -15,7 +15,7 @@ def epochs_of(duration: int | str) -> Fraction | None:
 
 @dataclass(frozen=True)
 class RunLength:
-    """The length of a run.
+    """The length of a run, with conversions of durations to steps.
 
     Attributes:
         epochs: passes over the training images.
@@ -29,7 +29,7 @@ class RunLength:
 
     @property
     def steps(self) -> int:
-        """Number of steps of the run."""
+        """The number of steps in the run."""
         return -(-self.epochs * self.images // self.batch)
 
     def exact(self, duration: int | str) -> Fraction:
@@ -44,7 +44,7 @@ class RunLength:
         return math.ceil(self.exact(duration))
 
     def ends(self, step: int, every: int | str) -> bool:
-        """Check whether a period of length ``every`` ends with ``step`` (from 1); False for length 0."""
+        """Check whether a period of length ``every`` ends with ``step`` (from 1); a length of 0 never ends."""
         period = self.exact(every)
         return bool(period) and step // period > (step - 1) // period
 

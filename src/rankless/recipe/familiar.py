@@ -9,7 +9,7 @@ from pathlib import Path
 from rankless.errors import printable
 
 PYTORCH = (".pt", ".pth")
-"""Extensions of PyTorch's files."""
+"""File extensions that PyTorch uses."""
 _DEVICES = "--devices N on the command line: a recipe does not say where a run happens"
 RUN = "--run runs/NAME on the command line"
 BATCH = "the images of a step on all devices together (a number per GPU times the GPUs)"

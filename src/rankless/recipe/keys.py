@@ -28,7 +28,7 @@ SHORTHANDS: Mapping[KeyPath, str] = {
     ("model", "involution"): "kernel",
     ("model", "densenet", "separable"): "dilation",
 }
-"""Sections that may be given as the value of one of their keys."""
+"""Maps each section that may be given as a single value to the key that the value sets."""
 
 _Mark = TypeVar("_Mark", Only, Reads)
 

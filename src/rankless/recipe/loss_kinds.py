@@ -79,7 +79,7 @@ class _ManyAnchorsLoss(_YoloLoss):
 
 @dataclass(frozen=True, config=config)
 class Yolov4Loss(_ManyAnchorsLoss):
-    """The loss of YOLOv4."""
+    """The loss of YOLOv4: a ground-truth box may be assigned to several anchors."""
 
     name: Literal["yolov4"] = "yolov4"
 
@@ -112,7 +112,7 @@ class AnchorFreeLoss(LossKeys):
 
 @dataclass(frozen=True, config=config)
 class PublishedLoss(LossKeys):
-    """The loss that is part of the model."""
+    """A loss that is built into the model."""
 
     name: Literal["published"] = "published"
 

@@ -210,7 +210,7 @@ def _is_count(value: object) -> bool:
 def _checked(
     name: str, tree: dict[str, Any], key: str, default: object, check: Callable[[object], bool], expected: str
 ) -> Any:
-    """Return the value of a key, or the default; raise if ``check`` refuses it."""
+    """Return the value of a key, or the default; raise an error if ``check`` rejects the value."""
     value = tree.get(key, default)
     if not check(value):
         raise UserError(f"{name}: {key} is {json.dumps(value)}; expected {expected}")

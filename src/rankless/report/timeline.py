@@ -11,7 +11,7 @@ from rankless.report.training import marked, steps_axes
 
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 _PAUSE = 0.02
-"""Fraction of the total time; a longer time between two steps is shown as a gap."""
+"""Fraction of the total time above which the time between two steps is shown as a gap."""
 _MOST_RANKS = 16
 _LONGEST = 1e10  # seconds; longer times come from a wrong clock
 

@@ -271,7 +271,7 @@ def _darknet(target: Path) -> str:
 
 
 def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
-    """Return the best, the last or the newest checkpoint, the first that exists, or None if there is none."""
+    """Return the first checkpoint that exists of best, last and newest, or None if there is none."""
     missed: list[str] = []
     for name in ("best", "last"):
         if (folder := _named(run, name)) is not None:

@@ -228,7 +228,7 @@ def ending(path: Path) -> str | None:
 
 
 def step_of(entry: dict[str, Any]) -> int:
-    """Return the step of an entry; 0 for an event."""
+    """Return the step of an entry, or 0 for an event."""
     return int(entry.get("step", entry.get("evaluation", entry.get("checkpoint", 0))))
 
 

@@ -74,7 +74,7 @@ def absolute(task: str) -> str:
 
 
 def name_of(task: type | str, kind: str = "task") -> str:
-    """Return a name with which other processes can import a class; a name is returned unchanged.
+    """Return a name by which other processes can import a class; return a name unchanged.
 
     ``kind``, for messages, is ``task`` or ``sink``.
     """

@@ -132,7 +132,7 @@ def _rows(
 
 
 def boxes_of_training(training: DetectionExamples, classes: int) -> dict[str, Any] | None:
-    """Count the boxes of the training data by class and size; None if this would require reading images."""
+    """Return counts of training boxes by class and size, or None if that would require reading images."""
     if not isinstance(training.images, BoxedImages):
         return None
     known = training.images.annotations
@@ -148,7 +148,7 @@ def boxes_of_training(training: DetectionExamples, classes: int) -> dict[str, An
 
 
 def images_of_training(training: ClassificationExamples, classes: int) -> dict[str, Any]:
-    """Count the images of the training data by class."""
+    """Return counts of the training images by class."""
     return {"images": len(training), "truths": training.labels().bincount(minlength=classes).tolist()}
 
 

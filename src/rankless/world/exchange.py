@@ -1,4 +1,4 @@
-"""Sums of the ranks' values along a fixed tree, with the same bits for any number of ranks.
+"""Add up the ranks' values along a fixed binary tree, with the same bits for any number of ranks.
 
 Every rank holds the sums of the largest complete nodes over its micro-batches. An all-to-all distributes
 shards of these sums, each rank adds up one shard in tree order, and an all-gather collects the totals. If
@@ -63,7 +63,7 @@ class Exchange:
         return [slice(start, start + length) for start in range(0, len(vector), length)]
 
     def fold(self, leaves: Iterable[Tensor]) -> list[Tensor]:
-        """Add up the vectors (N,) of this rank's micro-batches in place; return the sums of its tree nodes."""
+        """Add up the vectors (N,) of this rank's micro-batches in place; return its nodes' sums."""
         values = zip(self.own, leaves, strict=True)
         return [value for _, value in Fold(self.micro_batches, add_in_place, values).stack]
 

@@ -131,7 +131,7 @@ def on_interface(name: str | None) -> Iterator[None]:
 
 
 def launchers_store(address: str, port: int, timeout: timedelta) -> dist.Store | None:
-    """Connect to the launcher's store, which outlives the ranks (torchrun); None if it has none."""
+    """Return the launcher's store, which outlives the ranks (torchrun), or None if it has none."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return join_store(address, port, timeout)

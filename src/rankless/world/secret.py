@@ -1,4 +1,4 @@
-"""Authentication of ranks by a secret that the job shares.
+"""Authenticate ranks by a secret that the job shares.
 
 Gloo takes the first connection for the expected rank, and any user of the machine or network can connect.
 Therefore each pair of ranks proves, over the connection that it will use, that both know a secret. The secret

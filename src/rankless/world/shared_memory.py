@@ -1,4 +1,4 @@
-"""The exchange of gradients between ranks on one machine through shared memory.
+"""Exchange gradients between ranks on one machine through shared memory.
 
 A socket copies every byte several times. Here, a rank copies its sums into shared memory only once, and sends
 one byte over the process group as a signal. The shards and the order of additions are those of
@@ -39,7 +39,7 @@ class SharedMemory:
         self.used = 0
 
     def start(self, sums: Sequence[Tensor], result: Tensor) -> Pending:
-        """Start adding ``sums`` to those of the other ranks; overwrite them.
+        """Start adding ``sums``, which are overwritten, to the sums of the other ranks.
 
         See :meth:`rankless.world.exchange.Exchange.start`; all vectors have shape (N,).
         """

@@ -130,7 +130,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def _slowest(times: Sequence[float]) -> float:
-    """Return the largest of all ranks' medians of ``times``, which must be sorted; equal on every rank."""
+    """Return the largest median of all ranks' sorted ``times``, the same on every rank."""
     seconds = torch.tensor(times[len(times) // 2], dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return float(seconds)

@@ -137,4 +137,4 @@ class GroupTransport:
 
 
 PROCESS_GROUP = GroupTransport()
-"""The transport of this process."""
+"""The transport over this process's default process group."""

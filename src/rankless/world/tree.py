@@ -21,14 +21,14 @@ def own_micro_batches(micro_batches: int, rank: int, size: int) -> range:
 
 
 class Node(NamedTuple):
-    """A position in the fixed tree of sums."""
+    """A position in the fixed reduction tree."""
 
     level: int
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
 
 
 class Fold(Generic[Value]):
-    """An incremental sum along the tree, from left to right, with as few partial sums as possible.
+    """An incremental sum along the reduction tree, from left to right, with as few partial sums as possible.
 
     Args:
         leaves: number of leaves of the tree, M.

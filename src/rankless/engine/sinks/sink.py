@@ -52,7 +52,7 @@ class Sink(Protocol):
     """
 
     def start(self, run: RunStart) -> None:
-        """Prepare for the run; called once, before the first step."""
+        """Prepare for the run. This is called once, before the first step."""
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """Receive the journal's entry of a step: ``step``, ``epoch``, ``lr``, ``loss``, ``parts`` …"""
@@ -64,7 +64,7 @@ class Sink(Protocol):
         """Receive an event after ``step`` steps, such as a warning."""
 
     def close(self) -> None:
-        """Finish; called once at the end of the run, however it ends, unless the process is killed."""
+        """Finish. This is called once when the run ends for any reason, unless the process is killed."""
 
 
 def check_sink(name: str) -> None:
