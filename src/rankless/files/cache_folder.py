@@ -48,7 +48,7 @@ def make_private(folder: Path) -> None:
 
 
 def is_private(folder: Path) -> bool:
-    """Return whether ``folder`` is a real folder of this user that no other user can enter."""
+    """Check whether ``folder`` is a real folder of this user that no other user can enter."""
     try:
         state = folder.lstat()
     except (OSError, ValueError):

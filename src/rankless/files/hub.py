@@ -45,7 +45,7 @@ class HubAddress:
 
 
 def is_offline() -> bool:
-    """Return whether the environment forbids downloads."""
+    """Check whether the environment forbids downloads."""
     return os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
 
 

@@ -236,7 +236,7 @@ def unusable(folder: Path) -> str:
 
 
 def _is_fixed(there: os.stat_result) -> bool:
-    """Return whether a path is never replaced, even with ``force``."""
+    """Check whether a path is never replaced, even with ``force``."""
     return not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode))
 
 
@@ -287,7 +287,7 @@ class OutputList:
         self._is_tidy = few and lines[-1] == "" and os.lstat(self.path).st_nlink == 1
 
     def has(self, verb: str, file: Path) -> bool:
-        """Return whether ``verb`` wrote ``file`` and it has not changed since."""
+        """Check whether ``verb`` wrote ``file`` and it has not changed since."""
         known = self.known.get((verb, file.name), [])
         try:
             return os.lstat(file).st_size in [size for size, _ in known] and digest_of(file) in known

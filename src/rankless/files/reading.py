@@ -96,7 +96,7 @@ def reason(error: OSError | UnicodeDecodeError) -> str:
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether ``path`` is known to be a regular file."""
+    """Check whether ``path`` is known to be a regular file."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):  # a name too long, a loop of links, a NUL
@@ -104,7 +104,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Return whether ``path``, or an entry of a folder listing, is known to be a folder."""
+    """Check whether ``path``, or an entry of a folder listing, is known to be a folder."""
     try:  # an entry of a listing needs no system call
         return path.is_dir() if isinstance(path, os.DirEntry) else Path(path).is_dir()
     except (OSError, ValueError):

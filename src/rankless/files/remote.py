@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 
 def is_remote(path: str) -> bool:
-    """Return whether the text is the address of an object on another machine."""
+    """Check whether the text is the address of an object on another machine."""
     scheme, mark, rest = path.partition("://")
     return bool(mark and rest) and scheme in SCHEMES
 
@@ -69,7 +69,7 @@ class RemotePath:
         return RemotePath(self.url.rpartition("/")[0], True)
 
     def is_dir(self) -> bool:
-        """Return whether there are objects below the address."""
+        """Check whether there are objects below the address."""
         if self.is_folder is None:
             try:
                 self.is_folder = any(True for _ in self.iterdir())
@@ -78,7 +78,7 @@ class RemotePath:
         return self.is_folder
 
     def is_file(self) -> bool:
-        """Return whether the address is that of an object."""
+        """Check whether the address is that of an object."""
         if self.is_folder is not None:
             return not self.is_folder
         try:

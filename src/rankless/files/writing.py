@@ -102,7 +102,7 @@ def _part(folder: Path) -> tuple[Path, int]:
 
 
 def has_name(file: int, path: Path) -> bool:
-    """Return whether ``path`` still refers to the open file."""
+    """Check whether ``path`` still refers to the open file."""
     try:
         return os.path.samestat(os.fstat(file), path.lstat())
     except FileNotFoundError:

@@ -132,7 +132,7 @@ PUBLISHED = (
 
 
 def is_by_name(pretrained: str) -> bool:
-    """Return whether ``model.pretrained`` is empty or refers to published weights, not to a local file."""
+    """Check whether ``model.pretrained`` is empty or refers to published weights, not to a local file."""
     return pretrained in ("", "timm", "published") or pretrained.startswith(("published/", "hf://"))
 
 

@@ -20,7 +20,7 @@ _LOSSES = ("loss", "nll")
 _UNSHOWN = ("ARs", "ARm", "ARl", "unreadable")
 _MOST_MARKS = 40
 _SEEN = 0.25
-"""Fraction of a panel's height below which a line looks flat."""
+"""Fraction of a panel's height; a line that covers less looks flat."""
 _SERIOUS = ("death", "error", "not saved", "late", "slow", "full disk")
 
 

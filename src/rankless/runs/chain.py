@@ -244,7 +244,7 @@ def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iter
 
 
 def _is_weights_of(path: Path, folder: Path, sums: Mapping[str, str]) -> bool:
-    """Return whether ``path`` is a link to the preferred weights in ``folder``, or a copy of them."""
+    """Check whether ``path`` is a link to the preferred weights in ``folder``, or a copy of them."""
     name = "ema.safetensors" if "ema.safetensors" in sums else "model.safetensors"
     if path.is_symlink():
         return path.resolve() == (folder / name).resolve()

@@ -57,7 +57,7 @@ def recomputed() -> tuple[AbstractContextManager[None], AbstractContextManager[N
 
 
 def is_recomputed() -> bool:
-    """Return whether this thread is recomputing a block."""
+    """Check whether this thread is recomputing a block."""
     return _BLOCK.known is not None
 
 

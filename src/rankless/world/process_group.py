@@ -149,7 +149,7 @@ class LostPeerError(RuntimeError):
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Return whether a collective failed because another rank is gone."""
+    """Check whether a collective failed because another rank is gone."""
     lost = LostPeerError | dist.DistNetworkError | dist.DistBackendError | dist.DistStoreError
     if isinstance(error, lost):
         return True
@@ -163,7 +163,7 @@ def ranks_here() -> int:
 
 
 def is_joined() -> bool:
-    """Return whether this process has joined a process group."""
+    """Check whether this process has joined a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -254,6 +254,6 @@ def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> s
 
 
 def _all_differ(store: dist.Store, rank: int, size: int, name: str) -> bool:
-    """Return whether ``name`` differs between all ranks; all ranks must call this."""
+    """Check whether ``name`` differs between all ranks; all ranks must call this."""
     store.set(f"card/{rank}", name)
     return len({store.get(f"card/{other}") for other in range(size)}) == size

@@ -25,7 +25,7 @@ class Work(Protocol):
         """Wait until the result can be read and the sent tensors may be changed."""
 
     def is_completed(self) -> bool:
-        """Return whether :meth:`wait` would return at once."""
+        """Check whether :meth:`wait` would return at once."""
 
 
 class Transport(Protocol):
