@@ -61,7 +61,7 @@ class Snapshot:
 
 
 class Copies:
-    """Memory for a copy of a training state, reused for the next copy."""
+    """Memory for a copy of the training state, which is reused for the next copy."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], Tensor] = {}
@@ -147,7 +147,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def newest(run: RunDirectory, warn: Callable[[str], None]) -> int | None:
-    """Return the newest step with a complete checkpoint; None if there are no checkpoints."""
+    """Return the newest step with a complete checkpoint, or None if there are no checkpoints."""
     recover(run)
     damaged: list[str] = []
     for step in reversed(run.steps()):
@@ -188,14 +188,14 @@ def load(run: RunDirectory, step: int) -> Snapshot:
 
 
 def tidy(run: RunDirectory, keep: int, best: int | None) -> None:
-    """Remove all checkpoints but the ``keep`` newest and the best, and all partly written ones."""
+    """Remove all checkpoints except the ``keep`` newest and the best; also remove partly written ones."""
     last = run.pointed("last")
-    if last is None:  # nothing shows which ones are the newest
+    if last is None:  # nothing shows which checkpoints are the newest
         return
     # Checkpoints after the last written one are damaged: the run fell back to an earlier one.
     newest = [step for step in run.steps() if step <= last][-keep:]
     for step in run.steps():
         if step not in newest and step != best:
             remove(run.step_directory(step))
-    for left in remains(run):  # the checkpoint just saved is newer
+    for left in remains(run):  # the checkpoint that was just saved is newer
         remove_tree(left)

@@ -15,8 +15,8 @@ from rankless.runs.chain import sum_of
 class DataSums:
     """A thread that writes the list at ``path``, one line per file as ``sha256sum`` does.
 
-    A list of an earlier start with other content is kept beside it. ``files`` returns the paths; if there are
-    none, nothing is written.
+    If an earlier start wrote a different list, that list is kept beside the new one. ``files`` returns the
+    paths; if there are none, nothing is written.
     """
 
     def __init__(self, path: Path, files: Callable[[], Sequence[str]]) -> None:
@@ -26,7 +26,7 @@ class DataSums:
         Thread(target=self._make, name="data sums", daemon=True).start()
 
     def digest(self, seconds: float) -> str | None:
-        """Return the SHA-256 of the list after waiting at most ``seconds``; None if it is not complete."""
+        """Return the SHA-256 of the list after waiting at most ``seconds``, or None if it is not complete."""
         return self._sum if self._done.wait(seconds) else None
 
     def close(self) -> None:
@@ -65,5 +65,5 @@ def sums_of(files: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def common_folder(files: Sequence[str]) -> str:
-    """Return the deepest folder that contains all files; relative paths survive moving the data."""
+    """Return the deepest folder with all files; paths relative to it stay valid if the data is moved."""
     return os.path.commonpath({Path(file).absolute().parent for file in files}) if files else ""

@@ -1,4 +1,4 @@
-"""Errors for steps that cannot be applied."""
+"""Errors about training steps that cannot be applied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 5
 
 
 class DivergedError(UserError):
-    """A step that cannot be applied, or weights that cannot be saved; raised on every rank alike.
+    """Raised on every rank if a step cannot be applied or weights cannot be saved.
 
     Args:
         errors: one sentence, or several.

@@ -1,4 +1,4 @@
-"""Evaluation of a model on a complete data set, with the same numbers on any number of ranks.
+"""Evaluate a model on a complete data set, with the same numbers on any number of ranks.
 
 The images are split into the same batches everywhere; each batch is predicted by exactly one rank, the
 predictions are gathered in the order of the images, and rank 0 scores them. The number of unreadable images
@@ -41,7 +41,7 @@ from rankless.user_code import explained
 from rankless.world.process_group import World
 
 SHOWN = 20
-"""Number of unreadable images that an error names if there are too many."""
+"""Largest number of unreadable images that an error lists."""
 
 
 def evaluate(
@@ -57,7 +57,7 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     keep: Callable[[Sequence[Any]], None] | None = None,
 ) -> Scores:
-    """Score ``model``; every rank returns the same dict, whose ``computed_in`` is the precision.
+    """Score ``model`` and return the same dict on every rank; its entry ``computed_in`` is the precision.
 
     If the task has a validation loss (:mod:`rankless.engine.validation_loss`), its mean is the score
     ``loss``.
@@ -71,7 +71,7 @@ def evaluate(
             scores, to check the same code path.
         unreadable: called on every rank with the images that could not be read, if any. Their number is the
             score ``unreadable``; they affect no other score.
-        stop: returns whether to stop; called before every batch. Ranks may get different answers.
+        stop: returns whether to stop; called before every batch. The result may differ between ranks.
         phase: called with the phase that begins: ``predicting`` before every batch, ``scoring`` after them.
         progress: called before every batch and after the last one, with the number of batches this rank has
             predicted and its total number of batches.
@@ -187,7 +187,7 @@ def _predict(
 
 
 def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Line]:
-    """Return all batches of ``size`` images, or those of the first ``limit`` images."""
+    """Return the batches of ``size`` images for all images, or only for the first ``limit`` images."""
     count = len(data) if limit is None else min(limit, len(data))
     ordered = capabilities(data).evaluation_order()
     if ordered is None:
@@ -199,7 +199,7 @@ def _lines(task: Task, data: Examples, size: int, limit: int | None) -> list[Lin
 
 
 def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: World) -> list[Unreadable]:
-    """Collect all ranks' unreadable images by index; every rank returns the same list."""
+    """Return all ranks' unreadable images in order of their index, the same list on every rank."""
     gathered = world.gather(list(mine))
     missing: list[Unreadable] = world.broadcast(
         sorted({one for rank in gathered for one in rank}) if gathered is not None else None
@@ -217,14 +217,14 @@ def _missing(mine: Iterable[Unreadable], images: int, max_bad: float, world: Wor
 
 
 def listed(images: Iterable[Unreadable]) -> list[str]:
-    """Return a sentence for each of the first images, and one that counts the others."""
+    """Return a sentence about each of the first images, and one with the number of the others."""
     every = sorted(images)
     more = [f"… and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
     return [*(f"{one.path} cannot be read: {one.reason}" for one in every[:SHOWN]), *more]
 
 
 class Stopped(Exception):  # noqa: N818  # nothing went wrong
-    """The evaluation was stopped early because a rank was asked to stop; raised on every rank."""
+    """Raised on every rank if an evaluation ends early because a rank was asked to stop."""
 
 
 _KINDS: dict[str, type[UserError]] = {kind.__name__: kind for kind in (ShortageError, TaskError)}

@@ -1,7 +1,7 @@
-"""Freezing of a model's backbone during the first epochs (``model.freeze``).
+"""Freeze a model's backbone during the first epochs (``model.freeze``).
 
-While frozen, its parameters have no gradients and are not in the optimizer, and its batch norms use their
-running statistics without updating them.
+While the backbone is frozen, its parameters have no gradients and are not in the optimizer, and its batch
+norms use their running statistics without updating them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def backbone_of(model: nn.Module, needed_by: str, off: str) -> list[nn.Module]:
 
     Args:
         model: the bare model.
-        needed_by, off: the setting that needs the backbone, and how to turn it off, for messages.
+        needed_by, off: for messages, the setting that needs the backbone and how to turn it off.
     """
     kind = type(model).__name__
     method = getattr(model, "backbone", None)

@@ -1,4 +1,4 @@
-"""User errors for errors of PyTorch that a recipe causes; they name the layer and a remedy."""
+"""Convert PyTorch errors caused by a recipe to user errors that name the layer and a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRAPPERS = ("module.", "model.")
 
 @contextmanager
 def explained(recipe: Recipe) -> Iterator[None]:
-    """Turn PyTorch's errors that a recipe causes into user errors."""
+    """Convert PyTorch errors that a recipe causes in this block to user errors."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -41,7 +41,7 @@ def explained(recipe: Recipe) -> Iterator[None]:
 
 
 def _layer(traceback: TracebackType | None) -> str:
-    """Return the name and type of the innermost module that raised an error; empty if there is none."""
+    """Return the name and type of the innermost module that raised an error, or an empty string."""
     modules: list[nn.Module] = []
     while traceback is not None:
         owner = traceback.tb_frame.f_locals.get("self")

@@ -43,7 +43,7 @@ class Mirrors:
 
     @property
     def writers(self) -> list[int]:
-        """Ranks that keep a copy, in increasing order; rank 0 is the first."""
+        """The ranks that keep a copy, in increasing order; rank 0 is the first."""
         return [rank for rank, keeper in enumerate(self.keepers) if rank == keeper]
 
     @property
@@ -61,7 +61,7 @@ class Mirrors:
         return _name(self.hosts, rank)
 
     def recipe(self, own: Recipe) -> Recipe:
-        """Return rank 0's recipe to write into the weights, so that all copies have the same bytes.
+        """Return rank 0's recipe, to be written into the weights so that all copies have the same bytes.
 
         Every rank must call it.
         """
@@ -83,7 +83,7 @@ class Mirrors:
     def send_best(self, path: Path, soundness: Sequence[int]) -> list[str]:
         """Replace the file at ``path`` in every copy with the one that has the greatest ``soundness``.
 
-        Every rank must call it, as :meth:`send_file`.
+        Like :meth:`send_file`, every rank must call it.
         """
         if not self.several:
             return []

@@ -106,7 +106,7 @@ class Muon(PlainAdamW):
     def _gathered(
         self, mine: Iterable[Tensor], sizes: Sequence[Sequence[int]], world: World
     ) -> list[Sequence[Tensor]]:
-        """Return every rank's matrices, flattened; rank r's have the lengths ``sizes[r]``."""
+        """Return every rank's matrices, flattened; the matrices of rank r have the lengths ``sizes[r]``."""
         length = max(map(sum, sizes))
         packed = torch.zeros(length, dtype=self.dtype, device=world.device)
         own = packed[: sum(sizes[world.rank])]
@@ -125,7 +125,7 @@ def _work(weight: Tensor) -> int:
 
 
 def _shares(work: Sequence[int], size: int) -> list[list[int]]:
-    """Divide the work among the ranks: largest piece first, each to the rank with the least work so far."""
+    """Return each rank's share of the work, assigning the largest piece first to the least busy rank."""
     shares: list[list[int]] = [[] for _ in range(size)]
     sums = [0] * size
     for number in sorted(range(len(work)), key=lambda number: -work[number]):

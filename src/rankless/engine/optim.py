@@ -23,7 +23,7 @@ def optimizer(
     world: World | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.optim.Optimizer:
-    """Make the recipe's optimizer: SGD, Adam, AdamW or Muon.
+    """Create the recipe's optimizer: SGD, Adam, AdamW or Muon.
 
     Weight decay applies to weights of two or more dimensions, and to biases, norms and PReLU only if the
     recipe asks for it.
@@ -65,7 +65,7 @@ def optimizer(
 
 
 def _by_backbone(group: dict[str, Any], model: nn.Module, factor: float) -> list[dict[str, Any]]:
-    """Split a group into the backbone's parameters, with ``factor`` on their rate, and the others."""
+    """Split a parameter group into the backbone's parameters, with ``factor`` on their rate, and the rest."""
     modules = backbone_of(model, f"optim.backbone_factor is {factor:g}", "optim.backbone_factor to 1")
     inside = {id(p) for module in modules for p in module.parameters()}
     first = [p for p in group["params"] if id(p) in inside]

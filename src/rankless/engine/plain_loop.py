@@ -1,4 +1,4 @@
-"""The parts of the engine for a custom training loop: the order, the micro-batches and the fixed tree.
+"""The engine for custom training loops: the image order, the micro-batches and the fixed reduction tree.
 
 The optimizer, the learning rate, evaluation and saving remain in the user's loop. Everything that depends on
 the number of ranks is done here, so that the weights do not depend on it.
@@ -30,12 +30,12 @@ from rankless.tasks.protocol import Examples
 from rankless.world.process_group import World
 
 Loss = Callable[[nn.Module, Any], LossSum]
-"""Function of the model and the output of ``collate``, on the device, that returns a micro-batch's loss."""
+"""A function that takes the model and the output of ``collate`` on its device, and returns the loss."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step; while it is current, every parameter's ``grad`` holds the gradient of the mean loss.
+    """One step. While it is current, every parameter's ``grad`` holds the gradient of the mean loss.
 
     Attributes:
         number: number of the step, from 0.
@@ -71,7 +71,8 @@ class Steps:
         precision: the precision of the forward pass, ``fp32`` or ``bf16``.
 
     Raises:
-        UserError: sizes do not fit, there are more ranks than micro-batches, or ranks have different layers.
+        UserError: the sizes do not fit, there are more ranks than micro-batches, or ranks have different
+            layers.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ def _as_it_is(loss: Tensor) -> Tensor:
 
 
 class _Collate:
-    """``collate`` with a batch that can be moved to a device, whatever its type."""
+    """Wraps ``collate`` so that its batch can be moved to a device, whatever the batch's type."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate

@@ -47,7 +47,7 @@ def _rate(run: StepSchedule, step: int) -> float:
 
 
 def momentum(run: StepSchedule, step: int) -> float | None:
-    """Return the momentum (Adam's first beta) in step ``step``; None if the schedule does not set it."""
+    """Return the momentum (Adam's first beta) in step ``step``, or None if the schedule does not set it."""
     schedule = run.recipe.schedule
     if schedule.name != "one-cycle" or not schedule.cycle_momentum:
         return None
@@ -68,13 +68,13 @@ def _between(start: float, end: float, done: float) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every parameter group; a group may have a ``factor`` on it."""
+    """Set the learning rate of every parameter group, scaled by the group's ``factor`` if it has one."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("factor", 1.0)
 
 
 def set_momentum(optimizer: torch.optim.Optimizer, recipe: Optim, value: float | None) -> None:
-    """Set the momentum of every parameter group; None keeps the recipe's."""
+    """Set the momentum of every parameter group, or keep the recipe's momentum if ``value`` is None."""
     if value is None:
         return
     for group in optimizer.param_groups:

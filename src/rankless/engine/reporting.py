@@ -1,6 +1,6 @@
 """The report that rank 0 writes during training: details of the best evaluation, and report.html.
 
-No error here ends the training: the first one is reported as a warning.
+No error here ends training: the first one is reported as a warning.
 """
 
 from __future__ import annotations

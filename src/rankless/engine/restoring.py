@@ -1,4 +1,4 @@
-"""Restoring a run: all ranks continue from the newest complete checkpoint that any machine holds.
+"""Restore a run: all ranks continue from the newest complete checkpoint that any machine holds.
 
 If every rank sees that checkpoint, each reads it from its own directory. Otherwise its tensors are sent as
 plain bytes, and the machines that lack it or the best checkpoint write their copies at once.
@@ -98,7 +98,7 @@ def _look(mirrors: Mirrors, run: RunDirectory) -> _Report:
     report = _Report(str(run.path))
     if not mirrors.is_writer:
         return report
-    if not mirrors.world.is_first:  # on rank 0 the launcher has done this
+    if not mirrors.world.is_first:  # on rank 0, the launcher has already done this
         sweep(run.path)
         sweep(run.checkpoints)
     try:
@@ -118,7 +118,7 @@ def _recipe_in(folder: Path) -> str:
 
 
 def _other_runs(mirrors: Mirrors, reports: Mapping[int, _Report], recipe: Recipe) -> list[str]:
-    """Return errors about machines with checkpoints of another recipe; only ``data.root`` may differ."""
+    """Return errors about machines whose checkpoints have a different recipe, ignoring ``data.root``."""
     errors = []
     for rank, report in reports.items():
         different = deciding(from_json(report.recipe), recipe) if report.step >= 0 else []
@@ -152,7 +152,7 @@ def _send(mirrors: Mirrors, snapshot: Snapshot | None, source: int) -> Snapshot:
 
 
 class _Copies:
-    """The writer of checkpoints that a machine lacks.
+    """A writer of checkpoints to machines that lack them.
 
     Attributes:
         warnings: sentences about checkpoints that could not be written on this machine.
@@ -165,7 +165,7 @@ class _Copies:
         self.copied: list[str] = []
 
     def put_best_right(self, snapshot: Snapshot) -> None:
-        """Copy the best checkpoint that ``snapshot`` names, if any machine has it, to those that lack it."""
+        """Copy ``snapshot``'s best checkpoint, if any machine has it, to the machines that lack it."""
         best = snapshot.state["best"]
         if best is None or best["step"] == snapshot.step:
             return

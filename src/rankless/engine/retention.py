@@ -1,4 +1,4 @@
-"""Retention of the newest checkpoints and the best one, to which ``last`` and ``best`` point."""
+"""Keep the newest checkpoints and the best one, to which ``last`` and ``best`` point."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS = {1: "the next checkpoint", 2: "two checkpoints", 3: "three checkpoint
 
 
 class Retention:
-    """The checkpoints of a run directory: saves new ones and removes those no longer needed.
+    """Saves the checkpoints of a run directory and removes checkpoints that are no longer needed.
 
     Attributes:
         saved_best: the best score with weights in this directory, and its step; None if there is none.
@@ -50,7 +50,7 @@ class Retention:
         self.saved_best = self.state.best if self.has_best(self.state.best) else None
         try:
             self._point()
-        except OSError as error:  # the next save tries it again
+        except OSError as error:  # the next save tries again
             return f"{self.run.checkpoints / 'best'} cannot be written ({error})"
         finally:
             for name in ("best", "last"):
@@ -142,7 +142,7 @@ def check_disk_space(
 
 
 def _size(recipe: Recipe, state: TrainingState) -> int:
-    """Return the bytes of a checkpoint once the optimizer has state for every parameter."""
+    """Return the size of a checkpoint in bytes once the optimizer has state for every parameter."""
     weights = sum(value.numel() * value.element_size() for value in state.model.state_dict().values())
     trained = sum(value.numel() * value.element_size() for value in state.model.parameters())
     slots = int(recipe.optim.momentum > 0) if recipe.optim.name == "sgd" else 2

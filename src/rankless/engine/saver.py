@@ -1,4 +1,4 @@
-"""Saving of the state: at the recipe's intervals, for the best score, and before a run ends.
+"""Save the state: at the recipe's intervals, for the best score, and before a run ends.
 
 Rank 0 writes, and so does one rank on every other machine that keeps a copy of the run directory. They write
 a copy of the state in a thread while training continues. The next save, the next evaluation and the end of
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a run's checkpoints besides the recipe.
+    """The origin of a run's checkpoints, in addition to the recipe.
 
     Attributes:
         environment: digest of the facts of this start (:func:`rankless.runs.starts.facts`) on rank 0.
@@ -80,7 +80,7 @@ class Origin:
 
 
 class Saver:
-    """The writer of checkpoints, which keeps track of the best one.
+    """Writes checkpoints and keeps track of the best one.
 
     ``start`` is the number of steps already done. Without ``mirrors`` only rank 0 keeps a copy. Without an
     ``origin`` the checkpoints have no chain.
@@ -174,7 +174,7 @@ class Saver:
         return self.is_best
 
     def save(self, step: int, *, required: bool) -> None:
-        """Write a checkpoint; unless it is ``required``, training continues meanwhile."""
+        """Write a checkpoint, while training continues unless the checkpoint is ``required``."""
         self.settle()
         self.is_best = False
         self.mirrors.send_journal()
@@ -209,7 +209,7 @@ class Saver:
             self._before = entry["link"]
 
     def _begin(self, step: int, links: Mapping[str, Any], *, wait: bool) -> Future[Outcome]:
-        """Begin to write this rank's copy; with ``wait``, it is complete on return."""
+        """Begin to write this rank's copy of a checkpoint; with ``wait``, return once it is complete."""
         lines = self.mirrors.journal.problem if self.mirrors.journal else None
         with ExitStack() as stack:
             stack.enter_context(announced(self.run))  # before any slow operation
@@ -219,7 +219,7 @@ class Saver:
             except RuntimeError as error:
                 if not shortage(error):
                     raise
-                wait = True  # without a copy, before the state changes
+                wait = True  # there is no copy, so write before the state changes
             snapshot = replace(snapshot, links=links)
             write = partial(self._write, snapshot, lines, stack.pop_all())
         if not wait:
@@ -229,7 +229,7 @@ class Saver:
         return done
 
     def _write(self, snapshot: Snapshot, lines: str | None, announcement: ExitStack) -> Outcome:
-        """Write this rank's copy; use only ``snapshot``, because training may have changed the state."""
+        """Write this rank's copy from ``snapshot`` alone, because training may have changed the state."""
         problem, advice = None, ""
         began = time.monotonic()
         try:
@@ -276,9 +276,9 @@ class Saver:
                 self.sinks.event("not saved", begun[0], _failed(begun[0], problem))
 
     def finish(self) -> None:
-        """Send the journal's lines since the last save to its copies; every rank must call this."""
+        """Send the journal's lines since the last save to the copies; every rank must call this."""
         self.mirrors.send_journal()
-        with suppress(OSError):  # this copy then lacks these lines
+        with suppress(OSError):  # this copy of the journal then lacks the lines
             self.mirrors.send_file(self.run.data_sums, 0)
 
     def save_before_the_end(self, step: int) -> None:

@@ -43,7 +43,7 @@ class OwnGenerator(PlainDispatchMode):
         return operation(*args, **{**kwargs, "generator": self.generator})
 
     def _borrowing(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operation that takes only the default generator, which gets this one's state meanwhile."""
+        """Call an operation that accepts only the default generator, after lending it this one's state."""
         with GENERATORS:
             torch.default_generator.set_state(self.generator.get_state())
             made = operation(*args, **kwargs)
@@ -52,7 +52,7 @@ class OwnGenerator(PlainDispatchMode):
 
 
 _TAKES: dict[Any, str] = {}
-"""Generator that each operation takes: ``nothing`` for none, only the ``default`` one, or ``any``."""
+"""Maps an operation to the generator that it accepts: ``nothing``, only the ``default`` one, or ``any``."""
 
 
 def _takes(operation: Any) -> str:
@@ -76,10 +76,10 @@ class SharedCasts:
 
     @contextmanager
     def autocast(self, precision: str, device: torch.device) -> Iterator[None]:
-        """Do the same as :func:`rankless.hardware.precision.autocast`."""
+        """Enter autocast, like :func:`rankless.hardware.precision.autocast`."""
         with self._lock:
             self._inside += 1
-        torch.autocast_increment_nesting()  # so the inner autocast clears nothing, as it is not the outermost
+        torch.autocast_increment_nesting()  # so the inner autocast, not being the outermost, clears nothing
         try:
             with autocast(precision, device):
                 yield

@@ -40,11 +40,11 @@ from rankless.world.process_group import World
 
 
 class TrainingState:
-    """Model, EMA, optimizer and loss scale, made in the only order that works.
+    """The model, its EMA, the optimizer and the loss scale, created in the only order that works.
 
-    The order is model, device, frozen parts, norms, optimizer, data-parallel wrapper. The last three are made
-    again when the backbone is released. ``images`` is the number of training images; a checkpoint with
-    another number is refused.
+    The order is model, device, frozen parts, norms, optimizer, data-parallel wrapper. The last three are
+    created again when the backbone is released. ``images`` is the number of training images; a checkpoint
+    with another number is refused.
 
     Attributes:
         model: the bare model; its names are those in the weights files.
@@ -108,7 +108,7 @@ class TrainingState:
 
     @property
     def scored(self) -> nn.Module:
-        """Model to evaluate: the average, if there is one."""
+        """The model to evaluate: the averaged model, if there is one."""
         return self.ema.model if self.ema else self.model
 
     def training_mode(self) -> None:
@@ -156,7 +156,7 @@ class TrainingState:
         return self.scaler.get_scale() < scale
 
     def _not_finite(self, step: int, numbers: Numbers, totals: Totals) -> None:
-        """Return if fp16's loss scale caused the overflow; otherwise undo the step and raise."""
+        """Return if fp16's loss scale caused the overflow; otherwise undo the step and raise an error."""
         named = [name for name, p in self.model.named_parameters() if p.requires_grad]
         gathered = self.world.gather([[leaf, sorted(which)] for leaf, which in totals.unused.items()])
         unused = self.world.broadcast(sorted(one for rank in gathered for one in rank) if gathered else None)

@@ -1,9 +1,9 @@
 """Running statistics of batch norms, independent of which rank computed which micro-batch.
 
 During a step, the buffers of every norm hold only the statistics of the last micro-batch, one leaf of the
-tree. If a forward pass calls a norm several times (such as a head on two levels), they hold the mean over the
-calls. After the step, the mean over the micro-batches that called the norm enters the running statistics
-once. All buffers of the network are views of one vector, so a leaf is one copy.
+fixed reduction tree. If a forward pass calls a norm several times (such as a head on two levels), they hold
+the mean over the calls. After the step, the mean over the micro-batches that called the norm enters the
+running statistics once. All buffers of the network are views of one vector, so one copy saves a leaf.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class RunningStatistics:
         self.take()
 
     def take(self) -> None:
-        """Replace the norms' momenta until :meth:`give_back`, so that their buffers hold one leaf."""
+        """Replace the norms' momenta until :meth:`give_back`; buffers then hold one micro-batch's values."""
         for norm, _ in self.taken:
             norm.momentum = 1.0
         self.hooks = [norm.register_forward_pre_hook(self._called) for norm, _ in self.taken]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RunningStatistics:
-        """Return this object: hooks in copies of the model (average, replicas) ignore the copies' norms."""
+        """Return this object itself: hooks in a copy of the model (average, replicas) ignore its norms."""
         return self
 
     def _called(self, norm: Any, _: object) -> None:
@@ -82,12 +82,12 @@ class RunningStatistics:
             norm.momentum = momentum
 
     def begin(self) -> None:
-        """Save the running statistics; call before the step's first forward pass."""
+        """Save the running statistics. Call this before the step's first forward pass."""
         self.before.copy_(self.vector)
         self.count_before.copy_(self.counts)
 
     def begin_micro_batch(self) -> None:
-        """Reset the count of calls; call before the forward pass of each micro-batch."""
+        """Reset the count of calls. Call this before the forward pass of each micro-batch."""
         self.calls = [0] * len(self.calls)
 
     def mark_called(self, norms: Iterable[nn.Module]) -> None:
@@ -104,11 +104,11 @@ class RunningStatistics:
         return torch.cat([torch.where(self._each(called) > 0, self.vector, 0), called])
 
     def _each(self, values: Tensor) -> Tensor:
-        """Expand one value per norm to one per number in the vector."""
+        """Repeat each norm's value once for every number of that norm in the vector."""
         return values.repeat_interleave(self.lengths, output_size=len(self.vector))
 
     def end(self, total: Tensor | None) -> None:
-        """Update the running statistics with the sum (S,) over all micro-batches' leaves.
+        """Update the running statistics with ``total`` (S,), the sum of :meth:`leaf` over all micro-batches.
 
         For a skipped step, None keeps the old statistics.
         """

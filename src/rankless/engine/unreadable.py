@@ -1,7 +1,6 @@
 """The images that a run could not read: each is reported once, and too many end the run.
 
-All ranks have the same list, so they make the same decision. The list is saved
-with the state.
+All ranks have the same list, so they make the same decision. The list is saved with the state.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rankless.world.process_group import World
 
 
 class UnreadableImages:
-    """Distinct unreadable images, by their number.
+    """The distinct unreadable images, identified by their number.
 
     ``max_bad`` is the largest fraction of training images that may be unreadable (``data.max_bad``).
 
@@ -39,11 +38,11 @@ class UnreadableImages:
         return _added(self.trained, images)
 
     def score(self, images: Iterable[Unreadable]) -> list[Unreadable]:
-        """Return the new unreadable images of an evaluation; ``images`` are equal on every rank."""
+        """Return the new unreadable images of an evaluation; ``images`` must be the same on every rank."""
         return _added(self.scored, images)
 
     def too_many(self) -> list[str]:
-        """Return the errors that end the run; empty while few enough images are unreadable."""
+        """Return the errors that end the run, or an empty list while few enough images are unreadable."""
         count = len(self.trained)
         if count <= self.max_bad * self.images:
             return []
@@ -59,7 +58,7 @@ class UnreadableImages:
         return {"trained": list(self.trained.values()), "scored": list(self.scored.values())}
 
     def restore(self, value: Mapping[str, Any]) -> None:
-        """Restore the images from :meth:`as_json`; if there are too many, forget those of training."""
+        """Restore the images from :meth:`as_json`; forget the training images if there are too many."""
         self.trained = {one[0]: Unreadable(*one) for one in value.get("trained", ())}
         self.scored = {one[0]: Unreadable(*one) for one in value.get("scored", ())}
         if self.too_many():

@@ -1,7 +1,7 @@
-"""The loss on the evaluation data, in addition to the scores: the same number on any number of ranks.
+"""The loss on the evaluation data, in addition to the scores, with the same bits on any number of ranks.
 
-A task that has one sets its attribute ``validation_loss``. The batches' sums and counts are the same on any
-number of ranks, and they are added exactly, so their order does not matter.
+A task with such a loss sets its attribute ``validation_loss``. The batches' sums and counts are the same on
+any number of ranks, and they are added exactly, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def has_loss(task: Task) -> bool:
 
 
 class FirstOutput:
-    """A model that keeps its first output, so that ``predict`` and ``loss`` share a forward pass."""
+    """Wraps a model and keeps its first output, so that ``predict`` and ``loss`` share a forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -71,7 +71,7 @@ def batch_loss(
 
 
 def mean(losses: Iterable[tuple[float, float]]) -> float | None:
-    """Return the mean loss of all batches; None if it is not finite or all counts are zero."""
+    """Return the mean loss of all batches, or None if it is not finite or all counts are zero."""
     sums, counts = zip(*losses, strict=True)
     if not all(map(math.isfinite, (*sums, *counts))) or not (count := math.fsum(counts)):
         return None

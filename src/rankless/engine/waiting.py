@@ -9,7 +9,7 @@ from rankless.errors import counted
 from rankless.runs.pace import Pace, speed_text
 
 STEPS = 100
-"""Smallest number of steps for advice: the first ones wait for the loader processes to start."""
+"""Number of steps before advice is given, because the first ones wait for the loader processes to start."""
 MUCH = 0.2
 """Fraction of the time above which advice is given."""
 
@@ -24,7 +24,7 @@ class Waiting:
         self.advised = False
 
     def step(self, timing: Mapping[str, float]) -> str:
-        """Count one step by its timing in the journal; return advice, at most once in a run, else empty."""
+        """Count a step, given its timing in the journal; return advice once per run, else an empty string."""
         seconds, waited = timing["seconds"], timing["waited"]
         self.steps += 1
         self.seconds += seconds

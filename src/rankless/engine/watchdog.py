@@ -1,4 +1,4 @@
-"""Detection of late ranks: every rank watches its own steps, and rank 0 names the rank others wait for.
+"""Detect late ranks: every rank watches its own steps, and rank 0 reports the rank that others wait for.
 
 A rank that takes much longer than usual writes the stacks of all its threads to its log and its current phase
 to the ranks' store. Rank 0 reads the store only when it is late itself. Every second, the launcher learns
@@ -34,12 +34,12 @@ _SLOWEST_TIMES = 5  # a regular phase may take this many times its slowest durat
 _ELSE = TIMEOUT.total_seconds()  # limit for a first step and for all other phases: other ranks wait no longer
 
 Pulse = Callable[[int, float | None, str], None]
-"""Function of the number of phases a rank has begun, the seconds its current phase may take (None: no limit,
-as it waits for other ranks), and the name of that phase."""
+"""A function that takes the number of phases a rank has begun, the seconds that its current phase may take
+(None if there is no limit, because it waits for other ranks), and the name of that phase."""
 
 
 class Watchdog:
-    """A thread that watches the training of one rank; a context manager.
+    """A context manager whose thread watches the steps of one rank.
 
     Args:
         world: the ranks; each must create a watchdog, because they exchange the names of their hosts.
@@ -96,7 +96,7 @@ class Watchdog:
         return DRAWING if self.drawing() else self._now[0]
 
     def _beat(self) -> None:
-        """Tell the launcher this rank's progress."""
+        """Report this rank's progress to the launcher."""
         if self.pulse is None:
             return
         begun, at, step = self._begun, self._at(), self._now[1]

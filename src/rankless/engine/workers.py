@@ -7,7 +7,7 @@ from rankless.recipe.schema import Recipe
 from rankless.tasks.custom import BUILT_IN
 from rankless.world.process_group import World
 
-_MOST = 8  # per rank: more rarely help, and each takes memory
+_MOST = 8  # per rank: more processes rarely help, and each uses memory
 _SMALL = 8  # cores
 _BUILT_IN = "digits"
 

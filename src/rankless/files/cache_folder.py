@@ -21,7 +21,7 @@ from pathlib import Path
 from rankless.files.writing import has_name
 
 UNUSED = 30 * 24 * 3600
-"""Seconds after which unused content is removed at the next write."""
+"""Seconds without use after which content is removed at the next write."""
 
 
 def cache_folder() -> Path:
@@ -41,14 +41,14 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only this user can enter, unless it exists."""
+    """Create a folder that only this user can enter, unless it exists."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if not is_private(folder):
         raise PermissionError(errno.EPERM, f"{folder} is another user's, or open to others")
 
 
 def is_private(folder: Path) -> bool:
-    """Return whether this is a real folder that belongs to this user and that no other user can enter."""
+    """Check whether ``folder`` is a real folder of this user that no other user can enter."""
     try:
         state = folder.lstat()
     except (OSError, ValueError):
@@ -60,7 +60,7 @@ def is_private(folder: Path) -> bool:
 def locked(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Lock ``folder``, creating it if needed; call ``waiting`` if another process has the lock."""
     file = _lock(folder, waiting)
-    while not has_name(file, folder / "lock"):  # the lock file was removed meanwhile
+    while not has_name(file, folder / "lock"):  # the lock file was removed in the meantime
         os.close(file)
         file = _lock(folder, waiting)
     try:
@@ -93,7 +93,7 @@ def hold(folder: Path, holder: object) -> None:
 
 
 def remove_unheld(folder: Path) -> None:
-    """Remove ``folder`` unless a process protects it by :func:`hold`."""
+    """Remove ``folder`` unless a process protects it with :func:`hold`."""
     with contextlib.suppress(OSError):
         file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -122,14 +122,14 @@ def _another() -> None:
 
 
 def private_folder() -> Path:
-    """Make a temporary folder that is removed when this process exits."""
+    """Create and return a temporary folder that is removed when this process exits."""
     folder = Path(tempfile.mkdtemp(prefix="rankless-"))
     remove_at_exit(folder)
     return folder
 
 
 def remove_at_exit(folder: Path) -> None:
-    """Remove a folder when this process exits; the exit of a fork does not remove it."""
+    """Remove a folder when this process exits, but not when a forked child exits."""
     atexit.register(_remove_own, folder, os.getpid())
 
 

@@ -21,7 +21,7 @@ def text(sums: Mapping[str, str]) -> str:
 
 
 def read(folder: Path) -> dict[str, str] | None:
-    """Return the digests by file name, skipping invalid lines; None if ``folder`` has no ``SHA256SUMS``."""
+    """Return the valid digests by file name, or None if ``folder`` has no ``SHA256SUMS``."""
     try:
         lines = reading.read_text(folder / NAME, _LONGEST, errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):
@@ -30,7 +30,7 @@ def read(folder: Path) -> dict[str, str] | None:
 
 
 def digits_in(name: str) -> str:
-    """Return the first digits of a SHA-256 in a file's name, as in ``resnet18-f37072fd.pth``, or nothing."""
+    """Return the SHA-256 digits in a file name such as ``resnet18-f37072fd.pth``, or an empty string."""
     match = _DIGITS.search(name)
     return match[1] if match else ""
 

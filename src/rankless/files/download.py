@@ -1,8 +1,8 @@
-"""Downloads over HTTP, which resume after a lost connection and are checked before they are renamed.
+"""Downloads over HTTP, which resume after a lost connection and are verified before they are renamed.
 
 ``NAME.part`` holds the bytes received so far. ``NAME.part.tag`` holds the server's tag of the content, so
-that a download resumes only if the content is unchanged. A process locks the part while it downloads; other
-processes wait.
+that a download resumes only if the content is unchanged. A process locks the partial file while it downloads;
+other processes wait.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from rankless.files.writing import has_name, token, write_atomically
 from rankless.printing import ProgressBar, say
 
 MIRROR = "RANKLESS_WEIGHTS_MIRROR"
-"""The variable with the address of a folder that has the same files as their publishers."""
-_TRIES = 5  # in a row that bring no bytes
+"""The environment variable with the address of a folder that mirrors the publishers' files."""
+_TRIES = 5  # consecutive tries that receive no bytes
 _PAUSE = 0.2  # seconds before the second try, doubled for each further one
 _TIMEOUT = 30.0  # seconds without receiving a byte
 _CHUNK = 1 << 18  # bytes
 _LASTING = {301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 410, 451, 501}
-"""HTTP status codes that a retry does not change."""
+"""HTTP status codes that a retry would not change."""
 _NETWORK = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
-_BROKEN = (*_NETWORK, ValueError)  # of an address or a length that cannot be read
-"""Errors of a connection; other ``OSError`` are the disk's."""
+_BROKEN = (*_NETWORK, ValueError)  # ValueError: an unreadable address or length
+"""Errors of a connection; any other ``OSError`` comes from the disk."""
 _LONGEST_TAG = 500  # characters
 
 
@@ -99,17 +99,17 @@ def _is_address(text: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(text)
         return bool(re.fullmatch("https?://[!-~]+", text) and parts.hostname and parts.port != 0)
-    except ValueError:  # of a bracket or a port
+    except ValueError:  # an invalid bracket or port
         return False
 
 
 def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda _: None) -> tuple[Path, str]:
-    """Download a published file into ``folder`` unless it is there; return its path and SHA-256.
+    """Download a published file into ``folder`` unless it is already there; return its path and SHA-256.
 
     Args:
         offer: the file.
         folder: the cache; created if needed.
-        check: called with the downloaded file; raises a UserError if its content cannot be right.
+        check: called with the downloaded file; raises a UserError if its content is wrong.
     """
     path = folder / offer.name
     if not path.exists():
@@ -142,9 +142,9 @@ def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda 
 
 @contextmanager
 def _locked(part: Path, path: Path) -> Iterator[tuple[Path, IO[bytes] | None]]:
-    """Yield the locked part, opened for writing; None if another process has finished the file meanwhile.
+    """Yield the partial file, locked and opened for writing, or None if another process has completed it.
 
-    On a file system without locks, each process fills a part of its own, which is not kept.
+    On a file system without locks, each process fills its own partial file, which is not kept.
     """
     while True:
         with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", 0) as file:
@@ -176,7 +176,7 @@ def _tag_of(part: Path) -> Path:
 
 
 def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Callable[[Path], object]) -> None:
-    """Fill the part, check it, and rename it."""
+    """Download into the partial file, verify it, and rename it."""
     tag = _tag_of(part)
     try:
         if not (offer.digest and file.seek(0, os.SEEK_END) and not _other_digest(offer, part)):
@@ -199,7 +199,7 @@ def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Call
 
 
 def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
-    """Download the missing bytes; give up after ``_TRIES`` tries in a row that bring none."""
+    """Download the missing bytes; give up after ``_TRIES`` consecutive tries that receive none."""
     address, left = offer.address, _TRIES
     while left:
         before = file.seek(0, os.SEEK_END)
@@ -218,7 +218,7 @@ def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
 
 
 class _OtherFileError(Exception):
-    """The server offers a file other than the expected one."""
+    """Raised if the server offers a file other than the expected one."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -227,7 +227,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        """Return the request for the new address, or raise what stands for the server's answer."""
+        """Return the request for the new address, or raise an error that describes the server's response."""
         allowed = ("https",) if req.full_url.startswith("https:") else ("https", "http")
         if urllib.parse.urlsplit(newurl).scheme not in allowed:
             reason = f"with a redirect to {newurl}; expected https"
@@ -236,7 +236,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
-    """Append the missing bytes to the part; the bytes received before a connection breaks are kept."""
+    """Append the missing bytes to the partial file; bytes received before a connection breaks are kept."""
     at = file.seek(0, os.SEEK_END)
     known = _usable(reading.read_text(tag, 1000, errors="replace")) if at and tag.exists() else ""
     headers = {"User-Agent": "rankless", "Accept-Encoding": "identity"}
@@ -247,7 +247,7 @@ def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
             urllib.request.Request(address, headers=headers), timeout=_TIMEOUT
         )
     except urllib.error.HTTPError as error:
-        if error.code != 416:  # the part is as long as the content, or longer
+        if error.code != 416:  # the partial file is as long as the content, or longer
             raise
         error.close()
         file.truncate(0)
@@ -276,7 +276,7 @@ def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
 
 
 def _copy(response: Any, file: IO[bytes], at: int, total: int, most: int, bar: ProgressBar) -> None:
-    """Append the response to a file of ``at`` bytes, which may get ``most``; 0 means unknown."""
+    """Append the response to a file of ``at`` bytes, up to ``most`` bytes; 0 means that there is no limit."""
     began, first = time.monotonic(), at
     while chunk := response.read1(_CHUNK):
         if at == 0 and chunk.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
@@ -293,7 +293,7 @@ def _copy(response: Any, file: IO[bytes], at: int, total: int, most: int, bar: P
 
 
 def _tag(response: Any) -> str:
-    """Return the content's strong ETag, or the time of its last change; empty if it cannot be sent back."""
+    """Return the content's strong ETag or its time of last change, or an empty string if it is unusable."""
     etag = response.headers.get("ETag", "")
     return _usable(str(etag if etag.startswith('"') else response.headers.get("Last-Modified", "")))
 
@@ -303,7 +303,7 @@ def _usable(tag: str) -> str:
 
 
 def _other_digest(offer: Offer, path: Path) -> str:
-    """Return the file's checksum if it differs from the published one; empty otherwise."""
+    """Return the file's checksum if it differs from the published one, or an empty string otherwise."""
     with reading.opened(path) as file:
         found = hashlib.file_digest(file, offer.algorithm).hexdigest()
     return "" if found.startswith(offer.digest) else found

@@ -19,7 +19,7 @@ from rankless.files import checksums, reading
 
 PREFIX = "hf://"
 OFFLINE = "HF_HUB_OFFLINE"
-"""The variable that keeps huggingface_hub, and every other download of weights, off the network."""
+"""The environment variable that keeps huggingface_hub and all other weight downloads off the network."""
 _ADDRESS = re.compile(r"([\w.-]+/[\w.-]+)(?:@([^@/]+))?(?:/([^@]+))?")
 _WEIGHTS = "model.safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -45,7 +45,7 @@ class HubAddress:
 
 
 def is_offline() -> bool:
-    """Return whether the environment forbids downloads."""
+    """Check whether the environment forbids downloads."""
     return os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
@@ -63,19 +63,19 @@ def parse(text: str) -> HubAddress:
 
 
 def fetch(address: HubAddress, *, newest: bool = False) -> Path:
-    """Return the local folder with a repository's JSON and safetensors, after downloading what is not there.
+    """Return the local folder with a repository's JSON and safetensors files, downloading missing files.
 
-    A branch means the same commit until it is fetched again. A file whose name on the Hub is its SHA-256, as
-    of every large file, is compared with it.
+    A branch stands for the same commit until it is fetched again. Every large file, which the Hub names by
+    its SHA-256, is compared with that digest.
 
     Args:
         address: the repository; its ``file``, if given, is the only file that is fetched.
-        newest: ask the Hub for the newest commit even if the files are there.
+        newest: ask the Hub for the newest commit even if the files are already in the cache.
 
     Returns:
         The folder of the snapshot, named after the commit that ``revision`` refers to.
     """
-    # Weights come last: if they are there, an interrupted download has left out nothing before them.
+    # Weights come last: if they exist, an interrupted download has fetched all files before them.
     patterns = [glob.escape(address.file)] if address.file else ["*.json", "*.safetensors"]
     folder = None
     if not newest:
@@ -100,7 +100,7 @@ def fetch(address: HubAddress, *, newest: bool = False) -> Path:
 
 
 def _snapshot(address: HubAddress, patterns: list[str], *, cached: bool) -> Path:
-    """Return the folder of a commit, after fetching the files of one pattern after the other."""
+    """Return the folder of a commit, after fetching the files that match each pattern in turn."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -113,13 +113,13 @@ def _snapshot(address: HubAddress, patterns: list[str], *, cached: bool) -> Path
             revision = Path(folder).name
     except LocalEntryNotFoundError as error:
         raise _missing(address, "it is not in the cache, and the Hub cannot be reached", error) from error
-    except Exception as error:  # many types: from the network, the Hub or the disk
+    except Exception as error:  # many types, raised by the network, the Hub or the disk
         raise _missing(address, "it cannot be fetched", error) from error
     return Path(folder)
 
 
 def _lacking(address: HubAddress, folder: Path) -> str:
-    """Return the address's file, or the first file of weights, that is not in a folder; empty if all are."""
+    """Return the first file needed for an address that a folder lacks, or an empty string if it has all."""
     wanted, index = [address.file or _WEIGHTS], folder / f"{_WEIGHTS}.index.json"
     if not address.file and not (folder / _WEIGHTS).is_file() and index.is_file():
         try:
@@ -130,13 +130,13 @@ def _lacking(address: HubAddress, folder: Path) -> str:
 
 
 def file_of(address: HubAddress) -> Path:
-    """Return the local path of the address's safetensors file, after downloading it if it is not there."""
+    """Return the local path of the address's safetensors file, downloading it if needed."""
     refuse_pickles(address)
     return fetch(address) / address.file
 
 
 def refuse_pickles(address: HubAddress) -> None:
-    """Raise for an address that does not name a safetensors file."""
+    """Raise an error unless the address is that of a safetensors file."""
     if not address.file.endswith(".safetensors"):
         raise UserError(
             f"{address}: expected a .safetensors file, as in {PREFIX}{address.repository}/model.safetensors; "
@@ -145,7 +145,7 @@ def refuse_pickles(address: HubAddress) -> None:
 
 
 def path_of(text: str) -> Path:
-    """Return the local path of a file or a run that is named by its path or by an ``hf://`` address."""
+    """Return the local path of a file or a run, given as a path or as an ``hf://`` address."""
     return file_of(parse(text)) if text.startswith(PREFIX) else Path(text)
 
 

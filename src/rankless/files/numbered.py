@@ -11,7 +11,7 @@ from rankless.errors import UserError
 
 
 def numbered_folder(wanted: Path, option: str) -> Path:
-    """Create ``wanted``, or ``wanted-2``, ``-3`` … if it is taken; safe against other processes."""
+    """Create ``wanted``, or ``wanted-2``, ``-3`` … if it is taken, even while other processes do the same."""
     number, path = 1, wanted
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A command's output files. It overwrites only its own earlier outputs, unless the user forces it.
+"""The output files of a command, which overwrites only its own earlier outputs unless the user forces it.
 
 ``.rankless-outputs`` lists the outputs in a folder, each with its command, name, size and digest. The same
 command may replace a file on the list that has not changed since. Everything else belongs to the user: other
@@ -54,7 +54,7 @@ class Outputs:
         self.include(files)
 
     def include(self, files: Sequence[Path]) -> None:
-        """Check further output files."""
+        """Check more output files and add them to this object."""
         never: list[str] = []
         stay: list[str] = []
         for folder, within in groupby(files, lambda file: file.parent):
@@ -88,7 +88,7 @@ class Outputs:
             )
 
     def _stays(self, file: Path, there: os.stat_result) -> str:
-        """Return why an existing file is not replaced; empty if this command wrote it."""
+        """Return why an existing file is not replaced, or an empty string if this command wrote it."""
         if stat.S_ISDIR(there.st_mode):
             return "is a folder; expected the name of a file"
         if stat.S_ISLNK(there.st_mode):
@@ -108,7 +108,7 @@ class Outputs:
 
     @property
     def forced(self) -> list[Path]:
-        """Return the files that only ``force`` allows to replace."""
+        """Return the files that can be replaced only with ``force``."""
         return self._forced
 
     def refuse_inputs(self, inputs: Iterable[Path | str]) -> None:
@@ -144,7 +144,7 @@ class Outputs:
             raise UserError(f"{file}: it cannot be written: {_reason(error)}") from error
 
     def keep(self, files: Iterable[Path]) -> None:
-        """Count files as written, because an earlier call of the command wrote them before it was stopped."""
+        """Count files as written because an earlier, interrupted call of the command wrote them."""
         self._written.extend(files)
 
     def remove_others(self, folder: Path) -> list[Path]:
@@ -183,7 +183,7 @@ class Outputs:
             aside.unlink(missing_ok=True)
 
     def _message(self, problems: Sequence[str], force: str) -> list[str]:
-        """Return the first problems, the number of others, and the remedy."""
+        """Return sentences with the first problems, the number of further ones, and the remedy."""
         more = f"… and {len(problems) - FIRST:,} more; " if len(problems) > FIRST else ""
         remedy = f"give another {self._option}" + (f", or {force}" if force else "")
         if len(problems) == 1:
@@ -198,7 +198,7 @@ class Outputs:
 
 
 def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: bool = False) -> Outputs:
-    """Check the single file that a command draws; its ending gives the format."""
+    """Check the single file that a command draws; its extension determines the format."""
     if out.suffix.lower() not in endings:
         raise UserError(f"--out {out}: expected a name that ends in {one_of(endings)}")
     return Outputs([out], verb=verb, force=force)
@@ -219,7 +219,7 @@ def refuse_filled(folder: Path) -> None:
 
 
 def unusable(folder: Path) -> str:
-    """Return why ``folder``, which need not exist, cannot be written to; empty if it can."""
+    """Return why ``folder``, which need not exist, cannot be written to, or an empty string if it can."""
     while True:
         try:
             there = folder.stat()
@@ -236,7 +236,7 @@ def unusable(folder: Path) -> str:
 
 
 def _is_fixed(there: os.stat_result) -> bool:
-    """Return whether a path is never replaced, even with ``force``."""
+    """Check whether a path is never replaced, even with ``force``."""
     return not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode))
 
 
@@ -280,14 +280,14 @@ class OutputList:
             return
         self.is_ours = lines[0] == _HEADER
         for line in lines[1:]:
-            with suppress(ValueError, TypeError, RecursionError):  # a line that a kill or a full disk cut
+            with suppress(ValueError, TypeError, RecursionError):  # a line cut off by a kill or a full disk
                 verb, name, size, digest = json.loads(line)
                 self._know((str(verb), str(name)), (int(size), str(digest)))
         few = len(lines) < 2 * sum(map(len, self.known.values())) + 100
         self._is_tidy = few and lines[-1] == "" and os.lstat(self.path).st_nlink == 1
 
     def has(self, verb: str, file: Path) -> bool:
-        """Return whether ``verb`` wrote ``file`` and it has not changed since."""
+        """Check whether ``verb`` wrote ``file`` and it has not changed since."""
         known = self.known.get((verb, file.name), [])
         try:
             return os.lstat(file).st_size in [size for size, _ in known] and digest_of(file) in known
@@ -347,7 +347,7 @@ def digest_of(path: Path) -> _File:
 
 
 def _open(path: Path) -> int:
-    """Open a regular file to read, without waiting for a pipe."""
+    """Open a regular file for reading, without ever waiting for a pipe."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file

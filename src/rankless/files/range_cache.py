@@ -45,7 +45,7 @@ class RangeCache:
     most: int
 
     def get(self, key: str) -> bytes | None:
-        """Return the bytes under a key; None if there are none, or if they are damaged."""
+        """Return the bytes under a key, or None if they are missing or damaged."""
         path = self._path(key)
         try:
             content = path.read_bytes()
@@ -60,7 +60,7 @@ class RangeCache:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Cache bytes under a key if there is room. No result depends on it, so nothing is reported."""
+        """Cache bytes under a key if there is room; failures are ignored, because no result depends on it."""
         share = self.most // self._folders
         if len(data) + _DIGEST > share:
             return
@@ -75,7 +75,7 @@ class RangeCache:
                 part.write_bytes(_digest(data) + data)
 
     def tidy(self) -> None:
-        """Remove files beyond the limit, which may have been lowered."""
+        """Remove files that exceed the limit, which may have been lowered."""
         share = self.most // self._folders
         with contextlib.suppress(OSError):
             for folder in list(self.folder.iterdir()):
@@ -93,7 +93,7 @@ class RangeCache:
 
 
 def user_cache() -> RangeCache:
-    """Return the user's cache."""
+    """Return the cache that all processes of this user share."""
     return RangeCache(cache_folder() / "remote", limit())
 
 
@@ -102,7 +102,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _make_room(folder: Path, most: int) -> None:
-    """Remove the least recently used files until the rest has at most this many bytes."""
+    """Remove the least recently used files until at most ``most`` bytes remain."""
     there: list[tuple[int, int, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""Reading of untrusted files: only regular files, and never more than a limit.
+"""Read untrusted files: only regular files, and never more than a limited number of bytes.
 
 Reading a pipe may wait forever, and a device such as ``/dev/zero`` never ends. Every function raises
 ``OSError`` with a sentence as its ``strerror``, so callers treat all of these alike.
@@ -30,14 +30,14 @@ _KINDS = {
 
 
 def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
-    """Open a regular file to read its bytes, unbuffered, without ever waiting for a writer."""
+    """Open a regular file for reading bytes, unbuffered, without ever waiting for a writer."""
     name = os.fspath(path)
     if "\0" in name:
         raise OSError(errno.EINVAL, "its name contains a NUL, which no file's name can", name)
     try:
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # for a socket
+        if error.errno == errno.ENXIO:  # the file is a socket
             raise _irregular(stat.S_IFSOCK, name) from None
         raise
     try:
@@ -76,7 +76,7 @@ def read_text(
     encoding: str = "utf-8-sig",
     errors: str = "strict",
 ) -> str:
-    r"""Read the text of a regular file, with line ends as ``\n``; see :func:`read_bytes`."""
+    r"""Read the text of a regular file, with line endings converted to ``\n``; see :func:`read_bytes`."""
     content = io.BytesIO(read_bytes(path, most))
     return io.TextIOWrapper(content, encoding=encoding, errors=errors).read()
 
@@ -84,7 +84,7 @@ def read_text(
 def opened_text(
     path: str | os.PathLike[str], *, errors: str = "strict", newline: str | None = None
 ) -> io.TextIOWrapper:
-    """Open a regular file to read its text, UTF-8, line by line; see :func:`opened`."""
+    """Open a regular UTF-8 file for reading text line by line; see :func:`opened`."""
     return io.TextIOWrapper(io.BufferedReader(opened(path)), "utf-8-sig", errors, newline)
 
 
@@ -96,7 +96,7 @@ def reason(error: OSError | UnicodeDecodeError) -> str:
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether ``path`` is a regular file; False if that is unknown."""
+    """Check whether ``path`` is known to be a regular file."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):  # a name too long, a loop of links, a NUL
@@ -104,15 +104,15 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Return whether ``path`` or a listed entry is a folder; False if that is unknown."""
-    try:  # a listed entry needs no system call
+    """Check whether ``path``, or an entry of a folder listing, is known to be a folder."""
+    try:  # an entry of a listing needs no system call
         return path.is_dir() if isinstance(path, os.DirEntry) else Path(path).is_dir()
     except (OSError, ValueError):
         return False
 
 
 def _endless(file: io.FileIO, limit: int) -> bytes:
-    """Read everything, or slightly more than ``limit``."""
+    """Read the whole file, but stop slightly above ``limit`` bytes."""
     content = bytearray()
     while len(content) <= limit and (block := file.read(1 << 16)):
         content += block

@@ -27,14 +27,14 @@ TRIES = 5
 _PAUSE = 0.2  # seconds after the first try; doubled after every further one
 _TIMEOUT = 60.0  # seconds for a connection, and for the next bytes of a response
 _LASTING = {400, 405, 410, 416, 501}
-"""HTTP status codes that a retry does not change."""
+"""HTTP status codes that a retry would not change."""
 _BLOCK = 4 << 20  # bytes
-_BLOCKS = 3  # that are kept in memory
+_BLOCKS = 3  # number of blocks kept in memory
 Value = TypeVar("Value")
 
 
 def is_remote(path: str) -> bool:
-    """Return whether the text is the address of an object on another machine."""
+    """Check whether the text is the address of an object on another machine."""
     scheme, mark, rest = path.partition("://")
     return bool(mark and rest) and scheme in SCHEMES
 
@@ -65,11 +65,11 @@ class RemotePath:
 
     @property
     def parent(self) -> RemotePath:
-        """The folder above."""
+        """The folder that contains the address."""
         return RemotePath(self.url.rpartition("/")[0], True)
 
     def is_dir(self) -> bool:
-        """Return whether there are objects below the address."""
+        """Check whether there are objects below the address."""
         if self.is_folder is None:
             try:
                 self.is_folder = any(True for _ in self.iterdir())
@@ -78,7 +78,7 @@ class RemotePath:
         return self.is_folder
 
     def is_file(self) -> bool:
-        """Return whether the address is an object's."""
+        """Check whether the address is that of an object."""
         if self.is_folder is not None:
             return not self.is_folder
         try:
@@ -97,12 +97,12 @@ Location = Path | RemotePath
 
 
 def location(root: str) -> Location:
-    """Return the local path or the address that a data set's root names."""
+    """Return a data set's root as a local path or as an address."""
     return RemotePath(root) if is_remote(root) else Path(root).expanduser()
 
 
 def content_of(file: Location, most: int) -> bytes:
-    """Return a file's or object's content of at most ``most`` bytes."""
+    """Return the content of a file or object, which may have at most ``most`` bytes."""
     if isinstance(file, Path):
         return reading.read_bytes(file, most)
     remote = RemoteFile(str(file))
@@ -112,17 +112,17 @@ def content_of(file: Location, most: int) -> bytes:
 
 
 def size_of(file: Location) -> int:
-    """Return a file's or object's size in bytes."""
+    """Return the size of a file or object in bytes."""
     return file.stat().st_size if isinstance(file, Path) else state_of(str(file)).size
 
 
 def name_of(file: Location) -> str:
-    """Return the name that opens a file: its path, or its address with the tag of its current content."""
+    """Return a name with which to open a file: its path, or its address with its current content's tag."""
     return str(file) if isinstance(file, Path) else f"{file}#{state_of(str(file)).tag}"
 
 
 def refuse_secrets(url: str) -> None:
-    """Raise if an address contains a password, because recipes and messages would reveal it."""
+    """Raise an error if an address contains a password, because recipes and messages would reveal it."""
     parts = urlsplit(url)
     if parts.password or parts.username:
         host = parts.hostname or ""
@@ -139,11 +139,11 @@ def refuse_secrets(url: str) -> None:
 
 @dataclass(frozen=True)
 class State:
-    """The current state of an object.
+    """The size and version of an object at the time of a request.
 
     Attributes:
         size: size in bytes.
-        tag: changes when the content changes, as far as the server says.
+        tag: a text that changes when the content changes, as far as the server reports it.
         etag: HTTP's strong ETag, with which to request exactly this content; "" if there is none.
     """
 
@@ -154,7 +154,7 @@ class State:
 
 @dataclass
 class RemoteFile:
-    """An object, read in byte ranges. Its address may end in ``#TAG``, the tag of the expected content."""
+    """An object that is read in byte ranges. Its address may end in ``#TAG``, the expected content's tag."""
 
     url: str
     state: State = field(init=False)
@@ -172,7 +172,7 @@ class RemoteFile:
         return self.state.size
 
     def range(self, length: int, offset: int) -> bytes:
-        """Fetch ``length`` bytes from an offset; fewer at the end of the object."""
+        """Fetch ``length`` bytes from an offset, or fewer at the end of the object."""
         end = min(offset + length, self.size)
         if end <= offset:
             return b""
@@ -186,12 +186,12 @@ class RemoteFile:
         return data
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Fetch bytes for small sequential reads: whole blocks are fetched and kept."""
+        """Return bytes from an offset; whole blocks are fetched and kept for small sequential reads."""
         parts: list[bytes] = []
         while length > 0 and offset < self.size:
             number, start = divmod(offset, _BLOCK)
             part = self._block(number)[start : start + length]
-            if not part:  # the object is shorter than the server said
+            if not part:  # the object is shorter than the server reported
                 break
             parts.append(part)
             offset, length = offset + len(part), length - len(part)
@@ -206,7 +206,7 @@ class RemoteFile:
 
 
 def state_of(url: str) -> State:
-    """Return the state of an object, requested once per process."""
+    """Return the state of an object, which is requested only once per process."""
     return _state(os.getpid(), url.partition("#")[0])
 
 

@@ -67,7 +67,7 @@ def refuse_existing(out: Path) -> None:
 def work_folder(out: Path, *, inside: bool = False) -> Iterator[Path]:
     """Yield a new folder ``.NAME-…`` beside or inside ``out``, and remove it at the end unless renamed.
 
-    Folders of killed processes are removed first, those of running ones stay.
+    Folders of killed processes are removed first; folders of running processes stay.
     """
     parent = out if inside else out.parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def _prefix(name: str) -> str:
 
 
 def _sweep(parent: Path, name: str) -> None:
-    """Remove the folders of killed processes."""
+    """Remove the folders that killed processes left in ``parent``."""
     left = re.compile(rf"{re.escape(_prefix(name))}[a-z0-9_]{{8}}")  # as mkdtemp names them
     with suppress(NotADirectoryError):
         for folder in [each for each in parent.iterdir() if left.fullmatch(each.name) and each.is_dir()]:
@@ -112,7 +112,7 @@ def _move_up(made: Path, target: Path) -> None:
 
 
 def _free(path: Path) -> str:
-    """Return the free space, as part of a sentence."""
+    """Return the free space on the disk, as part of a sentence."""
     with suppress(OSError, StopIteration):
         free = shutil.disk_usage(next(each for each in path.parents if each.exists())).free
         return f" ({in_gb(free)} are free there)"

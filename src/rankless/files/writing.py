@@ -1,4 +1,4 @@
-"""Atomic writing of files."""
+"""Write, rename, copy and remove files safely, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEPT = 3  # copies of a replaced file
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of ``path``: a reader sees the old text or the new, never a part.
+    """Replace the content of ``path``; a reader sees either the old or the new text, never a part of it.
 
     Surrogates, as in a path that is not UTF-8, are written as their bytes.
     """
@@ -50,7 +50,7 @@ def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterato
 
 @contextmanager
 def token(folder: Path) -> Iterator[Path]:
-    """Yield an empty file with a random, unused name in ``folder``; :func:`sweep` removes it after a kill."""
+    """Yield an empty file with a random name in ``folder``; :func:`sweep` removes it after a kill."""
     path, file = _part(folder)
     try:
         yield path
@@ -61,7 +61,7 @@ def token(folder: Path) -> Iterator[Path]:
 
 
 def put_aside(path: Path) -> Path:
-    """Rename a file inside its folder and return it; :func:`sweep` removes it after a kill."""
+    """Rename a file within its folder and return its new path; :func:`sweep` removes it after a kill."""
     aside = path.with_name(_new_name())
     path.rename(aside)
     return aside
@@ -90,7 +90,7 @@ def _new_name() -> str:
 
 
 def _part(folder: Path) -> tuple[Path, int]:
-    """Create a file with an unused name; it is locked while the descriptor is open."""
+    """Create a file with an unused name; return its path and a descriptor that locks it while open."""
     while True:
         path = folder / _new_name()
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -102,7 +102,7 @@ def _part(folder: Path) -> tuple[Path, int]:
 
 
 def has_name(file: int, path: Path) -> bool:
-    """Return whether ``path`` still names an opened file."""
+    """Check whether ``path`` still refers to the open file."""
     try:
         return os.path.samestat(os.fstat(file), path.lstat())
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def has_name(file: int, path: Path) -> bool:
 
 
 def _rename_new(part: Path, path: Path) -> None:
-    """Rename a file; raise if the new name is taken."""
+    """Rename a file; raise an error if the new name is taken."""
     try:
         os.link(part, path, follow_symlinks=False)
     except FileExistsError:
@@ -162,7 +162,7 @@ def remove_tree(path: Path) -> None:
 def copy(source: Path | str, target: Path, most: int) -> None:
     """Copy a regular file of at most ``most`` bytes to a new file, sharing blocks if the disk supports it."""
     with opened(source, most) as old, target.open("xb") as new:
-        left = os.fstat(old.fileno()).st_size  # bytes that are appended meanwhile are not copied
+        left = os.fstat(old.fileno()).st_size  # bytes appended in the meantime are not copied
         with suppress(OSError):  # not supported here: copy the rest below
             while left > 0 and (done := os.copy_file_range(old.fileno(), new.fileno(), left)):
                 left -= done

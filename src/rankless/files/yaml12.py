@@ -1,7 +1,7 @@
-"""Reader and writer of YAML for recipes: YAML 1.2 scalars, a line number for every key, and no tags.
+"""Read and write YAML for recipes: YAML 1.2 scalars, a line number for every key, and no tags.
 
 PyYAML follows YAML 1.1, where ``off`` is false, ``1e-2`` is text and ``012`` is ten. This module follows the
-core schema of YAML 1.2 (chapter 10.3). Tags are never obeyed, a duplicate key is an error, and every error
+core schema of YAML 1.2 (chapter 10.3). Tags outside of this schema and duplicate keys are errors. Every error
 names the file and the line. Reading continues after such an error, so that all are reported.
 """
 
@@ -16,7 +16,7 @@ import yaml
 from rankless.errors import UserError
 
 Path = tuple[str, ...]
-"""Keys from the outside in: ``("optim", "lr")``."""
+"""Keys from the outermost to the innermost: ``("optim", "lr")``."""
 
 _SCALARS = {
     "null": (re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""]),
@@ -32,7 +32,7 @@ _SCALARS = {
 }
 _TAG = "tag:yaml.org,2002:"
 _UNREADABLE: Any = object()
-"""Replaces an invalid value, which is left out together with the lists that contain it."""
+"""A placeholder for an invalid value, which is left out together with the lists that contain it."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -70,7 +70,7 @@ _Dumper.add_representer(
 
 
 def read(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Path, int]]:
-    """Read a YAML text and the line of each key; raise for any of the problems of :func:`read_in_part`."""
+    """Read a YAML text and the line of each key; raise an error if :func:`read_in_part` finds a problem."""
     value, known, problems = read_in_part(text, name, lines=lines)
     if problems:
         where = (f"{name}:{line}" if lines else name for line, _ in problems)
@@ -120,7 +120,7 @@ def not_yaml(error: Exception, name: str, *, lines: bool = True) -> UserError:
 
 
 def write(tree: dict[str, Any]) -> str:
-    """Return YAML with keys in the given order and lists on one line; :func:`read` gives an equal value."""
+    """Return YAML with keys in the given order and lists on one line; :func:`read` returns an equal value."""
     text: str = yaml.dump(
         tree, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=10**9, allow_unicode=True
     )
@@ -128,7 +128,7 @@ def write(tree: dict[str, Any]) -> str:
 
 
 class _Reading:
-    """A conversion of nodes to values, with the lines and problems found."""
+    """A converter of YAML nodes to values, which collects their lines and problems."""
 
     def __init__(self, with_lines: bool) -> None:
         self.with_lines = with_lines

@@ -1,14 +1,14 @@
-"""Layers on CPUs whose result for an image does not depend on the size of the batch.
+"""Layers on CPUs that compute the same result for an image in a batch of any size.
 
 In float32, PyTorch chooses a convolution's kernel by the size of the batch. A single image with at most
 20,480 numbers uses a different kernel than two images do; with one thread, a 1×1 convolution uses a different
-kernel for 16 or more images. The rule is ``ConvParams::use_mkldnn`` in PyTorch's ``Convolution.cpp``.
-A linear layer multiplies a single row by
-another BLAS routine than several rows. These add in different orders, so the last bits of an image's output
-would depend on its neighbors. In bf16, one kernel computes batches of any size.
+kernel for 16 or more images. The rule is ``ConvParams::use_mkldnn`` in PyTorch's ``Convolution.cpp``. A
+linear layer multiplies a single row with a different BLAS routine than several rows. These kernels add in
+different orders, so the last bits of an image's output would depend on its neighbors. In bf16, one kernel
+computes batches of any size.
 
-Only these layers are covered, where a module calls them itself: not those inside a composite such as
-``functional.multi_head_attention_forward``.
+Only these layers are covered, and only where a module calls them itself, not inside a composite function such
+as ``functional.multi_head_attention_forward``.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class _SameKernel(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function; if it is such a layer, use batches of a size that does not change the kernel."""
+        """Call the function; for one of these layers, use batch sizes that do not change the kernel."""
         kwargs = kwargs or {}
         is_linear = func is functional.linear
         if not (is_linear or func in _CONVOLUTIONS) or len(args) < 2:
             return func(*args, **kwargs)
         images, *others = args
-        if not is_linear and images.ndim != others[0].ndim:  # an image without the dimension of a batch
+        if not is_linear and images.ndim != others[0].ndim:  # an image without a batch dimension
             return func(*args, **kwargs)
         is_one = images.ndim > 1 and images.shape[:-1].numel() == 1 if is_linear else len(images) == 1
         if is_one and (is_linear or images.numel() <= _SMALL):

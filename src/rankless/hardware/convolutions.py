@@ -31,7 +31,7 @@ class SoundConvolutions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function; run convolutions that oneDNN computes wrongly in float32."""
+        """Call the function, but use float32 for a convolution that oneDNN would compute wrongly."""
         kwargs = kwargs or {}
         if (is_unsound := _CHECKS.get(func)) is None or not is_unsound(*args, **kwargs):
             return func(*args, **kwargs)
@@ -66,14 +66,14 @@ def _transposed_unsoundly(
     groups: int = 1,
     dilation: int | tuple[int, ...] = 1,
 ) -> bool:
-    # The strided map is the output here.
+    # Here the output is the map to which the stride applies.
     reach = _last(dilation) * (weight.shape[-1] - 1) + 1
     width = (input.shape[-1] - 1) * _last(stride) - 2 * _last(padding) + reach + _last(output_padding)
     return _last(stride) > width
 
 
 def _last(sides: int | str | tuple[int, ...]) -> int:
-    """Return the value for the width; 0 if the padding is given as a word, which requires a stride of 1."""
+    """Return the value for the width, or 0 for padding given as a word, which requires a stride of 1."""
     if isinstance(sides, str):
         return 0
     return int(sides) if isinstance(sides, int) else int(sides[-1])

@@ -24,7 +24,7 @@ def _quotas(root: Path) -> Iterator[float]:
         return
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if not controllers:  # version 2
+        if not controllers:  # control groups, version 2
             for folder in _around(root / "sys/fs/cgroup", path):
                 yield from _quota(folder / "cpu.max")
         elif "cpu" in controllers.split(","):
@@ -34,14 +34,14 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _around(mount: Path, path: str) -> Iterator[Path]:
-    """Yield a group's folder and its ancestors; in a container, only the ancestors may exist."""
+    """Yield a control group's folder and its ancestors; in a container, only the ancestors may exist."""
     names = [name for name in path.split("/") if name not in ("", ".", "..")]
     for count in range(len(names), -1, -1):
         yield mount.joinpath(*names[:count])
 
 
 def _quota(*files: Path) -> Iterator[float]:
-    """Yield the quota divided by the period, both in microseconds; nothing if it is ``max`` or -1."""
+    """Yield a limit in cores, the quota divided by the period; yield nothing if it is ``max`` or -1."""
     try:
         values = [value for file in files for value in file.read_text(encoding="ascii").split()]
         quota, period = map(int, values)

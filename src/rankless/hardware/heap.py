@@ -1,4 +1,4 @@
-"""Settings of the C library's heap, because every step allocates and frees tens of megabytes."""
+"""Configure the C library's heap, because every step allocates and frees tens of megabytes."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rankless.errors import UserError
 
-# oneDNN's names, from weakest to strongest, each with the flags that it needs in addition to the weaker
-# ones'.
+# oneDNN's names of instruction sets, from weakest to strongest, each with the processor flags that it needs
+# in addition to those of the weaker sets.
 _ONEDNN: dict[str, frozenset[str]] = {
     name: frozenset(flags.split())
     for name, flags in {
@@ -41,7 +41,7 @@ _NEEDS = ("avx2", "fma", "bmi2")
 
 
 def flags() -> frozenset[str]:
-    """Return the names that Linux gives to the processor's features; empty if they are unknown."""
+    """Return the processor's features under Linux's names, or an empty set if they are unknown."""
     return frozenset(_cpuinfo().get("flags", "").split())
 
 
@@ -73,7 +73,7 @@ def computes_bf16(cpu_isa: str = "native") -> bool:
 
 
 def variables(cpu_isa: str) -> dict[str, str]:
-    """Return the environment variables that limit every library to ``cpu_isa``; none for ``native``."""
+    """Return the environment variables that limit every library to ``cpu_isa`` (none for ``native``)."""
     if cpu_isa == "native":
         return {}
     return {
@@ -118,7 +118,7 @@ def fix(cpu_isa: str) -> None:
 
 
 def _more_than_avx2_in_numpy() -> str:
-    """Return the features beyond AVX2 that this NumPy knows, because it warns about unknown names."""
+    """Return the features beyond AVX2 that this NumPy knows; it would warn about unknown names."""
     major, minor = map(int, metadata.version("numpy").split(".")[:2])
     if (major, minor) >= (2, 4):
         return "X86_V4 AVX512_ICL AVX512_SPR"

@@ -15,12 +15,12 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int:
-    """Return the bytes that this process can still allocate, given the limits of machine and container."""
+    """Return the bytes that this process can still allocate within the machine's and container's limits."""
     return max(0, min(_limits(), default=sys.maxsize))
 
 
 def peak(pid: int | None = None) -> int:
-    """Return a process's peak resident bytes; 0 if they are unknown (macOS) or the process has ended."""
+    """Return a process's peak resident bytes, or 0 if they are unknown (macOS) or the process has ended."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path(f"/proc/{pid or 'self'}/status").read_text("ascii", errors="replace").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
@@ -61,7 +61,7 @@ def _container() -> Iterator[int]:
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
-            if not controllers:  # version 2
+            if not controllers:  # control groups, version 2
                 yield from _left(_CGROUPS, path, "memory.max", "memory.current")
             elif "memory" in controllers.split(","):
                 yield from _left(_CGROUPS / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")

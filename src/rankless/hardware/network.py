@@ -19,7 +19,7 @@ _ELSEWHERE = ("203.0.113.1", "2001:db8::1")  # documentation addresses, which no
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Return the addresses of every interface that is up, IPv4 before IPv6; empty if unknown."""
+    """Return the addresses of every interface that is up, IPv4 before IPv6, or an empty dict if unknown."""
     if sys.platform != "linux":
         return {}
     found: dict[str, list[str]] = {}
@@ -34,7 +34,7 @@ def is_loopback(address: str) -> bool:
 
 
 def addresses_of(host: str) -> list[str]:
-    """Return the addresses of a host name or address, IPv4 first; empty if it cannot be resolved."""
+    """Return the addresses of a host, IPv4 first, or an empty list if it cannot be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -44,7 +44,7 @@ def addresses_of(host: str) -> list[str]:
 
 
 def address_towards(address: str) -> str | None:
-    """Return this machine's source address for packets to ``address``; None if there is no route.
+    """Return this machine's source address for packets to ``address``, or None if there is no route.
 
     The kernel is asked for its route; nothing is sent.
     """
@@ -58,7 +58,7 @@ def address_towards(address: str) -> str | None:
 
 
 def public_address() -> str | None:
-    """Return this machine's address on the default route, or else its only address; None if ambiguous."""
+    """Return this machine's address on the default route or else its only address, or None if ambiguous."""
     for elsewhere in _ELSEWHERE:
         own = address_towards(elsewhere)
         if own and not is_loopback(own):
@@ -96,7 +96,7 @@ def own_address(host: str) -> str:
 
 
 def is_here_alone(host: str) -> bool:
-    """Check whether ``host`` is ``localhost`` or a loopback address, which every machine has for itself."""
+    """Check whether ``host`` is ``localhost`` or a loopback address, which each machine uses for itself."""
     if host == "localhost":
         return True
     try:
@@ -106,7 +106,7 @@ def is_here_alone(host: str) -> bool:
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the interface that leads to ``host``, or has its address; None if it is unknown."""
+    """Return the interface that leads to ``host`` or has its address, or None if it is unknown."""
     if is_here_alone(host):
         return interface_of("127.0.0.1")
     found = addresses_of(host)
@@ -116,12 +116,12 @@ def interface_towards(host: str) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface that has an address; None if no interface has it."""
+    """Return the interface that has an address, or None if no interface has it."""
     return next((name for name, addresses in interfaces().items() if address in addresses), None)
 
 
 def mtu_of(interface: str) -> int | None:
-    """Return the largest packet that an interface sends, in bytes; None if it is unknown."""
+    """Return the largest packet that an interface sends, in bytes, or None if it is unknown."""
     if sys.platform != "linux":
         return None
     import fcntl

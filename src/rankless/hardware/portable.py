@@ -51,13 +51,13 @@ def _atan(func: Callable[..., Tensor], x: Tensor) -> Tensor:
 
 
 def _pow(func: Callable[..., Tensor], x: Tensor, exponent: Any) -> Tensor:
-    if isinstance(exponent, float) and exponent == 0.5:  # PyTorch calls sqrt
+    if isinstance(exponent, float) and exponent == 0.5:  # PyTorch then calls sqrt
         return _sqrt(func, x)
     return func(x, exponent)
 
 
 class _SquareRoot(torch.autograd.Function):
-    """√x as 1 / (1 / √x) in float64, because ``rsqrt`` uses IEEE's square root and division."""
+    """√x, computed as 1 / (1 / √x) in float64, because ``rsqrt`` uses IEEE's square root and division."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class _SquareRoot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Return the gradient of x; infinite at 0, as PyTorch's is."""
+        """Return the gradient with respect to x, which is infinite at 0, as in PyTorch."""
         root: Tensor = ctx.saved_tensors[0]
         return gradient / (2 * root)
 

@@ -1,4 +1,4 @@
-"""Numeric precision of the forward pass."""
+"""The numeric precision of the forward pass."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def autocast(precision: str, device: torch.device) -> Iterator[None]:
 
 
 def replaced_kernels(device: torch.device) -> AbstractContextManager[object]:
-    """Return the context that replaces kernels which would give wrong or different bits on this CPU."""
+    """Return a context that replaces kernels that would give wrong or different bits on this CPU."""
     if device.type != "cpu":
         return nullcontext()
     if torch.is_autocast_enabled("cpu"):

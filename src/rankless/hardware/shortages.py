@@ -1,4 +1,4 @@
-"""Recognition of errors that mean a shortage of memory, which a restart would not fix.
+"""Recognize errors that mean a shortage of memory, which a restart would not fix.
 
 Libraries report a shortage in many ways; it is recognized by words in the message.
 """

@@ -1,4 +1,4 @@
-"""Number of CPU threads per operation, which affects the order of additions in some operations."""
+"""The number of CPU threads per operation, which affects the order of additions in some operations."""
 
 from __future__ import annotations
 

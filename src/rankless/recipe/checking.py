@@ -1,4 +1,4 @@
-"""Validation of a recipe's values in one pass that reports all mistakes together."""
+"""Validate a recipe's values in one pass that reports all mistakes together."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Location:
 
     @property
     def in_order(self) -> tuple[bool, int]:
-        """Sort key: problems with a known line first."""
+        """A sort key that puts problems with a known line first."""
         return self.line is None, self.line or self.order
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A mistake and its location."""
+    """A mistake in a recipe and its location."""
 
     location: Location
     sentence: str
@@ -72,7 +72,7 @@ class Source:
         name: name for messages about values without a known location.
         places: the locations of keys and sections.
         problems: problems found before validation, which are reported together with those of the values.
-        check_name: checks the model's name; None for no check.
+        check_name: checks the model's name; None skips this check.
     """
 
     name: str = "Recipe"
@@ -81,14 +81,14 @@ class Source:
     check_name: NameCheck | None = None
 
     def of(self, path: KeyPath) -> Location:
-        """Return the location of a key; for a key inside a YAML alias, that of the enclosing key."""
+        """Return the location of a key, or of the enclosing key for a key inside a YAML alias."""
         known = (self.places[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.places)
         return next(known, Location(self.name))
 
     def written(self, path: KeyPath, *, is_section: bool) -> list[KeyPath]:
         """Return the paths, as written by the user, to report for an unknown path.
 
-        For a section, they are the paths of its values; otherwise the outermost given path at or below it.
+        For a section, these are the paths of its values; otherwise, the outermost given path at or below it.
         """
         below = [one for one in self.places if one[: len(path)] == path] or [path]
         if is_section:
@@ -101,7 +101,7 @@ def checked(recipe: type, given: Any, validate: Handler, source: Source | None) 
 
     Args:
         recipe: the class ``Recipe``.
-        given: a recipe, a tree of keys and values, or the arguments of the class.
+        given: a recipe, nested mappings of keys and values, or the arguments of the class.
         validate: pydantic's validation.
         source: the origin of the values; by default a call of ``Recipe`` in Python.
     """
@@ -188,7 +188,7 @@ def in_full(section: Any, path: KeyPath) -> Any:
 
 
 def counted(tree: Any) -> int:
-    """Count a tree's keys; stop just above ``MOST_KEYS``, because YAML anchors can make a tree endless."""
+    """Count a tree's keys, but stop just above ``MOST_KEYS``: YAML anchors can make a tree endless."""
     count, waiting = 0, [tree]
     while waiting and count <= MOST_KEYS:
         if isinstance(section := waiting.pop(), Mapping):

@@ -14,7 +14,7 @@ _COLUMNS = 110
 
 @dataclass(frozen=True)
 class Setting:
-    """A dotted key, its value, and the reason for it."""
+    """A dotted recipe key, its value, and the reason for that value."""
 
     key: str
     value: Any

@@ -1,4 +1,4 @@
-"""Conversion of durations such as ``2000``, ``'5 epochs'`` and ``'80%'`` to steps."""
+"""Convert durations such as ``2000``, ``'5 epochs'`` and ``'80%'`` to steps."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fractions import Fraction
 
 
 def epochs_of(duration: int | str) -> Fraction | None:
-    """Return a duration's number of epochs; None for durations in steps or percent."""
+    """Return a duration's number of epochs, or None for a duration in steps or percent."""
     number, unit = _parts(duration)
     return number if unit.startswith("epoch") else None
 
 
 @dataclass(frozen=True)
 class RunLength:
-    """The length of a run.
+    """The length of a run, with conversions of durations to steps.
 
     Attributes:
         epochs: passes over the training images.
@@ -29,7 +29,7 @@ class RunLength:
 
     @property
     def steps(self) -> int:
-        """Number of steps of the run."""
+        """The number of steps in the run."""
         return -(-self.epochs * self.images // self.batch)
 
     def exact(self, duration: int | str) -> Fraction:
@@ -44,7 +44,7 @@ class RunLength:
         return math.ceil(self.exact(duration))
 
     def ends(self, step: int, every: int | str) -> bool:
-        """Check whether a period of length ``every`` ends with ``step`` (from 1); False for length 0."""
+        """Check whether a period of length ``every`` ends with ``step`` (from 1); length 0 never ends."""
         period = self.exact(every)
         return bool(period) and step // period > (step - 1) // period
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankless.errors import printable
 
 PYTORCH = (".pt", ".pth")
-"""Extensions of PyTorch's files."""
+"""File extensions that PyTorch uses."""
 _DEVICES = "--devices N on the command line: a recipe does not say where a run happens"
 RUN = "--run runs/NAME on the command line"
 BATCH = "the images of a step on all devices together (a number per GPU times the GPUs)"
@@ -82,7 +82,7 @@ ELSEWHERE: Mapping[str, str] = {
     "warmup_epochs": "schedule.warmup='3 epochs'",
     "weights": "model.pretrained",
 }
-"""Other trainers' names, mapped to their Rankless equivalents."""
+"""Maps other trainers' names to their Rankless equivalents."""
 
 SECTIONS: Mapping[str, str] = {
     "batch": "images",
@@ -93,7 +93,7 @@ SECTIONS: Mapping[str, str] = {
     "optim": "name",
     "schedule": "name",
 }
-"""Section to the key that a plain value in its place means, as in ``batch=8``."""
+"""Maps each section to the key that a plain value in its place sets, as in ``batch=8``."""
 
 _FILES: Mapping[str, str] = {
     ".cfg": "model.cfg",
@@ -102,7 +102,7 @@ _FILES: Mapping[str, str] = {
 
 
 def key_of_file(name: str, default: str) -> str:
-    """Return the recipe key that takes a file with this extension, or ``default``."""
+    """Return the recipe key that accepts a file with this extension, or ``default``."""
     return _FILES.get(Path(name).suffix, default)
 
 
@@ -132,14 +132,14 @@ PUBLISHED = (
 
 
 def is_by_name(pretrained: str) -> bool:
-    """Return whether ``model.pretrained`` is empty or names published weights instead of a local file."""
+    """Check whether ``model.pretrained`` is empty or refers to published weights, not to a local file."""
     return pretrained in ("", "timm", "published") or pretrained.startswith(("published/", "hf://"))
 
 
 def line_of_file(name: str, values: Mapping[str, str]) -> str:
     """Return the end of a message: the command that trains with a cfg or weights file.
 
-    The command takes the data from ``values``, the other overrides by key.
+    ``values`` holds the other overrides by key; the command uses its data set.
     """
     ours, note = imported(name)
     data = values.get("data.root") or values.get("data") or "FOLDER"
@@ -153,7 +153,7 @@ _OTHER_YOLO = re.compile(
 
 
 def other_yolo(name: str) -> str:
-    """Return a hint about the model nearest to a missing YOLO such as yolov8n; empty for other names."""
+    """Return a hint about the model nearest to a missing YOLO such as yolov8n, or an empty string."""
     match = _OTHER_YOLO.fullmatch(name)
     if not match:
         return ""
@@ -181,7 +181,7 @@ VALUES: Mapping[tuple[str, str], str] = {
     ("precision", "O1"): "here it is bf16 or fp16",
     **{("batch_norm", word): _SYNC for word in ("SyncBatchNorm", "SyncBN", "sync_bn", "syncbn")},
 }
-"""Key and another trainer's value for it, mapped to an explanation."""
+"""Maps a recipe key and another trainer's value for it to an explanation."""
 
 
 def answer(meant: str) -> str:

@@ -24,7 +24,7 @@ config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 @dataclass(frozen=True)
 class Only:
-    """Declaration that a recipe key has an effect only if another one has certain values.
+    """Declares that a recipe key has an effect only if another key has certain values.
 
     Attributes:
         key: dotted path of the other key.
@@ -37,9 +37,9 @@ class Only:
 
 @dataclass(frozen=True)
 class Reads:
-    """Declaration of the built-in tasks that read a recipe key after training.
+    """Declares which built-in tasks read a recipe key after training.
 
-    A section's declaration applies to its keys; keys without one are read by training and scoring.
+    A section's declaration applies to its keys. Keys without a declaration are read by training and scoring.
 
     Attributes:
         scoring: tasks that read the key when a trained model is scored.
@@ -86,7 +86,7 @@ ClassWeights = Annotated[tuple[NotNegative, ...], Field(min_length=1)]
 
 
 def _number_as_text(name: Any) -> Any:
-    """Convert a class name such as ``7`` to text, as data sets have it."""
+    """Convert a class name such as ``7`` to text, because class names in data sets are text."""
     return str(name) if isinstance(name, int) and not isinstance(name, bool) else name
 
 
@@ -101,7 +101,7 @@ NoBool = BeforeValidator(_no_bool)
 
 
 LINK_VALUES: Mapping[str, int | float] = {"epoch": 1, "step": 1, "loss": 1.0, "val_loss": 1.0, "lr": 1.0}
-"""Fields of a link's name, each with an example value."""
+"""The fields of ``checkpoint.name``, each with an example value."""
 _IN_LINKS = re.compile(
     rf"(?:[^{{}}/\0-\x1f]|{{({'|'.join(LINK_VALUES)})(:0?\d{{0,2}}(\.\d{{1,2}})?[dfeg]?)?}}){{1,80}}"
 )
@@ -155,7 +155,7 @@ Period = Annotated[Count | _IN_UNITS, AfterValidator(_plain_steps), _RECORDED]
 
 
 def _rising(milestones: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Refuse durations of the same unit that do not increase; others are compared when the data is known."""
+    """Refuse durations of the same unit that do not increase; others are compared once the data is known."""
     for earlier, later in itertools.pairwise(milestones):
         units = {re.sub("[0-9. ]|s$", "", str(one)) for one in (earlier, later)}
         if len(units) == 1 and not _ONE_STEP.exact(earlier) < _ONE_STEP.exact(later):

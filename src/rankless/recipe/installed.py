@@ -1,4 +1,4 @@
-"""The installed files: the shipped recipes and the JSON Schema of recipes.
+"""Files installed with Rankless: the shipped recipes and the JSON Schema of recipes.
 
 Reading them imports neither PyTorch nor pydantic.
 """

@@ -55,7 +55,7 @@ def descriptions(section: type) -> dict[str, str]:
     for one in reversed(section.__mro__):
         try:
             (body,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        except (OSError, TypeError):  # AutoLoss, or a class of Python's
+        except (OSError, TypeError):  # AutoLoss, or a class of Python itself
             continue
         for field, text in itertools.pairwise(body.body):  # type: ignore[attr-defined]
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):

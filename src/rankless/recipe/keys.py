@@ -21,14 +21,14 @@ KeyPath = tuple[str, ...]
 """Keys from the outermost to the innermost: ``("optim", "lr")``."""
 
 KINDS: Mapping[str, Mapping[str, type[ModelKeys] | type[LossKeys]]] = {"model": MODELS, "loss": LOSSES}
-"""Section to its kinds by tag."""
+"""Maps the sections ``model`` and ``loss`` to their classes, keyed by tag."""
 
 SHORTHANDS: Mapping[KeyPath, str] = {
     ("data", "augment"): "preset",
     ("model", "involution"): "kernel",
     ("model", "densenet", "separable"): "dilation",
 }
-"""Sections that may be given as the value of one of their keys."""
+"""Maps each section that may be given as a single value to the key that the value sets."""
 
 _Mark = TypeVar("_Mark", Only, Reads)
 
@@ -52,7 +52,7 @@ class Kinds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Key:
-    """A recipe key with a value, in contrast to a section.
+    """A recipe key that has a value, unlike a section.
 
     Attributes:
         path: path from the recipe's root.
@@ -68,7 +68,7 @@ class Key:
 
     @property
     def default(self) -> Any:
-        """Value of the key if the recipe omits it."""
+        """The value of the key if the recipe omits it."""
         return self.field.default
 
     @property
@@ -83,12 +83,12 @@ class Key:
 
     @property
     def task(self) -> str:
-        """Name of the only built-in task that reads the key; empty if both do."""
+        """The name of the only built-in task that reads the key, or an empty string if both do."""
         return next((str(one.values[0]) for one in self.conditions if one.key == "task"), "")
 
     @property
     def reads(self) -> Reads:
-        """Tasks that read the key after training."""
+        """The tasks that read the key after training."""
         return next((one for one in self.declared if isinstance(one, Reads)), SCORING)
 
     def schema(self) -> dict[str, Any]:

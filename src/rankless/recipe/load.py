@@ -1,4 +1,4 @@
-"""Reading and writing of recipes as text and files, with overrides from the command line.
+"""Read and write recipes as text and files, with overrides from the command line.
 
 Example:
     recipe = load("digits", ["epochs=5", "model.image_size=[192, 320]"])
@@ -31,7 +31,7 @@ from rankless.recipe.recorded import upgraded, with_network
 from rankless.recipe.schema import BUILT_IN_TASKS, Recipe
 
 COMMAND_LINE = "command line"
-"""Name of the location of values from the command line."""
+"""The name of the location of values given on the command line."""
 
 _RECIPE = TypeAdapter(Recipe)
 _NAME, _CFG, _LOSS_NAME = ("model", "name"), ("model", "cfg"), ("loss", "name")
@@ -70,12 +70,12 @@ def parsed(text: str, name: str, overrides: Overrides = (), *, check_name: NameC
 
 
 def default(overrides: Overrides = (), *, check_name: NameCheck | None = None) -> Recipe:
-    """Return the default recipe with overrides, as in :func:`load`."""
+    """Return the default recipe with overrides applied, as in :func:`load`."""
     return _built({}, Source(COMMAND_LINE, check_name=check_name), overrides)
 
 
 def changed(recipe: Recipe, overrides: Overrides) -> Recipe:
-    """Return a copy of a recipe with overrides, as in :func:`load`."""
+    """Return a copy of a recipe with overrides applied, as in :func:`load`."""
     # Values that equal the defaults count as not given, because another model may have other keys.
     tree = _given(recipe)
     if recipe.loss.name != losses_of(recipe.model)[0]:

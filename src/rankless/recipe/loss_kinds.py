@@ -31,7 +31,7 @@ _FOCAL = Only("loss.objectness_loss", ("focal", "quality-focal"))
 
 @dataclass(frozen=True, config=config)
 class LossKeys:
-    """The loss; each has its own keys. ``auto`` is the loss that the model was published with."""
+    """The loss. Each loss has its own keys; ``auto`` is the loss that the model was published with."""
 
     name: str = "auto"
     """Name of the loss; ``auto`` is the one the model was published with."""
@@ -39,14 +39,14 @@ class LossKeys:
 
 @dataclass(frozen=True, config=config)
 class _YoloLoss(LossKeys):
-    """The loss of a YOLO head; ``auto`` takes the values that the head was published with."""
+    """The loss of a YOLO head; ``auto`` uses the values that the head was published with."""
 
     box: Literal["auto"] | NotNegative = "auto"
-    """Factor on the loss of the boxes."""
+    """Factor on the box loss."""
     objectness: Literal["auto"] | NotNegative = "auto"
-    """Factor on the loss of the objectness."""
+    """Factor on the objectness loss."""
     classes: Literal["auto"] | NotNegative = "auto"
-    """Factor on the loss of the classes."""
+    """Factor on the classification loss."""
     box_loss: Literal["auto", "mse", BoxSimilarity] = "auto"
     """How a box is compared with the ground truth; ``mse`` is YOLOv3's error of center and size."""
     objectness_loss: Literal["auto", "bce", "focal", "quality-focal"] = "auto"
@@ -58,7 +58,7 @@ class _YoloLoss(LossKeys):
     ignore: Literal["auto"] | Fraction = "auto"
     """Predictions that overlap any ground-truth box by more than this IoU are not counted as negatives."""
     smoothing: Literal["auto"] | ProperFraction = "auto"
-    """Label smoothing of the classes."""
+    """Label smoothing for the classes."""
 
 
 @dataclass(frozen=True, config=config)
@@ -79,7 +79,7 @@ class _ManyAnchorsLoss(_YoloLoss):
 
 @dataclass(frozen=True, config=config)
 class Yolov4Loss(_ManyAnchorsLoss):
-    """The loss of YOLOv4."""
+    """The loss of YOLOv4: a ground-truth box may be assigned to several anchors."""
 
     name: Literal["yolov4"] = "yolov4"
 
@@ -101,9 +101,9 @@ class AnchorFreeLoss(LossKeys):
     box_loss: BoxSimilarity = "giou"
     """How a box is compared with the ground truth."""
     box: NotNegative = 2.5
-    """Factor on the loss of the boxes."""
+    """Factor on the box loss."""
     classes: NotNegative = 1.0
-    """Factor on the loss of the classes."""
+    """Factor on the classification loss."""
     dfl: NotNegative = 0.5
     """Factor on the distribution focal loss."""
     smoothing: ProperFraction = 0.0
@@ -112,24 +112,24 @@ class AnchorFreeLoss(LossKeys):
 
 @dataclass(frozen=True, config=config)
 class PublishedLoss(LossKeys):
-    """The loss that is part of the model."""
+    """A loss that is built into the model."""
 
     name: Literal["published"] = "published"
 
 
 @dataclass(frozen=True, config=config)
 class _ClassifierLoss(LossKeys):
-    """The keys that all losses of classifiers have."""
+    """The keys that all classification losses have."""
 
     smoothing: ProperFraction = 0.0
     """Label smoothing ε: y (1 - ε) + ε / C (Szegedy et al., 2016)."""
     class_weights: Literal["none", "balanced"] | ClassWeights = "none"
-    """Factor of each class, or ``balanced``: inversely proportional to its number of training images."""
+    """Factor for each class, or ``balanced``: inversely proportional to its number of training images."""
 
 
 @dataclass(frozen=True, config=config)
 class CrossEntropyLoss(_ClassifierLoss):
-    """Cross-entropy over the classes of a classifier."""
+    """Cross-entropy over the classes."""
 
     name: Literal["cross-entropy"] = "cross-entropy"
 
@@ -147,7 +147,7 @@ class FocalLoss(_ClassifierLoss):
 
 
 def _left_open(*kinds: type[LossKeys]) -> type[LossKeys]:
-    """Return a loss class with the keys of all these classes, each of which may also be ``auto``."""
+    """Return a loss class with the keys of all these classes; each key may also be ``auto``."""
     types: dict[str, Any] = {"name": Literal["auto"]}
     for kind in kinds:
         for name, one in get_type_hints(kind, include_extras=True).items():
@@ -181,7 +181,7 @@ AnyLoss = Annotated[
     Discriminator(loss_kind),
 ]
 LOSSES: Mapping[str, type[LossKeys]] = by_tag(AnyLoss)
-"""Tag to loss class."""
+"""Maps each tag to its loss class."""
 
 
 def Loss(**keys: Any) -> LossKeys:  # noqa: N802 (it stands where a class would)

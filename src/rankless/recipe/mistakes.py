@@ -22,7 +22,7 @@ from rankless.recipe.keys import KINDS, Key, KeyPath, Kinds, leaves, sections
 from rankless.recipe.model_kinds import MODELS
 
 _FAR = 10_000
-"""A maximum of at least this is only a guard, and messages mention it only for larger values."""
+"""A maximum of at least this is only a guard, and messages mention it only if a value exceeds it."""
 
 
 def unknown(recipe: type, path: KeyPath, kinds: Kinds, model: str) -> str:
@@ -140,7 +140,7 @@ def _listed(words: list[str], joint: str) -> str:
 
 
 def _flat_pairs(value: Any) -> str:
-    """Return anchors grouped by head, [[[w, h], …], …], as text of one flat list; empty for other values."""
+    """Return anchors grouped by head, [[[w, h], …], …], as the text of a flat list, or an empty string."""
     try:
         pairs = [(float(width), float(height)) for head in value for width, height in head]
     except (TypeError, ValueError):
@@ -175,7 +175,7 @@ def _number(schema: Mapping[str, Any]) -> str:
 
 
 def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
-    """Return the end of a message with the large limit that a number exceeds; empty if it exceeds none."""
+    """Return the end of a message about the large limit that a number exceeds, or an empty string."""
     options = _options(schema)
     items = [one.get("items") or (one.get("prefixItems") or [one])[0] for one in options]
     limits = [one["maximum"] for one in (*items, *options) if one.get("maximum", 0) >= _FAR]
@@ -187,7 +187,7 @@ def _too_large(value: Any, schema: Mapping[str, Any]) -> str:
 
 
 def _unquoted(text: str, schema: Mapping[str, Any]) -> str:
-    """Return a hint if quotes or underscores make a number text; empty for other text."""
+    """Return a hint if quotes or underscores make a number text, or an empty string for other text."""
     if not any(option.get("type") in ("integer", "number") for option in _options(schema)):
         return ""
     try:

@@ -39,7 +39,7 @@ from rankless.recipe.fields import (
 from rankless.recipe.loss_kinds import LOSSES, AutoLoss, LossKeys
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Mean and standard deviation of ImageNet's training images, of colors in 0..1: red, green, blue."""
+"""Mean and standard deviation of ImageNet's training images per channel (red, green, blue) in 0..1."""
 
 
 @dataclass(frozen=True, config=config)
@@ -63,7 +63,7 @@ class ModelKeys:
     """How long the backbone is frozen: steps, or as in ``5 epochs`` or ``10%`` (of the run)."""
     checkpointing: Bool = False
     """Activation checkpointing: the backward pass computes the activations of blocks again instead of keeping
-    them; less memory, more time, the same bits."""
+    them. This takes less memory and more time, and gives the same bits."""
 
     @classmethod
     def losses_of(cls, model: Any) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class _ConvolutionalDetector(ModelKeys):
     activation: Activation = "auto"
     """Activation function in place of the published ones; ``auto`` keeps them."""
     involution: Involution = field(default_factory=Involution)
-    """The options of involution."""
+    """Options of the involution."""
 
 
 @dataclass(frozen=True, config=config)
@@ -119,7 +119,7 @@ class YoloModel(_ConvolutionalDetector):
     """``default`` (published), ``kmeans`` (from the training boxes), or [[width, height], …] in pixels of the
     input, smallest first."""
     num_anchors: Literal["auto"] | Annotated[Int, Field(ge=1, le=100)] = "auto"
-    """Anchors per head; ``auto`` is the published number. The finest map gets the first ones."""
+    """Anchors per head; ``auto`` is the published number. The finest feature map gets the first ones."""
     scale_xy: Literal["auto"] | Annotated[Float, Field(ge=1, le=100)] = "auto"
     """Darknet's ``scale_x_y`` of every head, which lets a center lie outside of its cell: the center is
     ``s·σ(t) - (s - 1)/2`` cells from the cell's corner; ``auto`` is the published value."""
@@ -157,12 +157,12 @@ class AnchorFreeModel(_ConvolutionalDetector):
     losses: ClassVar[tuple[str, ...]] = ("anchor-free",)
 
     dfl: Annotated[Int, Field(ge=0, le=1024)] = 0
-    """Bins per side of the heads' distances (distribution focal loss); 0 predicts them directly."""
+    """Bins per distance to a box's side (distribution focal loss); 0 predicts the distances directly."""
 
 
 @dataclass(frozen=True, config=config)
 class TorchvisionModel(ModelKeys):
-    """A detector of torchvision."""
+    """A detector from torchvision."""
 
     label: ClassVar[str] = "a torchvision model"
     pattern: ClassVar[str] = r"^torchvision/"
@@ -171,7 +171,7 @@ class TorchvisionModel(ModelKeys):
 
 @dataclass(frozen=True, config=config)
 class TransformersModel(ModelKeys):
-    """A detector of transformers."""
+    """A detector from transformers."""
 
     label: ClassVar[str] = "a transformers model"
     pattern: ClassVar[str] = r"^hf/"
@@ -199,7 +199,7 @@ class TransformersModel(ModelKeys):
 
 @dataclass(frozen=True, config=config)
 class TimmModel(ModelKeys):
-    """A classifier of timm."""
+    """A classifier from timm."""
 
     label: ClassVar[str] = "a timm model"
     pattern: ClassVar[str] = r"^timm/"
@@ -210,7 +210,7 @@ class TimmModel(ModelKeys):
 
 @dataclass(frozen=True, config=config)
 class ResnetModel(ModelKeys):
-    """A ResNet."""
+    """A ResNet classifier."""
 
     label: ClassVar[str] = "a ResNet"
     pattern: ClassVar[str] = r"^resnet"
@@ -227,23 +227,24 @@ class Separable:
     """Depthwise-separable 3×3 convolutions of a DenseNet; ``separable: true`` is a dilation of 1."""
 
     dilation: Annotated[Literal[0, 1, 2], NoBool] = 0
-    """Dilation of the depthwise convolution, which keeps the map's size; 0 keeps ordinary convolutions."""
+    """Dilation of the depthwise convolution, which keeps the feature map's size; 0 uses ordinary convolutions
+    instead."""
     norm_between: Annotated[Bool, Only("model.densenet.separable.dilation", (1, 2))] = False
     """Insert a batch norm between the depthwise and the 1×1 convolution."""
 
 
 @dataclass(frozen=True, config=config)
 class Densenet:
-    """The options of a DenseNet; ``auto`` is the published value."""
+    """Options of a DenseNet; ``auto`` is the published value."""
 
     depth: Literal["auto"] | Annotated[Int, Field(ge=7, le=2000)] = "auto"
     """Number of layers; for CIFAR's networks 3n + 4, or 6n + 4 with bottlenecks."""
     growth: Literal["auto"] | Annotated[Int, Field(ge=1, le=4096)] = "auto"
     """Number of channels that each layer adds."""
     compression: Literal["auto"] | Annotated[Float, Field(gt=0, le=1)] = "auto"
-    """Fraction of the channels that a transition keeps."""
+    """Fraction of the channels that a transition layer keeps."""
     bottleneck: Literal["auto"] | Bool = "auto"
-    """Put a 1×1 convolution before each 3×3."""
+    """Put a 1×1 convolution before each 3×3 convolution."""
     stem: Literal["auto", "imagenet", "small"] = "auto"
     """``imagenet`` (7×7 with stride 2 and pooling) or ``small`` (3×3, for images of about 32 pixels)."""
     separable: Separable = field(default_factory=Separable)
@@ -252,7 +253,7 @@ class Densenet:
 
 @dataclass(frozen=True, config=config)
 class DensenetModel(ModelKeys):
-    """A DenseNet."""
+    """A DenseNet classifier."""
 
     label: ClassVar[str] = "a DenseNet"
     pattern: ClassVar[str] = r"^densenet"
@@ -262,12 +263,12 @@ class DensenetModel(ModelKeys):
     activation: Activation = "auto"
     """Activation function in place of the published ones; ``auto`` keeps them."""
     densenet: Densenet = field(default_factory=Densenet)
-    """The options of the DenseNet."""
+    """Options of the DenseNet."""
 
 
 @dataclass(frozen=True, config=config)
 class DarknetClassifierModel(ModelKeys):
-    """Darknet-53 or CSPDarknet-53."""
+    """A Darknet-53 or CSPDarknet-53 classifier."""
 
     label: ClassVar[str] = "one of Darknet's classifiers"
     pattern: ClassVar[str] = r"^(csp)?darknet53$"
@@ -288,7 +289,7 @@ class CustomModel(DensenetModel, AnchorFreeModel, YoloModel, TransformersModel):
 
     @classmethod
     def losses_of(cls, model: Any) -> tuple[str, ...]:
-        """List all losses."""
+        """List the losses of all kinds of model."""
         return cls.losses
 
 
@@ -313,7 +314,7 @@ AnyModel = Annotated[
     Discriminator(model_kind),
 ]
 MODELS: Mapping[str, type[ModelKeys]] = by_tag(AnyModel)
-"""Tag to model class."""
+"""Maps each tag to its model class."""
 
 
 def Model(**keys: Any) -> ModelKeys:  # noqa: N802 (it stands where a class would)

@@ -18,7 +18,7 @@ from rankless.runs.directory import weights_of
 
 _LONGEST_HEADER = 100 * MIB  # the limit of safetensors
 _OWN = ("pretrained", "freeze", "checkpointing")
-"""Keys of ``model`` that describe a training, and are not taken over from pretrained weights."""
+"""Keys of ``model`` that describe how it is trained, and are not adopted from pretrained weights."""
 _SEEN = ("fit", "resample", "pad")
 """Keys of ``data`` that determine how images are placed on the network's input."""
 
@@ -44,11 +44,11 @@ def instruction_set_of(path: Path) -> str:
 
 
 def with_network(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's tree with the network of ``model.pretrained``, unless the tree names a network.
+    """Return a recipe's tree with the network of ``model.pretrained``, unless the tree has its own network.
 
     The task, the keys of ``model`` and the placement of images on the input come from the weights' recipe;
-    values in the tree take precedence. A file without a readable recipe adds nothing; the training reports
-    the error. Weights of a custom task add nothing, because a file must not decide which code runs.
+    values in the tree take precedence. A file without a readable recipe adds nothing; training reports the
+    error. Weights of a custom task add nothing, because a file must not decide which code runs.
     """
     model, data = tree.get("model"), tree.get("data", {})
     file = model.get("pretrained") if isinstance(model, Mapping) else None

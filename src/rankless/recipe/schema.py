@@ -57,7 +57,7 @@ from rankless.recipe.model_kinds import AnyModel, Model, ModelKeys, YoloModel
 __all__ = ["BUILT_IN_TASKS", "Loss", "Model"]
 
 IN_RECIPE = " (in a recipe: data.train, data.val)"
-"""A part of messages about wrong splits; ``rankless.evaluate`` removes it for its option ``split``."""
+"""Part of the messages about wrong splits; ``rankless.evaluate`` removes it for its option ``split``."""
 
 Preset = Literal["none", "light", "yolov3", "yolov4", "heavy"]
 
@@ -88,7 +88,7 @@ PRESETS: Mapping[str, Mapping[str, float | str]] = {
         "mixup_probability": 0.15,
     },
 }
-"""Preset to its values that differ from the defaults."""
+"""Maps each preset to its values that differ from the defaults."""
 
 
 @dataclass(frozen=True, config=config)
@@ -155,7 +155,7 @@ class Augment:
     @model_validator(mode="before")
     @classmethod
     def _expand_the_preset(cls, given: Any) -> Any:
-        """Add the preset's values for omitted keys; the type of ``preset`` refuses an unknown name."""
+        """Add the preset's values for omitted keys; the type of ``preset`` rejects an unknown name."""
         keys: Any = given.kwargs if isinstance(given, ArgsKwargs) else given
         name = keys.get("preset") if isinstance(keys, dict) else None
         if not isinstance(name, str) or name not in PRESETS:
@@ -202,7 +202,7 @@ class Data:
     """Gray value of the margin around an image; Darknet uses 128."""
     detail: Annotated[NotNegative, PREDICTING] = 2.0
     """Decode at 1/2, 1/4 or 1/8 size while the result is at least this many times the displayed size; 0
-    disables."""
+    always decodes at full size."""
     multi_scale: Annotated[Float, Field(ge=0, le=15), DETECT_ONLY, TRAINING] = 0.0
     """Draw a new input size every few steps, from ``1 / (1 + x)`` to ``1 + x`` times ``model.image_size``
     (detection)."""
@@ -273,7 +273,7 @@ class Ema:
 
 @dataclass(frozen=True, config=config)
 class Evaluate:
-    """Evaluation during the run and after it."""
+    """Evaluation of the model during the run and after it."""
 
     every: Annotated[Duration, FREE, TRAINING] = "1 epoch"
     """Time between evaluations: steps, or as in ``5 epochs`` or ``10%`` (of the run). The last step is always
@@ -291,7 +291,7 @@ class Evaluate:
     iou: Annotated[Fraction, DETECT_ONLY, PREDICTING] = 0.6
     """NMS removes a detection that overlaps a better one of the same class by more than this."""
     class_agnostic: Annotated[Bool, DETECT_ONLY, PREDICTING] = False
-    """NMS compares boxes of all classes."""
+    """Let NMS compare boxes of different classes."""
     multi_label: Annotated[Bool, DETECT_ONLY] = True
     """Give a box several classes, as is usual on COCO; otherwise only its best one."""
     detections: Annotated[Int, Field(ge=1, le=100_000), DETECT_ONLY, PREDICTING] = 100
@@ -302,13 +302,13 @@ class Evaluate:
     """Test-time augmentation: also predict on the mirrored image (``flip``), and in three sizes as well
     (``full``)."""
     classes_map: ClassPairs = ()
-    """Pairs of a class of the evaluation data and the model's class, if their names differ
+    """Pairs of a class in the evaluation data and the model's class, for classes with different names
     (``--classes-map``)."""
 
 
 @dataclass(frozen=True, config=config)
 class Checkpoint:
-    """Saving of the training state."""
+    """When and how the training state is saved."""
 
     every: Annotated[Minutes | Period, FREE] = "10 min"
     """Time between checkpoints: steps, or as in ``10 min``, ``1 epoch`` or ``10%`` (of the run); the last
@@ -403,7 +403,7 @@ class Schedule:
     ``5%``, with at most n / 40 of ``optim.lr`` in step n, which lowers the peak of short runs and does not
     change runs of 800 or more steps. Not for ``one-cycle``."""
     warmup_power: Annotated[Positive, _WITH_WARMUP] = 1.0
-    """The rise is ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4."""
+    """Exponent of the warm-up, ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4."""
     length: Annotated[Literal["run"] | Period, _schedule("cosine", "poly")] = "run"
     """When ``cosine`` and ``poly`` reach their end: at the end of the ``run``, or after a duration, which may
     be longer than the run, such as ``200 epochs`` for a run of 90 (``T_max`` in PyTorch)."""
@@ -413,13 +413,13 @@ class Schedule:
     """When ``step`` lowers the rate: steps, or as in ``30 epochs`` or ``80%`` (of the run), in increasing
     order; empty means ``80%`` and ``90%``."""
     gamma: Positive = 0.1
-    """The factor at each milestone."""
+    """Factor on the rate at each milestone of ``step``."""
     power: Annotated[Positive, _schedule("poly")] = 0.9
     """Exponent of ``poly``; 1 is linear, Darknet's classifiers use 4."""
     decay: Annotated[Float, Field(gt=0, le=1), _schedule("exponential")] = 0.95
     """Factor of ``exponential`` after each epoch that follows the warm-up."""
     rise: Annotated[Period, _schedule("one-cycle")] = "30%"
-    """How long ``one-cycle`` rises to the peak: a duration, as in ``warmup``."""
+    """How long ``one-cycle`` rises to its peak: steps, or as in ``5 epochs`` or ``30%`` (of the run)."""
     div_factor: Annotated[Float, Field(ge=1, le=1e9), _schedule("one-cycle")] = 25.0
     """The first rate of ``one-cycle`` is ``optim.lr`` divided by this."""
     final_div_factor: Annotated[Float, Field(ge=1, le=1e9), _schedule("one-cycle")] = 10_000.0

@@ -22,7 +22,7 @@ KINDS: Mapping[str, str] = {
     "conditional_detr": "ConditionalDetr",
     "deformable_detr": "DeformableDetr",
 }
-"""``model_type`` to the beginning of the names of its classes."""
+"""Maps each ``model_type`` to the prefix of its class names."""
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 _MOST_CLASSES = 100_000
@@ -45,10 +45,10 @@ def normalizes(kind: str) -> bool:
 
 
 def folder_of(text: str) -> Path | None:
-    """Return the folder that a path or ``hf://OWNER/NAME`` names if transformers wrote it; None otherwise.
+    """Return the folder of a path or an ``hf://OWNER/NAME`` if transformers wrote it, or None otherwise.
 
     The address's files are downloaded unless they are in the cache. A folder that Rankless wrote, or one
-    without ``config.json``, is not one of transformers'.
+    without ``config.json``, does not count as written by transformers.
     """
     if text.startswith(hub.PREFIX):
         address = hub.parse(text)
@@ -104,7 +104,7 @@ def read_config(given: str, where: str = "model.config") -> dict[str, Any]:
 
 
 def _without_fetching(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration whose backbone is built without asking the Hub.
+    """Return a configuration whose backbone can be built without a request to the Hub.
 
     Unless it is DETR's default, transformers looks on the Hub for a repository with the backbone's name.
     """
@@ -130,7 +130,7 @@ def class_names(folder: Path, where: str) -> tuple[str, ...]:
     """Return the class names of a folder's ``id2label``."""
     tree = _object(folder / CONFIG, where)
     labels = tree.get("id2label")
-    if labels is None:  # transformers leaves the names out if they are LABEL_0 and LABEL_1
+    if labels is None:  # transformers omits the names if they are LABEL_0 and LABEL_1
         expected = f"a whole number from 1 to {_MOST_CLASSES:,}"
         count = _checked(f"{where}: {folder / CONFIG}", tree, "num_labels", 2, _is_count, expected)
         return tuple(f"LABEL_{label}" for label in range(count))
@@ -210,7 +210,7 @@ def _is_count(value: object) -> bool:
 def _checked(
     name: str, tree: dict[str, Any], key: str, default: object, check: Callable[[object], bool], expected: str
 ) -> Any:
-    """Return the value of a key, or the default; raise if ``check`` refuses it."""
+    """Return the value of a key, or the default; raise an error if ``check`` rejects the value."""
     value = tree.get(key, default)
     if not check(value):
         raise UserError(f"{name}: {key} is {json.dumps(value)}; expected {expected}")

@@ -51,7 +51,7 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
 
 
 def _is_scored(path: KeyPath, task: str) -> bool:
-    """Check whether scoring reads a key or any key of a section; unknown keys count as read."""
+    """Check whether scoring reads a key, or any key of a section; unknown keys count as read."""
     inside = [key for known, key in leaves(Recipe).items() if known[: len(path)] == path]
     return not inside or any(task in key.reads.scoring for key in inside)
 

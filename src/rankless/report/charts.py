@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark at one place on the horizontal axis; ``kind`` is ``start``, ``bad`` or ``best``."""
+    """A mark at one position on the horizontal axis; ``kind`` is ``start``, ``bad`` or ``best``."""
 
     x: float
     label: str
@@ -66,7 +66,7 @@ class Axes:
 
 
 class _Scale:
-    """The conversion from values to pixels."""
+    """A converter from values to pixels, on a linear or logarithmic vertical axis."""
 
     def __init__(self, axes: Axes, points: Sequence[Point]) -> None:
         xs, ys = [x for x, _ in points], [y for _, y in points]
@@ -95,9 +95,10 @@ class _Scale:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round numbers from at most ``low`` to at least ``high``.
+    """Return round numbers for the ticks of an axis from ``low`` to ``high``.
 
-    There are at most about ``count`` intervals between them, each 1, 2 or 5 times a power of ten.
+    The first is at most ``low`` and the last at least ``high``. There are at most about ``count`` intervals
+    between them, each 1, 2 or 5 times a power of ten.
     """
     if low == high:
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
@@ -109,7 +110,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def shown(value: float) -> str:
-    """Format the number at a tick in few characters."""
+    """Format a tick's number in a few characters."""
     if abs(value) < 1e-12:
         return "0"
     if abs(value) >= 1e4:
@@ -122,7 +123,7 @@ def shown(value: float) -> str:
 
 
 def line_chart(title: str, lines: Iterable[Line], axes: Axes | None = None, note: str = "") -> str:
-    """Return a panel with lines; empty if no line has two points."""
+    """Return a panel with a line chart, or an empty string if no line has two points."""
     axes, drawn = axes or Axes(), [line for each in lines if (line := _drawable(each)).points]
     points = [point for line in drawn for point in line.points]
     if max((len(line.points) for line in drawn), default=0) < 2:
@@ -139,7 +140,7 @@ def _drawable(line: Line) -> Line:
 
 
 def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "") -> str:
-    """Return a panel with stacked areas; all lines must have the same x values."""
+    """Return a panel with a chart of stacked areas; all lines must have the same x values."""
     drawn = [line for line in lines if any(y for _, y in line.points)]
     if not drawn:
         return ""
@@ -162,12 +163,12 @@ def stacked_chart(title: str, lines: Sequence[Line], axes: Axes, note: str = "")
 def column_chart(
     title: str, edges: Sequence[str], series: Sequence[tuple[str, Sequence[float | None]]], y: str, note: str
 ) -> str:
-    """Return a panel with columns side by side in each range.
+    """Return a panel with a column chart: one column per series, side by side in each range.
 
     Args:
         title: title of the panel.
         edges: lower ends of the ranges; the last range has no upper end.
-        series: names, each with a value for every range; a value of None has no column.
+        series: pairs of a name and its values, one per range; None leaves out the column.
         y: title of the vertical axis; ``recall`` has a range of 0 to 1.
         note: HTML below the columns.
     """
@@ -200,7 +201,7 @@ def column_chart(
 
 
 FEW = 50
-"""Smallest number of points for smoothing."""
+"""Smallest number of points for which a line is smoothed."""
 
 
 def smoothed(points: Sequence[Point], reach: int | None = None) -> list[Point]:

@@ -23,7 +23,7 @@ from rankless.runs.pace import Pace
 from rankless.runs.scoring import LOWER_IS_BETTER, is_better, name_of_best
 
 MOST = 1000
-"""Largest number of bins, about that of a chart's pixels, so that a page of a million steps stays small."""
+"""Largest number of bins, about one per pixel of a chart, so that the page of a long run stays small."""
 
 _LARGEST = 1e100
 
@@ -38,13 +38,13 @@ class Bin:
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, values: Mapping[str, float], counts: Mapping[str, int] | None = None) -> None:
-        """Add numbers; with ``counts``, each value is the sum of that many numbers."""
+        """Add numbers; with ``counts``, each value is already the sum of as many numbers as its count."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + (counts[name] if counts else 1)
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of a number; None if it does not occur."""
+        """Return the mean of the number ``name``, or None if it does not occur."""
         count = self.counts.get(name, 0)
         return self.sums[name] / count if count else None
 
@@ -81,14 +81,14 @@ class Binned:
             self.bins[-1].add(one.sums, one.counts)
 
     def points(self, name: str) -> Iterator[tuple[float, float]]:
-        """Yield the step (the middle of a range of steps) and the mean of each bin that has a number."""
+        """Yield the middle step and the mean of each bin that has the number ``name``."""
         for one in self.bins:
             mean = one.mean(name)
             if mean is not None:
                 yield (one.first + one.last) / 2, mean
 
     def total(self, name: str) -> float:
-        """Return the sum of a number over all steps."""
+        """Return the sum of the number ``name`` over all steps."""
         return math.fsum(one.sums.get(name, 0.0) for one in self.bins)
 
 
@@ -144,7 +144,7 @@ class Collected:
         self.pace = Pace()
 
     def refresh(self) -> Collected:
-        """Read new entries; return this object."""
+        """Read the new entries and return this object."""
         try:
             if self._journal.was_cut():
                 self._forget()
@@ -214,7 +214,7 @@ class Collected:
 
     @property
     def score_name(self) -> str | None:
-        """Name of the score that chooses the best weights; None if there is none."""
+        """Name of the score that chooses the best weights, or None if there is none."""
         given = str(self.recipe.get("evaluate.best", "auto"))
         return name_of_best(given, self.evaluations[-1][1]) if self.evaluations else None
 
@@ -226,7 +226,7 @@ class Collected:
 
     @property
     def best(self) -> tuple[int, dict[str, Any]] | None:
-        """Step and scores of the best evaluation (the first one in a tie); None if there is none."""
+        """Step and scores of the best evaluation (the first one in a tie), or None if there is none."""
         name, best = self.score_name, None
         for step, scores in self.evaluations:
             value = _number(scores.get(name)) if name else None
@@ -236,7 +236,7 @@ class Collected:
 
     @property
     def images_per_second(self) -> float | None:
-        """Speed of all ranks together over the run; None if unknown."""
+        """Images per second of all ranks together over the run, or None if unknown."""
         images = _number(self.recipe.get("batch.images"))
         return self.pace.images_per_second(images) if images else None
 
@@ -253,13 +253,13 @@ class Collected:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks at the last start; 0 if unknown."""
+        """Number of ranks at the last start, or 0 if unknown."""
         sizes = [_whole(entry.get("world_size")) for entry in self.events if "world_size" in entry]
         return sizes[-1] if sizes else 0
 
     @property
     def state(self) -> str:
-        """State of the run in one or two words, as ``rankless runs`` prints it."""
+        """The state of the run in one or two words, as ``rankless runs`` prints it."""
         decisive = [entry["event"] for entry in self.events if entry["event"] in _DECISIVE]
         last = decisive[-1] if decisive else None
         if last in ("end", "stop"):

@@ -13,7 +13,7 @@ from rankless.runs.weights_digest import of_run
 
 
 class Report:
-    """The report of one run, or of several side by side, for a notebook; a cell shows it as its last value.
+    """The report of one run, or of several side by side, shown by a notebook cell that ends with it.
 
     The page is a frame without access to the surrounding notebook. It shows the state of the runs when this
     object was created; they may still be in progress.
@@ -23,7 +23,7 @@ class Report:
         height: height of the frame in pixels.
 
     Raises:
-        UserError: no run, or a folder that is not a run directory with a journal.
+        UserError: no run is given, or a folder is not a run directory with a journal.
 
     Examples:
         >>> page = rankless.Report("runs/digits")

@@ -1,4 +1,4 @@
-"""Panels for the best evaluation: scores, curves, classes, confusions and sizes."""
+"""Panels for the best evaluation: scores, curves, classes, confusion matrix and object sizes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rankless.report.collected import Collected
 from rankless.report.markup import card, number, pairs, table, text
 
 _NAMED = 8
-"""Number of classes with their own color; the others are gray lines."""
+"""Number of classes that are drawn in a color of their own; the others are gray lines."""
 _NUMBERED = 24
-"""Largest number of classes with numbers in the confusion matrix; with more, it has only colors."""
+"""Largest number of classes for which the confusion matrix has numbers; with more, it has only colors."""
 _MOST_BARS = 40
 _GRID = [step / 100 for step in range(101)]
 
 
 def class_names(details: Mapping[str, Any]) -> list[str]:
-    """Return the names of the classes; repeated names get their label to make them unique."""
+    """Return the class names; a repeated name gets its label appended to make it unique."""
     names: list[str] = []
     for label, name in enumerate(details.get("classes", [])):
         names.append(f"{name} ({label})" if name in names else str(name))

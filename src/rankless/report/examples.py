@@ -1,4 +1,4 @@
-"""The best and worst images of an evaluation, with truths on the left and predictions on the right."""
+"""The best and worst images of an evaluation: ground truth on the left, predictions on the right."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from rankless.report.markup import number, text
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _LABELS = 12
-"""Largest number of labels per image, because they hide it; with over twice as many boxes there are none."""
+"""Largest number of labels on an image, so that they do not hide it.
+
+An image with more than twice as many boxes has no labels.
+"""
 _SCORED = 5
-"""Largest number of boxes in an image with scores on their labels."""
+"""Largest number of boxes in an image for which the labels include scores."""
 
 _TRUTHS = ("missed", "found", "ignored")
 _FOUND = ("wrong", "right", "ignored")

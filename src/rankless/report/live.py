@@ -17,13 +17,13 @@ from rankless.runs.weights_digest import of_run
 
 HOST = "127.0.0.1"
 PORT = 8765
-_TRIED = 20  # default ports
+_TRIED = 20  # number of default ports
 _AGAIN = 5  # seconds
 
 
 @contextmanager
 def served(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
-    """Return a server for the report of ``run``; it answers once ``serve_forever`` is called.
+    """Provide a server for the report of ``run``; it answers requests once ``serve_forever`` is called.
 
     It uses ``port`` of the loopback address, or the first free one of :data:`PORT`.
     """

@@ -1,4 +1,4 @@
-"""Pieces of HTML: text from files is escaped, and numbers state their origin."""
+"""HTML fragments, in which text from files is escaped and numbers carry their origin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankless.errors import escaped
 from rankless.printing import finite
 
 _CARD = re.compile(r'<section class="card (two|all|)"')
-"""Beginning of a panel; text from files is escaped, so it cannot contain it."""
+"""The beginning of a panel. Text from files cannot contain it, because that text is escaped."""
 _WIDTHS = {"": 1, "two": 2, "all": 3}  # widths in columns
 
 
@@ -23,7 +23,7 @@ def text(value: object) -> str:
 
 
 def number(value: Any, *where: str | int, digits: int = 4, step: int | None = None) -> str:
-    """Format a number with its exact value and origin in attributes; – if it is not a finite number.
+    """Format a number, with its exact value and origin in HTML attributes, or return – if it is not finite.
 
     Args:
         value: the number.
@@ -46,7 +46,7 @@ def card(title: str, body: str, note: str = "", *, width: str = "") -> str:
 
 
 def tile(name: str, value: str, kind: str = "") -> str:
-    """Return a tile with a key number, given as HTML; a tile of kind ``main`` is highlighted."""
+    """Return a tile with a key figure, given as HTML; a tile of kind ``main`` is highlighted."""
     return f'<div class="tile {kind}"><b>{value}</b><span>{text(name)}</span></div>'
 
 
@@ -93,7 +93,7 @@ def pairs(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration for people, as in ``3 min 30 s`` and ``2 h 5 min``."""
+    """Format a duration for display, as in ``3 min 30 s`` and ``2 h 5 min``."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

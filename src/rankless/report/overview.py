@@ -12,7 +12,7 @@ from rankless.report.markup import card, duration, number, pairs, table, text, t
 from rankless.runs.pace import speed_text
 
 Digests = Mapping[str, str]
-"""SHA-256 of each run's weights by the run's path; runs that still train have none."""
+"""SHA-256 of each run's weights, keyed by the run's path; a run still in progress has none."""
 _HEADLINE = ("AP", "AP50", "AP75", "top1", "top5", "f1")
 
 

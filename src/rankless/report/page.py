@@ -1,4 +1,4 @@
-"""The report's page: one self-contained HTML file for small and large screens, in light and dark.
+"""The report's page: one self-contained HTML file for small and large screens, in light and dark mode.
 
 It loads nothing from elsewhere; its content security policy forbids that.
 """
@@ -100,7 +100,7 @@ def _panel(make: Callable[[Any], str], subject: Collected | Sequence[Collected])
 
 
 def section(title: str, cards: str) -> str:
-    """Return a title and panels that fill their rows; empty if there are no panels."""
+    """Return a section with a title and panels, or an empty string if there are no panels."""
     return f'<h2>{title}</h2><div class="grid">{laid_out(cards)}</div>\n' if cards else ""
 
 

@@ -11,7 +11,7 @@ from rankless.report.training import marked, steps_axes
 
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 _PAUSE = 0.02
-"""Fraction of the total time; a longer time between two steps is shown as a gap."""
+"""Fraction of the total time above which the time between two steps is shown as a gap."""
 _MOST_RANKS = 16
 _LONGEST = 1e10  # seconds; longer times come from a wrong clock
 
@@ -45,7 +45,7 @@ class _Clock:
 
 
 def time_charts(run: Collected) -> str:
-    """Return charts of the parts of a step's time and of the ranks' times."""
+    """Return charts that show how each step's time was spent and how the ranks' times differ."""
     whole = run.times[1] - run.times[0] if run.times else 0.0
     clock = _Clock(run, whole if whole < _LONGEST else 0.0)
     rows, pauses = _parts(run, clock)
@@ -87,7 +87,7 @@ def _parts(run: Collected, clock: _Clock) -> tuple[dict[str, list[Point]], list[
 
 
 def _with_pauses(points: list[Point], pauses: list[tuple[float, float]]) -> list[Point]:
-    """Return the points, with zeros at the ends of each pause."""
+    """Return the points with zeros inserted at both ends of each pause."""
     return sorted([*points, *((x, 0.0) for pause in pauses for x in pause)], key=lambda point: point[0])
 
 

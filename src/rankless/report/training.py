@@ -109,7 +109,7 @@ def spans_decades(points: Sequence[Point]) -> bool:
 
 
 def score_charts(run: Collected) -> str:
-    """Return charts of the scores by step, with related scores in one panel; one evaluation has no chart."""
+    """Return charts of the scores by step, related scores in one panel; a single evaluation has no chart."""
     names = {
         name: None
         for _, scores in run.evaluations

@@ -30,7 +30,7 @@ _LONGEST = MIB
 
 
 class Line(msgspec.Struct):
-    """A line of the chain."""
+    """A line of the chain, which binds one checkpoint to the run and to the previous line."""
 
     checkpoint: int  # number of steps done
     files: dict[str, str]  # SHA-256 of each file of the checkpoint, by name
@@ -45,14 +45,14 @@ class Line(msgspec.Struct):
 
 @dataclass
 class Chain:
-    """The chain of a run.
+    """The chain of a run, compared with the run's files.
 
     Attributes:
-        lines: its lines, with those that only a checkpoint holds.
-        problems: sentences on what does not agree.
-        notes: sentences on what has no chain.
-        sound: steps whose checkpoint is complete and the recorded one, in increasing order.
-        wrong: steps whose checkpoint is there but ``damaged`` or ``exchanged``.
+        lines: its lines, including lines that only a checkpoint holds.
+        problems: a sentence for each disagreement.
+        notes: sentences about checkpoints without a chain.
+        sound: steps whose checkpoint is complete and matches its record, in increasing order.
+        wrong: steps whose checkpoint exists but is ``damaged`` or ``exchanged``.
     """
 
     lines: list[Line] = field(default_factory=list)
@@ -89,7 +89,7 @@ def digest_of(value: object) -> str:
 
 
 def entry_of(folder: Path) -> dict[str, Any] | None:
-    """Return the journal's entry for a checkpoint; None if it has no chain or cannot be read."""
+    """Return the journal's entry for a checkpoint, or None if it has no chain or cannot be read."""
     with suppress(OSError, UserError):
         files, step = checksums.read(folder) or {}, read_state(folder)["step"]
         if files.pop(NAME, "") and (links := links_in(folder)):
@@ -99,7 +99,7 @@ def entry_of(folder: Path) -> dict[str, Any] | None:
 
 
 def links_in(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's ``chain.json``; empty if the file is missing or unreadable."""
+    """Return the content of a checkpoint's ``chain.json``, or an empty dict if it cannot be read."""
     with suppress(OSError, ValueError, RecursionError):
         links = json.loads(read_text(folder / NAME, _LONGEST))
         return links if isinstance(links, dict) else {}
@@ -132,7 +132,7 @@ def read(run: RunDirectory) -> Chain:
 
 
 def _follow(chain: Chain, entry: dict[str, Any], source: str) -> None:
-    """Add the next line, and any problem with it."""
+    """Append the line in ``entry`` to the chain, and record any problem with it."""
     step, last = entry["checkpoint"], chain.lines[-1] if chain.lines else None
     try:
         line = msgspec.convert(entry, Line)
@@ -213,10 +213,10 @@ def _other_files(lines: Sequence[Line], run: RunDirectory) -> Iterator[str]:
 
 
 def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iterator[str]:
-    """Yield a problem for each of ``last`` and ``best``, and their links, that is not of the recorded step.
+    """Yield a problem for each of ``last``, ``best`` and their links that points to an unexpected step.
 
-    ``recorded`` has the steps with a line in the journal. After the newest of them, a process may have saved
-    a checkpoint that it does not point to yet.
+    ``recorded`` holds the steps with a line in the journal. After the newest of them, a process may have
+    saved a checkpoint to which ``last`` and ``best`` do not point yet.
     """
     if not chain.sound:
         return
@@ -225,7 +225,7 @@ def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iter
     there = set(run.steps())
     files = {step: checksums.read(run.step_directory(step)) or {} for step in chain.sound}
     files |= {line.checkpoint: line.files for line in chain.lines}
-    later = {step for step in there | {*files} if step > newest[-1]}  # whose checkpoint is damaged or removed
+    later = {step for step in there | {*files} if step > newest[-1]}  # damaged or removed checkpoints
     states = [read_state(run.step_directory(step))["best"] for step in newest]
     best = {state["step"] if state else None for state in states}
     for name, what, steps in (("last", "newest", {*newest}), ("best", "best", best)):
@@ -244,7 +244,7 @@ def _pointers(chain: Chain, run: RunDirectory, recorded: Container[int]) -> Iter
 
 
 def _is_weights_of(path: Path, folder: Path, sums: Mapping[str, str]) -> bool:
-    """Return whether ``path`` is a link to the preferred weights in ``folder``, or a copy of them."""
+    """Check whether ``path`` is a link to the preferred weights in ``folder``, or a copy of them."""
     name = "ema.safetensors" if "ema.safetensors" in sums else "model.safetensors"
     if path.is_symlink():
         return path.resolve() == (folder / name).resolve()
@@ -252,7 +252,7 @@ def _is_weights_of(path: Path, folder: Path, sums: Mapping[str, str]) -> bool:
 
 
 def sum_of(path: Path) -> str | None:
-    """Return the SHA-256 of a file; None if it cannot be read."""
+    """Return the SHA-256 of a file, or None if it cannot be read."""
     with suppress(OSError):
         return checksums.of_file(path)
     return None

@@ -35,7 +35,7 @@ _NEEDED = ("model.safetensors", "training.safetensors", "state.json")
 
 
 class RunDirectory:
-    """The paths in one run directory; creating this object creates no files."""
+    """The paths inside a run directory; creating this object creates no files."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -49,7 +49,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
 
     def step_directory(self, step: int) -> Path:
-        """Return the directory of the checkpoint of step ``step``."""
+        """Return the directory of the checkpoint saved after ``step``."""
         return self.checkpoints / f"step-{step:09d}"
 
     def steps(self) -> list[int]:
@@ -62,7 +62,7 @@ class RunDirectory:
         return sorted(int(match[1]) for match in matches if match)
 
     def pointed(self, name: str) -> int | None:
-        """Return the step that the file ``last`` or ``best`` names; None if it is missing or damaged."""
+        """Return the step that the file ``last`` or ``best`` names, or None if it is missing or damaged."""
         try:
             text = read_text(self.checkpoints / name, POINTER, encoding="ascii", errors="replace")
         except OSError:
@@ -98,7 +98,7 @@ class RunDirectory:
             target = file.relative_to(self.path).as_posix()  # relative, so that a run can be moved
             if there != target:
                 new = path.with_name(f".{path.name}.tmp")
-                new.unlink(missing_ok=True)  # left by a killed process
+                new.unlink(missing_ok=True)  # it was left by a killed process
                 new.symlink_to(target)
                 new.replace(path)
 
@@ -124,7 +124,7 @@ def beside(folder: Path, kind: str) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint; if this is interrupted, the remains are never taken for a checkpoint."""
+    """Remove a checkpoint; if this is interrupted, the remains are never mistaken for a checkpoint."""
     gone = beside(folder, "gone")
     remove_tree(gone)
     try:
@@ -135,7 +135,7 @@ def remove(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """Return the problem with the checkpoint in ``folder``; None if it is complete."""
+    """Return the problem with the checkpoint in ``folder``, or None if it is complete."""
     try:
         listed = checksums.read(folder)
         if listed is None:
@@ -162,7 +162,7 @@ class _Best(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """The required fields of ``state.json``; there may be more."""
+    """The required fields of ``state.json``, which may have others."""
 
     step: int
     images: int
@@ -187,7 +187,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def remains(run: RunDirectory) -> list[Path]:
-    """Return the checkpoints that have temporary names from :func:`beside`."""
+    """Return the checkpoints with temporary names from :func:`beside`."""
     return [path for path in run.checkpoints.glob(".step-*") if _LEFT.fullmatch(path.name)]
 
 
@@ -248,7 +248,7 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
 
 
 def _is_darknets(target: Path) -> bool:
-    """Check whether a file is Darknet's: ``.weights`` or a backbone such as ``darknet53.conv.74``."""
+    """Check whether a file is from Darknet: ``.weights`` or a backbone such as ``darknet53.conv.74``."""
     if target.suffix != ".weights" and ".conv." not in target.name:
         return False
     try:
@@ -271,7 +271,7 @@ def _darknet(target: Path) -> str:
 
 
 def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
-    """Return the best checkpoint, or else the last one, or else the newest existing one; None without any."""
+    """Return the first checkpoint that exists of best, last and newest, or None if there is none."""
     missed: list[str] = []
     for name in ("best", "last"):
         if (folder := _named(run, name)) is not None:
@@ -298,7 +298,7 @@ def _named(run: RunDirectory, name: str) -> Path | None:
 
 
 def dangling(run: RunDirectory, name: str) -> str:
-    """Return the problem if ``last`` or ``best`` names a missing checkpoint; else ``""``."""
+    """Return the problem if ``last`` or ``best`` names a missing checkpoint, or an empty string otherwise."""
     is_wrong = (run.checkpoints / name).exists() and _named(run, name) is None
     return _dangling(run, name) if is_wrong else ""
 

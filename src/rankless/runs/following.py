@@ -1,7 +1,7 @@
-"""A reader that follows a run's journal as it is written; for remote runs, its source is sent there.
+"""A reader that follows a run's journal as it is written; for a remote run, this file is sent there.
 
-It needs only Python 3.8 or newer. As a program, it reads a request (a line of JSON) from the standard input,
-and prints the result of :func:`described` and then the lines of the journal until the run has ended.
+It needs only Python 3.8 or newer. As a program, it reads a request (a line of JSON) from standard input. It
+prints the result of :func:`described` and then the lines of the journal until the run has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 POLL = 0.5
 """Seconds between two reads of the journal."""
 PATIENCE = 60.0
-"""Seconds that a run gets to write its first line after its start."""
+"""Seconds that a run may take to write its first line after its start."""
 SILENCE = 120.0
 """Seconds without a new line after which a run on another machine no longer counts as alive."""
 _RECIPE = 1 << 22  # bytes; a recipe has a few thousand
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def described(run: Path) -> dict[str, str]:
-    """Return the text of the run's recipe and of its record of starts (empty if there is none)."""
+    """Return the text of the run's recipe and of its record of starts, empty where there is none."""
     recipe, environment = _head(run / "recipe.yaml"), ""
     with contextlib.suppress(OSError):
         environment = _head(run / "environment.json")
@@ -57,7 +57,7 @@ def _head(path: Path) -> str:
 def is_held(lock: Path) -> bool:
     """Check whether a process on this machine has locked a file, without locking it.
 
-    A training that starts now would mistake a lock held by this process for another training's.
+    A run that starts at that moment would mistake a lock held by this process for another run's.
     """
     try:
         inode = lock.stat().st_ino
@@ -84,7 +84,7 @@ def _has_open(process: str, lock: Path) -> bool:
 
 
 def is_alive(run: Path, last: str | None) -> bool:
-    """Check whether a run is alive: a local process has locked it, or another machine extends its journal."""
+    """Check whether a run is alive: a local process has locked it, or another machine adds to its journal."""
     if is_held(run / ".lock"):
         return True
     if last in _OVER or _began_on(run) == os.uname().nodename:
@@ -96,7 +96,7 @@ def is_alive(run: Path, last: str | None) -> bool:
 
 
 def _began_on(run: Path) -> str | None:
-    """Return the machine that writes the journal, as recorded by the last start; None if unknown."""
+    """Return the machine that writes the journal, as recorded by the last start, or None if unknown."""
     try:
         host = json.loads(described(run)["environment"])[-1]["host"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -105,9 +105,9 @@ def _began_on(run: Path) -> str | None:
 
 
 def may_begin(run: Path) -> bool:
-    """Check whether a training may be about to begin a journal in a folder.
+    """Check whether a run may be about to begin a journal in a folder.
 
-    A training creates this folder, and the default folder ``runs`` around it if needed.
+    A run creates this folder, and its default parent folder ``runs`` if needed.
     """
     if run.is_dir():
         return (run / "recipe.yaml").exists() or is_held(run / ".lock") or not any(run.iterdir())
@@ -115,7 +115,7 @@ def may_begin(run: Path) -> bool:
 
 
 def begins(run: Path, poll: float = POLL) -> bool:
-    """Wait for a journal; return False if after :data:`PATIENCE` there is none and no process has the run."""
+    """Wait for a journal; return False if none appears within :data:`PATIENCE` and no process has the run."""
     until = time.monotonic() + PATIENCE
     while not (run / "journal.jsonl").exists():
         if time.monotonic() > until and not is_held(run / ".lock"):

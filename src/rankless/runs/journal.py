@@ -123,7 +123,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int]:
-    """Return the lines up to ``step``, and their numbers of steps and evaluations and of damaged lines."""
+    """Return the lines up to ``step``, the number of steps and evaluations, and that of damaged lines."""
     lines, damaged, numbers, last = list[str](), 0, 0, [0, 0]
     for text, entry in _lines(path):
         if entry is None:
@@ -181,7 +181,7 @@ def tail(path: Path) -> list[dict[str, Any]]:
             entries = [entry for line in lines if (entry := _entry(line.decode("utf-8", "replace")))]
             if not start or any("step" in entry for entry in entries):
                 return entries
-            reach *= 8  # long enough for the scores of many classes
+            reach *= 8  # until it is long enough for the scores of many classes
 
 
 def append(path: Path, **entry: Any) -> None:
@@ -200,7 +200,7 @@ def append(path: Path, **entry: Any) -> None:
 
 
 def death(path: Path) -> str | None:
-    """Return the text of a journal's last entry if the entry is a death; else None."""
+    """Return the text of a journal's last entry if it records a death, or None otherwise."""
     try:
         entries = tail(path)
     except OSError:
@@ -209,7 +209,7 @@ def death(path: Path) -> str | None:
 
 
 def ending(path: Path) -> str | None:
-    """Return a sentence about why the run ended; None if the journal is missing or empty."""
+    """Return a sentence about why the run ended, or None if the journal is missing or empty."""
     try:
         entries = tail(path)
     except OSError:
@@ -228,17 +228,17 @@ def ending(path: Path) -> str | None:
 
 
 def step_of(entry: dict[str, Any]) -> int:
-    """Return the step of an entry; 0 for an event."""
+    """Return the step of an entry, or 0 for an event."""
     return int(entry.get("step", entry.get("evaluation", entry.get("checkpoint", 0))))
 
 
 def last_step(path: Path) -> int:
-    """Return the last step or evaluation in a journal; 0 if there is none."""
+    """Return the last step or evaluation in a journal, or 0 if there is none."""
     return max(map(step_of, tail(path)), default=0)
 
 
 def numbers(path: Path) -> list[dict[str, Any]]:
-    """Return the entries that are equal in all runs of a recipe, without events and timing."""
+    """Return the entries that are equal in all runs of a recipe, leaving out events and timing."""
     return [
         {key: value for key, value in entry.items() if key != "timing"}
         for entry in read(path)

@@ -1,4 +1,4 @@
-"""A run in one line: its state, progress, best score and weights."""
+"""The summary of a run in one line: its state, progress, best score and weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankless.runs.scoring import is_better, name_of_best
 from rankless.runs.weights_digest import of_run
 
 DETACHED = "detached.json"
-"""File in a local run directory that names the machine that coordinates a detached training."""
+"""File in a local run directory with the name of the machine that coordinates a detached run."""
 _SECONDS = re.compile(rb'"seconds":([0-9.e+-]{1,30})')
 _DEPTH = 3
 _STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "died"}
@@ -29,7 +29,7 @@ _STATES = {"end": "finished", "stop": "stopped", "error": "failed", "death": "di
 
 @dataclass(frozen=True)
 class Overview:
-    """A run in one line.
+    """The summary of a run in one line.
 
     Attributes:
         run: the run directory.
@@ -105,7 +105,7 @@ def overview(run: RunDirectory, recipe: Mapping[str, Any]) -> Overview:
 
 
 def steps_of(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> int | None:
-    """Compute the number of steps in the run from one of its entries; None before the first step."""
+    """Return the number of steps in the run, computed from an entry, or None before the first step."""
     for entry in reversed(entries):
         if entry.get("step") and isinstance(entry.get("epoch"), float | int) and entry["epoch"] > 0:
             # An entry's number of epochs is rounded to a millionth.
@@ -161,7 +161,7 @@ def _score_name(recipe: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
     for entry in reversed(entries):
         if "evaluation" in entry:
             return name_of_best(best, entry["scores"])
-    # The last evaluation comes before the part of the journal that was read.
+    # The last evaluation may precede the part of the journal that was read.
     usual = {"detect": "AP", "classify": "top1"}.get(str(recipe.get("task", "detect")))
     return usual if best == "auto" else best
 

@@ -1,4 +1,4 @@
-"""The pace of a training and the fraction of time spent waiting, defined once for all displays."""
+"""The pace of a run and the fraction of time spent waiting, defined once for all displays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _LONGEST = 1e10  # maximum seconds of a step, because a journal may contain anyt
 
 
 def speed_text(speed: float) -> str:
-    """Format the images per second in few characters."""
+    """Format a speed in images per second in a few characters."""
     return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
@@ -20,7 +20,7 @@ class Pace:
         begins: whether the next step is the first one of a start.
 
     Attributes:
-        steps, seconds: number and duration of the steps that count.
+        steps, seconds: number and total duration of the steps that count.
         waiting: seconds of these steps spent waiting for images.
     """
 
@@ -29,7 +29,7 @@ class Pace:
         self.steps, self.seconds, self.waiting = 0, 0.0, 0.0
 
     def add(self, seconds: float, waited: float) -> None:
-        """Add a step with its seconds and the fraction of them spent waiting for images."""
+        """Add a step, given its seconds and the fraction of them spent waiting for images."""
         begins, self.begins = self.begins, False
         if begins or not 0 <= seconds < _LONGEST or not 0 <= waited <= 1:
             return
@@ -38,10 +38,10 @@ class Pace:
         self.waiting += seconds * waited
 
     def images_per_second(self, images: float) -> float | None:
-        """Return the speed of all ranks together with ``images`` per step; None if no step counts."""
+        """Return the speed of all ranks together with ``images`` per step, or None if no step counts."""
         return self.steps * images / self.seconds if self.seconds else None
 
     @property
     def waited(self) -> float | None:
-        """Fraction of the time spent waiting for images; None if no step counts."""
+        """Fraction of the time spent waiting for images, or None if no step counts."""
         return self.waiting / self.seconds if self.seconds else None

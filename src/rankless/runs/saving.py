@@ -1,4 +1,4 @@
-"""Announcement in the run directory of a save in progress, so that no launcher ends the process."""
+"""A file in the run directory that announces a save in progress, so that no launcher ends the process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def announced(run: RunDirectory) -> Iterator[None]:
 
 
 def saving_process(run: RunDirectory) -> int | None:
-    """Return the id of the process on this machine that saves into ``run``; None if there is none.
+    """Return the id of the process on this machine that saves into ``run``, or None if there is none.
 
     The process may have been killed. Ids from other machines that share the directory are ignored.
     """

@@ -19,7 +19,7 @@ _EXPORTS = {
 
 
 def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
-    """Return a target's weights file like :func:`rankless.runs.directory.weights_of`, but refuse exports."""
+    """Return a target's weights file as :func:`rankless.runs.directory.weights_of` does; refuse exports."""
     path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
         raise UserError(
@@ -37,7 +37,7 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
 
 
 def not_safetensors(path: Path, start: bytes) -> str:
-    """Return why a file is not safetensors, from its first 9 bytes; an empty string if it may be."""
+    """Return why a file with these first 9 bytes is not safetensors, or an empty string if it may be."""
     if not start:
         return "it is empty"
     if start[8:9] == b"{":  # after the header's length, which may begin like a pickle

@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 
 
 def of_weights(path: Path) -> str | None:
-    """Return the digest that ``rankless digest`` prints; None if the file is unreadable or damaged."""
+    """Return the digest that ``rankless digest`` prints, or None if the file is unreadable or damaged."""
     try:
         listed = (checksums.read(path.parent) or {}).get(path.name)
         if listed not in (None, checksums.of_file(path)):
@@ -40,7 +40,7 @@ def of_weights(path: Path) -> str | None:
 
 
 def of_run(run: Path) -> str | None:
-    """Return the digest of a run's best weights, or else of its last ones; None if none are saved."""
+    """Return the digest of a run's best or else its last weights, or None if none are saved."""
     try:
         return of_weights(weights_of(run, warn=lambda _: None))
     except UserError:  # nothing was saved yet

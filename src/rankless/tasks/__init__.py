@@ -54,7 +54,7 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 
 def _resolved_data(data: Data) -> Data:
-    """Resolve a data set's name to its folder, a file of class names to its names, and the training split."""
+    """Resolve the name of a data set to its folder, a class file to its names, and the training split."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.class_choice import class_list
     from rankless.data.datasets.open_split import split_to_train_on
@@ -67,7 +67,7 @@ def _resolved_data(data: Data) -> Data:
 
 
 def data_digest(recipe: Recipe) -> str | None:
-    """Return the digest of the training data for checkpoints; None if the data has none."""
+    """Return the digest of the training data for checkpoints, or None if the data has none."""
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.open_split import open_annotations
 
@@ -95,7 +95,7 @@ def _read_data(recipe: Recipe) -> None:
                 data.root, split, data.format, classes=data.classes, max_bad=data.max_bad
             )
         except UserError as error:
-            # Sentences of both splits, such as advice, come last and only once.
+            # Sentences that both splits share, such as advice, come last and only once.
             problems = [one for one in problems if one not in error.problems] + [*error.problems]
             continue
         if recipe.task == "detect" and (problem := without_boxes(data.root, split, annotations)):

@@ -129,7 +129,7 @@ class Classify:
     def _loss(self) -> ClassificationLoss:
         options = cast(
             loss_kinds.CrossEntropyLoss | loss_kinds.FocalLoss, self.recipe.loss
-        )  # as for every classifier
+        )  # as in every classifier
         if options.class_weights != "balanced":  # the training data may be missing
             return from_recipe(options, [1] * len(self.class_names))
         counts = self._training.labels().bincount(minlength=len(self.class_names))
@@ -175,6 +175,6 @@ class Classify:
 
 @lru_cache(maxsize=8)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    """Return one number per channel, (C, 1, 1), copied to the device once: a transfer stalls the host."""
+    """Return one number per channel, (C, 1, 1), cached on the device because a transfer stalls the host."""
     with torch.inference_mode(False):
         return torch.tensor(numbers, dtype=torch.float32, device=device).view(-1, 1, 1)

@@ -34,7 +34,7 @@ _PREFIX = f"{__name__}.file_"
 
 
 class _ByPath:
-    """Import finder for modules named by path; added to ``sys.meta_path`` below."""
+    """An import finder for modules named by path; it is added to ``sys.meta_path`` below."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
@@ -74,7 +74,7 @@ def absolute(task: str) -> str:
 
 
 def name_of(task: type | str, kind: str = "task") -> str:
-    """Return a name with which other processes can import a class; a name is returned unchanged.
+    """Return a name by which other processes can import a class; return a name unchanged.
 
     ``kind``, for messages, is ``task`` or ``sink``.
     """
@@ -100,12 +100,12 @@ def name_of(task: type | str, kind: str = "task") -> str:
     spec = getattr(module, "__spec__", None)
     if task.__module__ != "__main__":
         return f"{_importable(task.__module__, Path(file))}:{task.__qualname__}"
-    # `python -m package.script` gives a name, `python script.py` does not.
+    # A script has an importable name under `python -m package.script`, but not under `python script.py`.
     return f"{spec.name if spec else Path(file).resolve()}:{task.__qualname__}"
 
 
 def refuse_while_opening() -> None:
-    """Refuse to start a training while a task is being imported."""
+    """Refuse to start training while a task is being imported."""
     if _opening:
         raise UserError(
             "a training was started by importing the task: the ranks import the file that holds it; put the "
@@ -190,7 +190,7 @@ def _look_in(folder: Path) -> None:
 
 
 def _importable(name: str, file: Path) -> str:
-    """Return a module's name if a new process in this folder can import it, else the path of its file."""
+    """Return a module's name if a new process in this folder can import it, or else its file's path."""
     file = file.resolve()
     installed = not is_users(str(file)) or any(
         file.is_relative_to(folder) for folder in map(sysconfig.get_path, ("purelib", "platlib"))

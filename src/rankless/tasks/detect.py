@@ -212,7 +212,7 @@ class Detect:
         finite = boxes.isfinite().all(1)
         boxes, candidates = to_source(boxes[finite], letterbox), candidates[finite]
         confidence, labels = flat[candidates], candidates % classes
-        # Only better boxes remove a box, so if enough of the best remain, the others need not be compared.
+        # Only better boxes remove a box, so if enough of the best remain, the rest need not be compared.
         first = 4 * settings.detections
         while True:
             selected = nms(

@@ -50,7 +50,7 @@ def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int
 
 
 def _on_a_card() -> int | None:
-    """Return the bytes of the first GPU's memory; None on the CPU."""
+    """Return the memory of the first GPU in bytes, or None on the CPU."""
     if os.environ.get("RANKLESS_CPU") or not torch.cuda.is_available():
         return None
     return int(torch.cuda.get_device_properties(0).total_memory)

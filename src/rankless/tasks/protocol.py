@@ -39,7 +39,7 @@ class Examples(Protocol):
         ...
 
     def item(self, index: int, epoch: int) -> Any:
-        """Return image ``index`` in ``epoch``; it must depend only on these two and the seed."""
+        """Return image ``index`` in ``epoch``; it must depend only on these arguments and the seed."""
         ...
 
 
@@ -75,7 +75,7 @@ class Task(Protocol):
       output in place.
     - ``report_details(predictions)``: returns additional details for the report, JSON-ready, with some of the
       keys in docs/report.md. It is called with the same predictions as ``score`` if the scores are the best
-      so far. Its errors do not end the training.
+      so far. Its errors do not end training.
     """
 
     class_names: tuple[str, ...]
@@ -98,7 +98,7 @@ class Task(Protocol):
         ...
 
     def predict(self, model: nn.Module, batch: Any) -> list[Any]:
-        """Return one prediction per image of the batch, on the CPU; called without gradients."""
+        """Return one prediction per image of the batch, on the CPU. This is called without gradients."""
         ...
 
     def score(self, predictions: Sequence[Any]) -> Scores:

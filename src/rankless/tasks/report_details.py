@@ -1,4 +1,4 @@
-"""Details of a run's best evaluation for the report: curves, counts, best and worst images."""
+"""Details of a run's best evaluation for the report: curves, counts, and the best and worst images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # this imports torchvision, which detectors do not need
     from rankless.data.datasets.classification import ClassificationExamples
 
 EXAMPLES = 6
-"""Number of best images to store, and of worst images."""
+"""How many of the best images and how many of the worst images to store."""
 _SIDE = 384  # pixels of the longer side of a stored image
 _QUALITY = 80
 _MOST_BOXES = 100  # boxes per stored image
@@ -59,7 +59,7 @@ def of_detections(
 
 
 def as_truth(truth: GroundTruth) -> Truth:
-    """Convert the objects of an image to the metrics' type."""
+    """Convert an image's ground-truth objects to the type that the metrics use."""
     return Truth(truth.boxes, truth.labels, truth.crowd, truth.areas, ignored=truth.difficult)
 
 
@@ -93,7 +93,7 @@ def _chosen(
 
 
 def _shown(images: ImageSource[Any], index: int) -> dict[str, Any] | None:
-    """Return an image as a small base64 JPEG with its name and size; None if it cannot be read again."""
+    """Return an image as a small base64 JPEG with its name and size, or None if it cannot be read again."""
     try:
         value: Sample | Tensor = images.read(index)
     except (UnreadableImage, UserError, OSError):
@@ -132,7 +132,7 @@ def _rows(
 
 
 def boxes_of_training(training: DetectionExamples, classes: int) -> dict[str, Any] | None:
-    """Count the boxes of the training data by class and size; None if this would require reading images."""
+    """Return counts of training boxes by class and size, or None if that would require reading images."""
     if not isinstance(training.images, BoxedImages):
         return None
     known = training.images.annotations
@@ -148,7 +148,7 @@ def boxes_of_training(training: DetectionExamples, classes: int) -> dict[str, An
 
 
 def images_of_training(training: ClassificationExamples, classes: int) -> dict[str, Any]:
-    """Count the images of the training data by class."""
+    """Return counts of the training images by class."""
     return {"images": len(training), "truths": training.labels().bincount(minlength=classes).tolist()}
 
 

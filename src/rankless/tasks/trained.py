@@ -1,4 +1,4 @@
-"""Trained models of tasks, from weights files or exported files."""
+"""Load a task's trained model from a weights file or an exported file."""
 
 from __future__ import annotations
 

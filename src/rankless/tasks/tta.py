@@ -17,7 +17,7 @@ from rankless.geometry.letterbox import USUAL, Placing
 
 
 class Transform(NamedTuple):
-    """A transform of an input.
+    """A transform of the network's input.
 
     Attributes:
         scale: pixels of the result per pixel of the input.

@@ -18,12 +18,12 @@ from torch.backends import cuda, cudnn, mkldnn
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-# 2.13 renamed `all_gather_into_tensor` and deprecated the old name.
+# PyTorch 2.13 renamed `all_gather_into_tensor` and deprecated the old name.
 all_gather_single: Callable[..., Any] = (
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 )
 
-# 2.13 renamed the option of DistributedDataParallel that stops it from broadcasting buffers.
+# PyTorch 2.13 renamed the option of DistributedDataParallel that stops it from broadcasting buffers.
 NO_BUFFER_BROADCAST: dict[str, Any] = next(
     {name: False}
     for name in ("forward_sync_buffers", "broadcast_buffers")
@@ -67,10 +67,10 @@ _SETTINGS: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldn
 
 
 def set_tf32(allowed: bool) -> Callable[[], None]:
-    """Set whether CUDA may round the factors of float32 products to TF32; other devices never do.
+    """Set whether CUDA may round the factors of float32 products to TF32; other devices never round them.
 
-    2.9 added `fp32_precision`. The older switches are set as well, because reading them raises an error if
-    the two disagree.
+    PyTorch 2.9 added `fp32_precision`. The older switches are set as well, because reading them raises an
+    error if the two disagree.
 
     Returns:
         A function that restores the previous settings.

@@ -1,4 +1,4 @@
-"""Sums of the ranks' values along a fixed tree, with the same bits for any number of ranks.
+"""Add up the ranks' values along a fixed binary tree, with the same bits for any number of ranks.
 
 Every rank holds the sums of the largest complete nodes over its micro-batches. An all-to-all distributes
 shards of these sums, each rank adds up one shard in tree order, and an all-gather collects the totals. If
@@ -27,7 +27,7 @@ def add_in_place(left: Tensor, right: Tensor) -> Tensor:
 
 
 class Exchange:
-    """A sum of the ranks' values in the order of the fixed tree, whose nodes are distributed over the ranks.
+    """Sums the ranks' values in the order of the fixed tree, whose nodes are distributed over the ranks.
 
     Attributes:
         own: the micro-batches of this rank.
@@ -63,12 +63,12 @@ class Exchange:
         return [slice(start, start + length) for start in range(0, len(vector), length)]
 
     def fold(self, leaves: Iterable[Tensor]) -> list[Tensor]:
-        """Add up one vector (N,) per own micro-batch to this rank's nodes, in place."""
+        """Add up the vectors (N,) of this rank's micro-batches in place; return its nodes' sums."""
         values = zip(self.own, leaves, strict=True)
         return [value for _, value in Fold(self.micro_batches, add_in_place, values).stack]
 
     def total(self, leaves: Iterable[Tensor]) -> Tensor:
-        """Add up one vector (N,) per own micro-batch over all ranks, in place; return the total (N,)."""
+        """Add up the vectors (N,) of all ranks' micro-batches in place; return the total (N,)."""
         sums = self.fold(leaves)
         pending = self.start(sums, torch.empty_like(sums[0]))
         pending.combine()
@@ -76,7 +76,7 @@ class Exchange:
         return pending.result
 
     def gather(self, value: int) -> list[int]:
-        """Return every rank's number in rank order."""
+        """Return every rank's ``value`` in rank order."""
         if self.size == 1:
             return [value]
         gathered = torch.empty(self.size, dtype=torch.long)
@@ -153,7 +153,7 @@ class Pending:
 
 
 def _by_destination(sums: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """Return a flat vector with all nodes' parts for rank 0, then for rank 1, and so on."""
+    """Return a flat vector with the parts of all nodes for rank 0, then for rank 1, and so on."""
     if len(sums) == 1:
         return sums[0]
     pieces = [torch.split(vector, list(lengths)) for vector in sums]

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Total = Callable[[Iterable[Tensor]], Tensor]
-"""Function that adds up one vector (N,) per micro-batch over all ranks."""
+"""A function that adds up one vector (N,) per micro-batch over all ranks."""
 Statistics = tuple[Tensor, Tensor, Tensor]
 """Mean (C,), inverse standard deviation (C,) and number of values (scalar) over all micro-batches."""
 
 
 class _Block(threading.local):
-    """This thread's statistics of the norms in a checkpointed block.
+    """This thread's statistics of the norms in a block with activation checkpointing.
 
     Attributes:
         computed: collects the statistics in the first computation of the block.
@@ -57,7 +57,7 @@ def recomputed() -> tuple[AbstractContextManager[None], AbstractContextManager[N
 
 
 def is_recomputed() -> bool:
-    """Return whether this thread is recomputing a block."""
+    """Check whether this thread is recomputing a block."""
     return _BLOCK.known is not None
 
 

@@ -29,7 +29,7 @@ class Notes:
             self.store.set(f"{_KEY}/{self.world.rank}", json.dumps(note))
 
     def wait(self, seconds: float, enough: Callable[[Sequence[Note]], bool]) -> list[Note]:
-        """Return the notes in rank order once ``enough`` accepts them, or all found after ``seconds``."""
+        """Return the notes in rank order once ``enough`` accepts them, or those found after ``seconds``."""
         until = time.monotonic() + seconds
         found: dict[int, Note] = {}
         with suppress(RuntimeError, ValueError):  # the store is gone
@@ -50,11 +50,11 @@ class Notices:
         self._name = f"rankless/{name}"
 
     def post(self, rank: int, text: str) -> None:
-        """Store the text of a rank."""
+        """Store the text of a rank in place of its previous one."""
         default_store().set(f"{self._name}/{rank}", text)
 
     def read(self, rank: int) -> str | None:
-        """Return the text of a rank; None if it has none."""
+        """Return the text of a rank, or None if it has none."""
         key = f"{self._name}/{rank}"
         store = default_store()
         return store.get(key).decode() if store.check([key]) else None

@@ -1,4 +1,4 @@
-"""Serialization of values that ranks send each other: JSON for the structure, raw bytes for arrays.
+"""Serialize the values that ranks send each other: JSON for the structure, raw bytes for arrays.
 
 Nothing is unpickled: received bytes can only create plain values, arrays, and, without calling any method,
 instances of data classes that this process has already loaded. Packing refuses all other types. The layout is
@@ -280,14 +280,14 @@ def _loaded(module: str, qualname: str) -> Any:
 
 
 def _is_data(made: type) -> bool:
-    """Return whether a class is a named tuple, or a dataclass without a custom ``__new__``."""
+    """Check whether a class is a named tuple, or a dataclass without a custom ``__new__``."""
     if issubclass(made, tuple):
         return isinstance(getattr(made, "_fields", None), tuple)
     return dataclasses.is_dataclass(made) and made.__new__ is object.__new__
 
 
 def _is_text(value: str) -> bool:
-    """Return whether JSON preserves the text; it merges a pair of surrogates into one character."""
+    """Check whether JSON preserves the text; it merges a pair of surrogates into one character."""
     try:
         value.encode()
     except UnicodeEncodeError:

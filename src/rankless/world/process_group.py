@@ -1,4 +1,4 @@
-"""The ranks of a training and their process group, from the environment variables that torchrun defines.
+"""The ranks that train together and their process group, from the environment variables of torchrun.
 
 A process without a launcher is a world of size 1. Other modules do not distinguish the two cases.
 """
@@ -54,7 +54,7 @@ class World:
         local_rank: index of this rank on its machine.
         launcher_store: the launcher's store, which outlives the ranks; None if it has none.
         local_size: number of ranks on this machine.
-        inline: whether the training runs in the caller's process.
+        inline: whether training runs in the caller's process.
         transport: carries tensors to the other ranks.
     """
 
@@ -79,7 +79,7 @@ class World:
 
     @property
     def backend(self) -> str:
-        """Name of the backend that carries tensors between the ranks."""
+        """The name of the backend that carries tensors between the ranks."""
         return self.transport.name
 
     def own_micro_batches(self, micro_batches: int) -> range:
@@ -125,7 +125,7 @@ class World:
         return gathered
 
     def recall(self, key: str) -> str:
-        """Return the text that :meth:`remember` stored, possibly before a restart; "" if there is none."""
+        """Return the text that :meth:`remember` stored, possibly before a restart, or "" if there is none."""
         return (
             self.launcher_store.get(key).decode()
             if self.launcher_store is not None and self.launcher_store.check([key])
@@ -149,7 +149,7 @@ class LostPeerError(RuntimeError):
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Return whether a collective failed because another rank is gone."""
+    """Check whether a collective failed because another rank is gone."""
     lost = LostPeerError | dist.DistNetworkError | dist.DistBackendError | dist.DistStoreError
     if isinstance(error, lost):
         return True
@@ -163,7 +163,7 @@ def ranks_here() -> int:
 
 
 def is_joined() -> bool:
-    """Return whether this process has joined a process group."""
+    """Check whether this process has joined a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -173,7 +173,7 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
 
     Args:
         meeting: the rendezvous file of ranks that Rankless started; None uses MASTER_ADDR and MASTER_PORT.
-        inline: whether the training runs in the caller's process.
+        inline: whether training runs in the caller's process.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = _device()
@@ -254,6 +254,6 @@ def _backend(store: dist.Store, rank: int, size: int, device: torch.device) -> s
 
 
 def _all_differ(store: dist.Store, rank: int, size: int, name: str) -> bool:
-    """Return whether all ranks gave different names; all ranks must call this."""
+    """Check whether ``name`` differs between all ranks; all ranks must call this."""
     store.set(f"card/{rank}", name)
     return len({store.get(f"card/{other}") for other in range(size)}) == size

@@ -28,7 +28,7 @@ from rankless.world.secret import sealed
 
 _POLL = 0.05  # seconds
 _PREFIX, _FILE = "rankless-", "store"  # the prefix of the folder's name, and the file's name
-_PATIENCE = 60.0  # seconds for a store to answer
+_PATIENCE = 60.0  # seconds that a store may take to answer
 # The loopback interface by operating system.
 _LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 
@@ -110,7 +110,7 @@ def _private_file() -> Path:
 
 
 def loopback() -> str | None:
-    """Return the name of the loopback interface; None if unknown."""
+    """Return the name of the loopback interface, or None if unknown."""
     return _LOOPBACK.get(os.uname().sysname)
 
 
@@ -131,7 +131,7 @@ def on_interface(name: str | None) -> Iterator[None]:
 
 
 def launchers_store(address: str, port: int, timeout: timedelta) -> dist.Store | None:
-    """Connect to the launcher's store, which outlives the ranks (torchrun); None if it has none."""
+    """Return the launcher's store, which outlives the ranks (torchrun), or None if it has none."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return join_store(address, port, timeout)
@@ -221,5 +221,5 @@ def _other_size(rank: int, size: int, of_first: int) -> str:
 
 
 def _read(store: dist.Store, key: str) -> str:
-    """Return the value under ``key``; "" if there is none."""
+    """Return the value under ``key``, or "" if there is none."""
     return store.get(key).decode(errors="replace") if store.check([key]) else ""

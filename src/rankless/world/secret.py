@@ -1,4 +1,4 @@
-"""Authentication of ranks by a secret that the job shares.
+"""Authenticate ranks by a secret that the job shares.
 
 Gloo takes the first connection for the expected rank, and any user of the machine or network can connect.
 Therefore each pair of ranks proves, over the connection that it will use, that both know a secret. The secret
@@ -67,7 +67,7 @@ class _Sealed(dist.Store):
 
 
 def shared_key(store: dist.Store, rank: int) -> bytes:
-    """Return the key of the ranks that share ``store``; without a secret, the store's readers know it."""
+    """Return the key of the ranks that share ``store``; without a secret, all its readers know the key."""
     if not rank:
         store.set("key", secrets.token_hex(_LENGTH))
     return os.environ.get(VARIABLE, "").encode(errors="surrogateescape") + store.get("key")

@@ -1,4 +1,4 @@
-"""The exchange of gradients between ranks on one machine through shared memory.
+"""Exchange gradients between ranks on one machine through shared memory.
 
 A socket copies every byte several times. Here, a rank copies its sums into shared memory only once, and sends
 one byte over the process group as a signal. The shards and the order of additions are those of
@@ -23,7 +23,7 @@ LINE = 64  # bytes of a cache line, the alignment of vectors
 
 
 class SharedMemory:
-    """The exchanges of a step through shared memory; every step must have the same sequence of them.
+    """The exchanges of a step through shared memory; every step must have the same sequence of exchanges.
 
     Args:
         layout: the layout of the tree's nodes on the ranks.
@@ -39,7 +39,7 @@ class SharedMemory:
         self.used = 0
 
     def start(self, sums: Sequence[Tensor], result: Tensor) -> Pending:
-        """Start adding ``sums`` to those of the other ranks; overwrite them.
+        """Start adding ``sums``, which are overwritten, to the sums of the other ranks.
 
         See :meth:`rankless.world.exchange.Exchange.start`; all vectors have shape (N,).
         """
@@ -117,8 +117,7 @@ def share(layout: Exchange, tensors: Iterable[Tensor]) -> SharedMemory | None:
 
     Returns:
         None if not all ranks are on one machine, if the tensors are not on the CPU, or if shared memory is
-        not
-        available to all ranks.
+        not available to all ranks.
     """
     tensors = list(tensors)
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
@@ -126,7 +125,7 @@ def share(layout: Exchange, tensors: Iterable[Tensor]) -> SharedMemory | None:
         return None
     length = sum(_lines(tensor.nbytes) for tensor in tensors)
     size = length * (sum(len(nodes) for nodes in layout.nodes) + 1)
-    file, token = -1, secrets.randbits(62)  # rank 0's are used
+    file, token = -1, secrets.randbits(62)  # the others use rank 0's values
     if layout.rank == 0:
         file = _anonymous_file(token, size)
     pid, number, token = (layout.gather(value)[0] for value in (os.getpid(), file, token))
@@ -151,7 +150,7 @@ def _anonymous_file(token: int, size: int) -> int:
         return -1
     try:
         os.ftruncate(file, size)
-    except OSError:  # files may have a size limit
+    except OSError:  # the system may limit the size of files
         os.close(file)
         return -1
     return file

@@ -1,4 +1,4 @@
-"""Measurements of exchanges over gloo, with one rank on every machine."""
+"""Measure exchanges over gloo, with one rank on every machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankless.world.rendezvous import join_store, on_interface
 
 SIZES = tuple(1024 * 4**power for power in range(9))
 """Measured sizes in bytes, 1 KiB to 64 MiB."""
-_WAIT = timedelta(seconds=20)  # for one collective
+_WAIT = timedelta(seconds=20)  # for one collective operation
 _BUDGET = 0.25  # seconds for one size of one collective after the first run
 _MOST = 2.0  # maximum seconds of one collective; larger sizes are left out
 _TIMES = 50
@@ -30,7 +30,7 @@ _LONG = 0.5  # seconds; longer work is not repeated
 
 @dataclass(frozen=True)
 class Timing:
-    """The duration of a collective.
+    """The duration of a collective operation.
 
     Attributes:
         name: name of the collective.
@@ -130,7 +130,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def _slowest(times: Sequence[float]) -> float:
-    """Return the largest of all ranks' medians, the same on every rank; ``times`` must be sorted."""
+    """Return the largest median of all ranks' sorted ``times``, the same on every rank."""
     seconds = torch.tensor(times[len(times) // 2], dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return float(seconds)

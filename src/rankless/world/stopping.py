@@ -34,7 +34,7 @@ class SharedStop:
         return self._raised
 
     def agreed(self) -> bool:
-        """Return whether any rank is to stop; all ranks must call this and get the same result."""
+        """Return whether any rank should stop; all ranks must call this, and get the same result."""
         answers = self.world.gather(self())
         self._raised = bool(self.world.broadcast(any(answers) if answers is not None else None))
         return self._raised

@@ -29,7 +29,7 @@ from rankless.world.global_norm import GlobalNorm, is_recomputed, measured, wide
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _END = -1
-"""Index that stands for the end of the forward pass instead of a norm."""
+"""The index that stands for the end of the forward pass instead of a norm."""
 
 
 def norms_over_batch(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
@@ -42,7 +42,7 @@ def norms_over_batch(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
 
 
 class SideBySide:
-    """A runner of this rank's micro-batches side by side; they synchronize at each batch norm.
+    """Runs this rank's micro-batches side by side and synchronizes them at each batch norm.
 
     Args:
         module: the model; each own micro-batch has a copy that shares the memory of parameters and buffers.
@@ -123,7 +123,7 @@ class SideBySide:
 
     @property
     def called(self) -> list[nn.Module]:
-        """Norms of the original module that the last run called."""
+        """The norms of the original module that the last run called."""
         return [norm for norm, calls in zip(self.norms, self.calls, strict=True) if calls]
 
     def _follow(self, number: int, index: int) -> None:

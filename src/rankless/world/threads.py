@@ -54,7 +54,7 @@ class Meeting:
             self._changed.notify_all()
 
     def take(self, number: int, rank: int, take: Callable[[dict[int, Any]], None]) -> None:
-        """Call ``take`` with the inputs of all ranks; return when all ranks have done so."""
+        """Call ``take`` with the inputs of all ranks; return once all ranks have done the same."""
         with self._changed:
             round_ = self._rounds[number]
         everyone = set(range(self.size))
@@ -159,7 +159,7 @@ class ThreadTransport:
 
 @contextmanager
 def join_threads(meeting: Meeting, devices: Sequence[torch.device]) -> Iterator[list[World]]:
-    """Create the ranks of a process, each to be run by a separate thread."""
+    """Create ranks in this process, each to be run by a separate thread."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
     try:
         # A separate group for each DDP wrapper, so that no two threads use the same group.

@@ -25,7 +25,7 @@ class Work(Protocol):
         """Wait until the result can be read and the sent tensors may be changed."""
 
     def is_completed(self) -> bool:
-        """Return whether :meth:`wait` would return at once."""
+        """Check whether :meth:`wait` would return at once."""
 
 
 class Transport(Protocol):
@@ -45,7 +45,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the transport in the run's records."""
+        """The name of the transport in the run's records."""
 
     @property
     def gathers_apart(self) -> bool:
@@ -102,7 +102,7 @@ class GroupTransport:
 
     @property
     def name(self) -> str:
-        """Backends of the process group by device type."""
+        """The backends of the process group by device type."""
         return str(dist.get_backend_config())
 
     def send(self, packed: Tensor, rank: int) -> None:
@@ -137,4 +137,4 @@ class GroupTransport:
 
 
 PROCESS_GROUP = GroupTransport()
-"""The transport of this process."""
+"""The transport over this process's default process group."""

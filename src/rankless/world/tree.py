@@ -21,14 +21,14 @@ def own_micro_batches(micro_batches: int, rank: int, size: int) -> range:
 
 
 class Node(NamedTuple):
-    """A position in the tree."""
+    """A position in the fixed reduction tree."""
 
     level: int
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
 
 
 class Fold(Generic[Value]):
-    """An incremental sum along the tree, from left to right, with as few partial sums as possible.
+    """An incremental sum along the reduction tree, from left to right, with as few partial sums as possible.
 
     Args:
         leaves: number of leaves of the tree, M.
@@ -54,7 +54,7 @@ class Fold(Generic[Value]):
             self.push(Node(0, position) if isinstance(position, int) else position, value)
 
     def push(self, node: Node, value: Value) -> None:
-        """Add the value of the node that follows the last one."""
+        """Add the value of the node that follows the last added node."""
         while True:
             level, index = node
             if index % 2 and self.stack and self.stack[-1][0] == Node(level, index - 1):

@@ -40,7 +40,7 @@ def set_deterministic(on: bool) -> None:
 
 
 def _plain(function: Any) -> Any:
-    """Return a method without the wrappers that exclude it from compilation."""
+    """Return the method inside the wrappers that exclude it from compilation."""
     return inspect.unwrap(function)
 
 

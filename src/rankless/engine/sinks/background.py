@@ -11,7 +11,7 @@ from rankless.engine.sinks.sink import RunStart, Sink
 from rankless.structures import Scores
 
 CLOSING = 30.0
-"""Seconds that the end of a run waits for unsent calls."""
+"""Seconds to wait for unsent calls at the end of a run."""
 _MOST = 100_000  # calls in the queue
 
 
@@ -19,7 +19,7 @@ class BackgroundSink(Sink):
     """A sink that passes all calls to another sink in order; errors of that sink are raised at the next call.
 
     Args:
-        sink: the other sink, created in the training's thread so that it imports its library there. Processes
+        sink: the other sink, created in the training thread so that it imports its library there. Processes
             are forked from that thread; an import in progress in another thread would never finish in them.
         closing: seconds that :meth:`close` waits.
     """
@@ -64,7 +64,7 @@ class BackgroundSink(Sink):
         self._put(lambda: self._sink.event(name, step, text))
 
     def close(self) -> None:
-        """Wait until everything is sent, for a limited time."""
+        """Wait for a limited time until everything is sent."""
         self._put(self._sink.close)
         self._put(None)
         self._thread.join(self._closing)

@@ -1,4 +1,4 @@
-"""The sinks that come with Rankless, by their names for ``--sink``."""
+"""The sinks that come with Rankless, keyed by their names for ``--sink``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUILT_IN = {
 
 
 def built_in(name: str) -> Callable[[], Sink]:
-    """Return the maker of a sink of :data:`BUILT_IN`."""
+    """Return a function that creates the sink with this name in :data:`BUILT_IN`."""
     known = BUILT_IN[name]
     if known.library and importlib.util.find_spec(known.library) is None:
         needed(known.library, known.library, f"--sink {name}")

@@ -23,11 +23,11 @@ class CsvSink(Sink):
         self._scores = _Table(run.run / "scores.csv", run.first - run.unscored)
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Write a row."""
+        """Write the row of a step."""
         self._steps.write({"step": entry["step"], **_plain(of_step(entry))})
 
     def scores(self, step: int, scores: Scores, is_best: bool) -> None:
-        """Write a row."""
+        """Write the row of an evaluation."""
         self._scores.write({"step": step, "is_best": int(is_best), **_plain(of_scores(scores))})
 
 
@@ -36,7 +36,7 @@ def _plain(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 class _Table:
-    """A file with a header; opening it removes its rows after ``step``."""
+    """A CSV file with a header; opening it removes the rows after ``step``."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.columns: list[str] = []

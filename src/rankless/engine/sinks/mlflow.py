@@ -20,14 +20,14 @@ _DEFAULTS = {
     "GIT_PYTHON_REFRESH": "quiet",
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # A lost server is noticed before the end of the training stops waiting for it.
+    # The loss of a server is noticed before the wait at the end of the run is over.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
 
 
 class MlflowSink(Sink):
-    """A sink that logs the recipe as parameters and all numbers as metrics, those of steps in batches."""
+    """A sink that logs the recipe as parameters and all numbers as metrics; it sends steps in batches."""
 
     def __init__(self) -> None:
         self._finished = False

@@ -17,7 +17,7 @@ def of_step(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_scores(scores: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of an evaluation, per class as ``val/NAME/AP``; missing scores are left out."""
+    """Return an evaluation's numbers, those per class as ``val/NAME/AP``; missing scores are left out."""
     found = {f"val/{name}": value for name, value in _numbers(scores)}
     for rows in scores.values():
         if isinstance(rows, Mapping):

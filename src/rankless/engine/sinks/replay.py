@@ -1,4 +1,4 @@
-"""Replay of a run from its journal, as the training itself would show it in the terminal."""
+"""Replay a run from its journal, as training itself would show it in the terminal."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _METHODS = ("start", "step", "scores", "event", "close")
 
 @dataclass(frozen=True)
 class RunStart:
-    """The facts that a sink receives before the first step.
+    """The information that a sink receives before the first step.
 
     Attributes:
         run: the run directory.
@@ -52,7 +52,7 @@ class Sink(Protocol):
     """
 
     def start(self, run: RunStart) -> None:
-        """Prepare for the run; called once, before the first step."""
+        """Prepare for the run. This is called once, before the first step."""
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """Receive the journal's entry of a step: ``step``, ``epoch``, ``lr``, ``loss``, ``parts`` …"""
@@ -64,11 +64,11 @@ class Sink(Protocol):
         """Receive an event after ``step`` steps, such as a warning."""
 
     def close(self) -> None:
-        """Finish; called once at the end of the run, however it ends, unless the process is killed."""
+        """Finish. This is called once when the run ends for any reason, unless the process is killed."""
 
 
 def check_sink(name: str) -> None:
-    """Raise if a name is neither in :data:`BUILT_IN` nor formed like a class's name; import nothing."""
+    """Raise an error unless a name is in :data:`BUILT_IN` or looks like a class's name; import nothing."""
     if name not in BUILT_IN and ":" not in name:
         raise UserError(
             f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' of "
@@ -77,7 +77,9 @@ def check_sink(name: str) -> None:
 
 
 def sink_class(name: str) -> Callable[[], Sink]:
-    """Return the maker of a sink: a name of :data:`BUILT_IN`, ``package.module:Class`` or ``file.py:Class``.
+    """Return a function that creates a sink.
+
+    The name is one of :data:`BUILT_IN`, ``package.module:Class`` or ``file.py:Class``.
 
     Raises:
         UserError: the name, file, module or class does not exist, the class is not a sink, or a library is
@@ -103,8 +105,8 @@ class Sinks:
 
     Args:
         built_in: sinks of the run; their errors end it.
-        users: makers of the user's sinks by name. The first error of such a sink is reported and the sink is
-            dropped, so it cannot change the training.
+        users: functions that create the user's sinks, by name. The first error of such a sink is reported and
+            the sink is dropped, so it cannot affect training.
         progress: shows the progress of something other than steps, given a title, the amount done and the
             total.
 
@@ -153,7 +155,7 @@ class Sinks:
         self._each(lambda sink: sink.event(name, step, text))
 
     def urgent_event(self, name: str, step: int, text: str) -> None:
-        """Record an event from another thread, because the training's own thread may be stuck.
+        """Record an event from another thread, because the training thread may be stuck.
 
         Users' sinks need not be thread-safe, so they receive it with the next call.
         """
@@ -181,7 +183,7 @@ class Sinks:
 
     def _each_of_users(self, call: Callable[[Sink], object]) -> None:
         for name, sink in list(self._users.items()):
-            if name in self._users:  # not dropped meanwhile, for the event of another sink's error
+            if name in self._users:  # unless the event about another sink's error has just made it fail
                 self._guard(name, lambda sink=sink: call(sink))  # type: ignore[misc]
 
     def _guard(self, name: str, call: Callable[[], object]) -> None:

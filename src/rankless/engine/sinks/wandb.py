@@ -59,7 +59,7 @@ class WandbSink(Sink):
             self._board.summary.update({f"best/{name.partition('/')[2]}": best[name] for name in best})
 
     def close(self) -> None:
-        """Finish this part."""
+        """Finish this part of the run."""
         self._board.finish()
 
 
