@@ -1,4 +1,4 @@
-"""Forward pass, backward pass and reduction of one step; every rank gets the summed gradients and counts."""
+"""Compute one step: forward pass, backward pass, and the sums of gradients and counts over all ranks."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Accumulator:
     def _second(
         self, step: int, leaf: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor]
     ) -> Tensor | None:
-        """Compute a micro-batch that is added elsewhere; return its sums of bits, None without its images."""
+        """Compute a micro-batch that another rank adds; return its bit sums, or None if it lacks images."""
         batch, missing = self._draw(batches)
         with self.gradients.not_added():
             loss = self._forward(step, leaf, batch)
@@ -122,11 +122,11 @@ class Accumulator:
 
     @staticmethod
     def _seen(leaf: Tensor) -> Tensor:
-        """Return the sum of bits of a micro-batch's contribution (N,), without the flags."""
+        """Return the bit sum of a micro-batch's contribution (N,) to the totals, without the flags."""
         return bit_sum(torch.cat([leaf[:2], leaf[5:]]))
 
     def _with_gradients(self, seen: Tensor) -> Tensor:
-        """Return ``seen``, and the sums of bits of the gradients of P parameters, as (1 + P,)."""
+        """Return ``seen`` followed by the bit sums of the gradients of P parameters, as (1 + P,)."""
         bits = self.gradients.bits
         return torch.stack([seen, *(bits[number] for number in sorted(bits))])
 
@@ -201,7 +201,7 @@ class SyncAccumulator(Accumulator):
         flags: Flags,
         compared: Compared | None = None,
     ) -> Totals:
-        """Do the same as :meth:`Accumulator.run`, with all of this rank's micro-batches in memory at once.
+        """Run a step like :meth:`Accumulator.run`, with all of this rank's micro-batches in memory at once.
 
         ``scale`` takes and returns a scalar. No micro-batch can be computed alone, so nothing is compared.
         """
@@ -251,7 +251,7 @@ class SyncAccumulator(Accumulator):
 def make_accumulator(
     task: Task, model: nn.Module, statistics: RunningStatistics, recipe: Recipe, world: World
 ) -> Accumulator:
-    """Make the accumulator for ``recipe.batch_norm`` and the currently trained parameters and norms."""
+    """Create the accumulator for ``recipe.batch_norm`` and the currently trained parameters and norms."""
     is_sync = recipe.batch_norm == "sync" and bool(norms_over_batch(model))
     kind = SyncAccumulator if is_sync else Accumulator
     return kind(task, model, statistics, recipe, world)

@@ -1,4 +1,4 @@
-"""The environment of a training: compared between ranks, recorded at each start and compared with the last.
+"""The environment of a run, compared between ranks and with the last start, and recorded at each start.
 
 None of this is in the recipe, but all of it can change bits.
 """
@@ -27,7 +27,7 @@ from rankless.runs import starts
 from rankless.world.process_group import World
 
 Environment = dict[str, dict[str, str]]
-"""Section, name, value: ``hardware``, ``instruction_set``, ``versions`` and ``variables``."""
+"""Maps the sections ``hardware``, ``instruction_set``, ``versions`` and ``variables`` to names and values."""
 
 # Packages that compute numbers, then the decoders.
 _PACKAGES = ("torch", "torchvision", "numpy", "scikit-learn", "timm")
@@ -92,7 +92,7 @@ def versions() -> dict[str, str]:
 
 
 def nvidia_driver(path: Path = _DRIVER) -> str | None:
-    """Return the version of the kernel's NVIDIA driver; None if there is none."""
+    """Return the version of the kernel's NVIDIA driver, or None if there is none."""
     try:
         match = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", path.read_text(encoding="utf-8"))
     except OSError:
@@ -207,7 +207,7 @@ def label(section: str, name: str) -> str:
 
 
 def _version_differences(ranks: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a sentence for each value that differs between ranks although it must not."""
+    """Return a sentence for each value that must not differ between ranks but does."""
     differing = []
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         values = [rank.get(name, "not there") for rank in ranks]

@@ -40,7 +40,7 @@ Observer = Callable[[int, TrainingState, Scores | None], None]
 
 
 class StopRequest:
-    """A request to stop this process; the current step is finished and saved first.
+    """A request to stop this process after the current step is finished and saved.
 
     Attributes:
         signal: number of the first signal received; 0 if none.
@@ -50,7 +50,7 @@ class StopRequest:
         self.signal = 0
 
     def listen(self) -> None:
-        """Treat SIGTERM, SIGINT and SIGUSR1 as requests from now on."""
+        """Treat SIGTERM, SIGINT and SIGUSR1 as requests to stop from now on."""
         numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
         for number in numbers:
             signal.signal(number, self._note)
@@ -88,7 +88,7 @@ def train(
         dry_run: end after its number of steps.
         observe: called on every rank after every step, with the scores if the step was evaluated; must not
             change anything.
-        sinks: makers of the user's sinks by name; called only on rank 0.
+        sinks: functions that create the user's sinks, by name; called only on rank 0.
         pulse: called every second with this rank's progress.
 
     Returns:
@@ -239,7 +239,7 @@ class _Loop:
             self.sinks.event("waiting", done, advice)
 
     def _report_replaced(self, done: int, mine: Sequence[Unreadable]) -> None:
-        """Report images that could not be read; every rank must call this with the ones it met."""
+        """Report images that could not be read; every rank must call this with its own such images."""
         for one in self.state.unreadable.meet(self.world, mine):
             text = f"{one.path} cannot be read ({one.reason}); others are trained on in its place"
             self.sinks.event("unreadable", done, text)
@@ -259,13 +259,13 @@ class _Loop:
         return self.setup.schedule.is_evaluated(done)
 
     def _check(self, done: int) -> None:
-        """Check that the weights are finite; a dry run is compared tensor by tensor instead."""
+        """Check that the weights are finite, except in a dry run, which is compared tensor by tensor."""
         if not self.setup.dry_run:
             with self.saver.saving_on_divergence(done):
                 self.state.check(done)
 
     def _evaluate(self, done: int) -> Scores | None:
-        """Return the scores after ``done`` steps; None if a stop request interrupted the predictions."""
+        """Return the scores after ``done`` steps, or None if a stop request interrupted the predictions."""
         task, dry_run = self.setup.task, self.setup.dry_run
         limit, unreadable = dry_run.images if dry_run else None, partial(self._report_left_out, done)
         try:

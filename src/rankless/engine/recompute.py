@@ -1,9 +1,9 @@
-"""The alarm for silent errors (``check.recompute``): ranks recompute micro-batches of one another.
+"""Detect silent errors (``check.recompute``): ranks recompute each other's micro-batches.
 
-Any rank can compute any micro-batch, with the same bits, so two results of which the bits differ show a
-device that computes wrongly or a memory that has lost a bit. At a check each rank recomputes one micro-batch
-of another rank. If any results differ, the whole step is repeated with images that are read again, and each
-rank recomputes a micro-batch for a different rank than before: the third opinion.
+Any rank can compute any micro-batch with the same bits. If two results differ, a device computes wrongly or
+a memory has lost a bit. In a check, each rank recomputes one micro-batch of another rank. If any results
+differ, the whole step is repeated with images that are read again, and each rank recomputes a micro-batch of
+a different rank than before, as a third opinion.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from rankless.world.process_group import World
 from rankless.world.tree import own_micro_batches
 
 _WEIGHTS = -1
-"""Stands for the weights where a number stands for a micro-batch."""
+"""A number that stands for the weights instead of a micro-batch."""
 
 Votes = Mapping[int, Sequence[tuple[int, str]]]
-"""Micro-batch, or :data:`_WEIGHTS`, to the ranks that computed it, each with a digest of its result."""
+"""Maps a micro-batch or :data:`_WEIGHTS` to the ranks that computed it, each with its result's digest."""
 
 
 class LeftOutError(Exception):
-    """Raised on every rank if the run is to continue without the devices of some ``ranks``."""
+    """Raised on every rank if the run should continue without the devices of some ``ranks``."""
 
     def __init__(self, text: str, ranks: Sequence[int]) -> None:
         super().__init__(text)
@@ -43,7 +43,7 @@ class LeftOutError(Exception):
 
 @dataclass(frozen=True)
 class Checks:
-    """The steps at which ranks recompute micro-batches, and the pairs of ranks, drawn anew at each of them.
+    """The steps at which ranks recompute micro-batches, and the pairs of ranks, drawn anew for each step.
 
     Attributes:
         recipe: the recipe.
@@ -54,40 +54,40 @@ class Checks:
     size: int
 
     def is_due(self, step: int) -> bool:
-        """Return whether ``step`` (from 0) is checked."""
+        """Check whether ranks recompute micro-batches in ``step`` (from 0)."""
         every = self.recipe.check.recompute
         return bool(every) and (step + 1) % every == 0
 
     def other(self, step: int, rank: int, attempt: int) -> int:
-        """Return the rank of which ``rank`` recomputes a micro-batch: a new one in the second attempt.
+        """Return the rank whose micro-batch ``rank`` recomputes, a different one in the second attempt.
 
-        Of two ranks it is always the other one, and a single rank recomputes a micro-batch of its own.
+        With two ranks, it is always the other one. A single rank recomputes a micro-batch of its own.
         """
         if self.size == 1:
             return rank
         return (rank + 1 + (self._key(step) + attempt) % (self.size - 1)) % self.size
 
     def micro_batch(self, step: int, rank: int) -> int:
-        """Return the micro-batch of ``rank`` that another one recomputes."""
+        """Return the micro-batch of ``rank`` that another rank recomputes."""
         own = own_micro_batches(self.recipe.batch.micro_batches, rank, self.size)
         return own[(self._key(step) >> 64) % len(own)]
 
     def compared(self, step: int, rank: int, attempt: int) -> Compared:
-        """Return the micro-batches of ``rank``'s opinions."""
+        """Return the micro-batches whose results ``rank`` compares."""
         other = self.other(step, rank, attempt)
         return Compared(self.micro_batch(step, rank), self.micro_batch(step, other))
 
     def also(self, step: int, rank: int, attempt: int) -> list[int]:
-        """Return the micro-batches that ``rank`` draws before its own ones."""
+        """Return the micro-batches that ``rank`` draws before its own micro-batches."""
         return [self.compared(step, rank, attempt).other] if self.is_due(step) else []
 
     def votes(self, step: int, attempt: int, told: Sequence[Sequence[str]]) -> Votes:
-        """Sort the ranks' digests of their own micro-batch, the other one, and the weights."""
+        """Group the ranks' digests by micro-batch and weights."""
         found: dict[int, list[tuple[int, str]]] = {_WEIGHTS: []}
         for rank, (own, other, weights) in enumerate(told):
             compared = self.compared(step, rank, attempt)
             for what, seen in ((compared.own, own), (compared.other, other), (_WEIGHTS, weights)):
-                if seen:  # otherwise it could not read the images, which is reported elsewhere
+                if seen:  # otherwise the rank could not read the images, which is reported elsewhere
                     found.setdefault(what, []).append((rank, seen))
         return found
 
@@ -96,7 +96,7 @@ class Checks:
 
 
 def disputed(votes: Votes) -> list[int]:
-    """Return the micro-batches with different results; :data:`_WEIGHTS` if the weights differ."""
+    """Return the micro-batches with different results, and :data:`_WEIGHTS` if the weights differ."""
     return [what for what, seen in sorted(votes.items()) if len({result for _, result in seen}) > 1]
 
 
@@ -106,7 +106,7 @@ class Finding:
 
     Attributes:
         what: the micro-batches, or :data:`_WEIGHTS`, with different results.
-        ranks: the ranks with the wrong results; if that is not ``certain``, those of which one is wrong.
+        ranks: the ranks with wrong results; if it is not ``certain``, the ranks of which one is wrong.
         repeated_well: whether all results of the second attempt agree, so that training can continue with it.
     """
 
@@ -116,7 +116,7 @@ class Finding:
     repeated_well: bool
 
     def sentence(self, step: int, names: Sequence[str]) -> str:
-        """Describe it; ``names`` are the ranks with their devices."""
+        """Describe the finding; ``names`` are the ranks with their devices."""
         leaves = ", ".join(str(what) for what in self.what if what != _WEIGHTS)
         parts = [f"micro-batch{'es' * (',' in leaves)} {leaves}"] * bool(leaves)
         what = " and ".join(parts + ["the weights"] * (_WEIGHTS in self.what))
@@ -132,7 +132,7 @@ class Finding:
         return f"step {step + 1}: {self.who(names)} {text}; {again}"
 
     def who(self, names: Sequence[str]) -> str:
-        """Return the names of its ranks."""
+        """Return the names of the finding's ranks."""
         return " and ".join(names[rank] for rank in self.ranks)
 
 
@@ -151,7 +151,7 @@ def judge(first: Votes, again: Votes) -> Finding:
 
 
 class Alarm:
-    """The steps of a run, of which some are checked.
+    """Runs the steps of a run and checks some of them for silent errors.
 
     Args:
         checks: the checks of this run.
@@ -179,11 +179,11 @@ class Alarm:
         self.agreed = start
 
     def run(self, step: int, batches: Iterator[Any], flags: Flags) -> Totals:
-        """Do the same as ``Accumulator.run``; if the ranks' results differ, repeat the step and report it.
+        """Run a step like ``Accumulator.run``; if the ranks' results differ, repeat the step and report it.
 
         Raises:
-            LeftOutError: the run is to continue without the ranks that it names.
-            DivergedError: the results of the second attempt differ, too.
+            LeftOutError: the run should continue without the ranks in the error.
+            DivergedError: the results of the second attempt also differ.
         """
         if not self.checks.is_due(step):
             return self.state.accumulator.run(step, batches, self.state.scaler.scale, flags)
@@ -198,7 +198,7 @@ class Alarm:
         return totals
 
     def _attempt(self, step: int, batches: Iterator[Any], flags: Flags, attempt: int) -> tuple[Totals, Votes]:
-        """Compute the step and gather all ranks' opinions."""
+        """Compute the step and gather the results' digests from all ranks."""
         weights = digest(checksums(self.state.weights()))  # before a forward pass changes statistics
         compared = self.checks.compared(step, self.world.rank, attempt)
         scale = self.state.scaler.scale
@@ -207,7 +207,7 @@ class Alarm:
         return totals, self.checks.votes(step, attempt, told)
 
     def _act(self, step: int, finding: Finding) -> None:
-        """Report a finding, and end the run or this round of it if it cannot continue as it is."""
+        """Report a finding; if the run cannot continue as it is, end it or its current round."""
         names = self.world.all_gather(_name(self.world))
         text, who = finding.sentence(step, names), finding.who(names)
         excludes = self.checks.recipe.check.exclude and finding.certain

@@ -47,7 +47,7 @@ class StepSchedule:
 
     @cached_property
     def warmup(self) -> int:
-        """Number of warm-up steps; 0 for ``one-cycle``."""
+        """Number of warm-up steps, or 0 for ``one-cycle``."""
         schedule = self.recipe.schedule
         if schedule.name == "one-cycle":
             return 0
@@ -120,7 +120,7 @@ class StepSchedule:
         return [*found, *self._perhaps_epochs()]
 
     def _smaller_batch(self) -> str:
-        """Return advice to use a smaller batch that gives an epoch enough steps; empty if there is none.
+        """Return advice to use a smaller batch, which gives an epoch enough steps, or an empty string.
 
         The suggested learning rate scales with the batch: linearly for SGD, with its square root for Adam. A
         batch that several devices could share keeps at least two micro-batches.
@@ -135,7 +135,7 @@ class StepSchedule:
         return f"add batch.images={batch}{also} optim.lr={lr:.3g}"
 
     def _perhaps_epochs(self) -> Iterator[str]:
-        """Warn of small numbers of steps that may be meant as epochs, as in earlier versions."""
+        """Yield warnings about small numbers of steps that may be meant as epochs, as in earlier versions."""
         recipe, epoch = self.recipe, self.length.exact("1 epoch")
         for key, value in (
             ("evaluate.every", recipe.evaluate.every),
@@ -154,7 +154,7 @@ class StepSchedule:
     ) -> Iterator[Line]:
         """Yield the images of each of this rank's micro-batches for every step from ``start``.
 
-        Those of the micro-batches ``also(step)`` come before its own.
+        The images of the micro-batches ``also(step)`` come before those of this rank's micro-batches.
         """
         recipe = self.recipe
         for step in range(start, self.steps):

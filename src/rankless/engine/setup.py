@@ -1,4 +1,4 @@
-"""Setup of a run: check the task, compare the ranks, make or restore the state, open the sinks."""
+"""Set up a run: check the task, compare the ranks, create or restore the state, and open the sinks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Setup:
 
     @property
     def checks(self) -> Checks:
-        """The checks of ``check.recompute``."""
+        """The checks that ``check.recompute`` asks for."""
         return Checks(self.recipe, self.world.size)
 
     def batches(self) -> MicroBatches[Any]:
@@ -203,7 +203,7 @@ def _known_scores(task: Task) -> list[str]:
 
 
 def _about_the_data(training: Sequence[str], evaluation: Sequence[str]) -> str:
-    """Join the notes about both splits, one per line; a note about both occurs once."""
+    """Join the notes about both splits, one per line; a note about both splits appears only once."""
     lines = [
         *(note for note in training if note in evaluation),
         *(f"training: {note}" for note in training if note not in evaluation),

@@ -1,4 +1,4 @@
-"""Detection of ranks that compute more slowly than the others; the journal names them."""
+"""Detect ranks that compute more slowly than the others, and report them in the journal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rankless.hardware import memory
 from rankless.world.process_group import World
 
 SLOW = 1.2
-"""A rank is slow above this many times the others' median."""
-_STEPS = 20  # a median of fewer is not reliable
+"""A rank is slow if it takes more than this many times the median of the others."""
+_STEPS = 20  # a median of fewer steps is not reliable
 _LEAST = 0.005  # seconds of a micro-batch; smaller differences do not matter
 
 
@@ -52,12 +52,12 @@ class Stragglers:
         self._waiting += peers + images
 
     def take_spread(self) -> list[float]:
-        """Return, once, each rank's last compared milliseconds per micro-batch; only rank 0 has them."""
+        """Return and forget each rank's last compared milliseconds per micro-batch, which only rank 0 has."""
         spread, self._spread = self._spread, []
         return spread
 
     def take_use(self) -> dict[str, list[Any]]:
-        """Return, once, each rank's last gathered ``memory`` (MiB) and ``busy``; only rank 0 has them."""
+        """Return and forget each rank's last ``memory`` (MiB) and ``busy``, which only rank 0 has."""
         taken, self._use = self._use, {}
         return taken
 

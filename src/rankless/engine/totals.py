@@ -28,11 +28,11 @@ class Flags:
 
 @dataclass(frozen=True)
 class Compared:
-    """The micro-batches of a step that a rank has an opinion of.
+    """The micro-batches of a step whose results a rank compares with other ranks.
 
     Attributes:
-        own: one of its own, whose gradients are added as always.
-        other: one of another rank (of its own if it is the only one), which it computes only to compare.
+        own: a micro-batch of this rank, whose gradients are added as usual.
+        other: a micro-batch of another rank (of this rank if it is the only one), computed only to compare.
     """
 
     own: int
@@ -63,7 +63,7 @@ class Totals:
 
     @property
     def count(self) -> Tensor:
-        """Divisor of the summed gradients, a scalar."""
+        """The divisor of the summed gradients, a scalar."""
         return self.scalars[1]
 
     def read(self, norm: Tensor) -> Numbers:

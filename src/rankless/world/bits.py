@@ -21,5 +21,5 @@ def bit_sum(value: Tensor) -> Tensor:
 
 
 def digest(numbers: Sequence[int]) -> str:
-    """Return a digest of numbers."""
+    """Return a digest of the numbers in their order."""
     return hashlib.blake2b(repr(list(numbers)).encode(), digest_size=16).hexdigest()

@@ -48,7 +48,7 @@ class GradientSum:
 
     Attributes:
         unused: for each own micro-batch, the indices of the parameters that its loss did not depend on.
-        bits: for the last micro-batch that was computed apart, the sum of bits of each parameter's gradient.
+        bits: the bit sum of each parameter's gradient, for the last micro-batch computed apart from others.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class GradientSum:
             parameter.grad = None if gradients is None else gradients[number]
 
     def completed(self, bucket: dist.GradBucket) -> list[Tensor]:
-        """Return the gradients in a bucket of the last micro-batch, with missing ones filled in."""
+        """Return the last micro-batch's gradients in a bucket, with missing gradients filled in."""
         views = _views(bucket.buffer(), bucket)
         numbers = [self.number[parameter] for parameter in bucket.parameters()]
         unused = set(self._unreached(numbers))

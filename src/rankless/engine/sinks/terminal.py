@@ -1,4 +1,4 @@
-"""The terminal's view of a training: a table with a row per epoch and evaluation, and a live bar below it.
+"""A run in the terminal: a table with a row per epoch and evaluation, and a live bar below it.
 
 In a file or a pipe, an occasional line replaces the bar; in a notebook, curves do. Nothing here imports
 PyTorch, so a process that only follows a run does not need it.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rankless.structures import Scores
 
 _HEADER_EVERY = 40
-"""Number of rows between two headers, as the first one leaves the screen in a long run."""
+"""Number of rows between two headers, because the first header leaves the screen in a long run."""
 _SCORES = 3
 """Largest number of scores with a column; the journal, the report and the end of the run show all of them."""
 _GAP = "  "
@@ -66,7 +66,7 @@ class Rows:
         self._clear()
 
     def _clear(self) -> None:
-        """Begin a row."""
+        """Begin a new row."""
         self.pace = Pace(begins=self.pace.begins)
         self._loss = self._lr = 0.0
         self._parts: dict[str, float] = {}
@@ -140,7 +140,7 @@ class Rows:
         values.append("*" if is_best else "")
         self._clear()
         while sum(map(self._width, cells)) + len(_GAP) * (len(cells) - 1) >= self.width and len(cells) > 5:
-            del cells[-4], values[-4]  # the last of the scores
+            del cells[-4], values[-4]  # the last score
         lines = []
         if cells != self._header or self._since_header >= _HEADER_EVERY:
             self._header, self._since_header = cells, 0
