@@ -1,6 +1,6 @@
 """Compare the model of ``rankless plan`` with measurements, and print what it says of published networks.
 
-    python benchmarks/plan.py                 # here, and if root, on hosts with a limited rate; ten minutes
+    python benchmarks/plan.py                 # here, and if root, on hosts with a limited rate
     python benchmarks/plan.py --literature    # ResNet-50 and YOLOv4 on 64 and 1,024 GPUs, with a range
 
 The first form sums the gradients of ResNet-18, 47 MB, as in training. Ranks of this machine do nothing else,
