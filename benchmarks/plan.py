@@ -53,7 +53,8 @@ DIGITS = (
     "batch.micro=4", "epochs=1",
 )  # fmt: skip
 
-# Published figures of NCCL: the least and the most of a machine of eight GPUs, and where they are from.
+# Published figures of NCCL, the least and the most for a machine with eight GPUs. Sources and assumptions are in
+# docs/many-machines.md.
 NETWORKS = {
     "8 × 400 Gb/s InfiniBand": (180e9, 360e9),
     "4 × 200 Gb/s InfiniBand": (48e9, 96e9),
