@@ -53,8 +53,8 @@ DIGITS = (
     "batch.micro=4", "epochs=1",
 )  # fmt: skip
 
-# Published figures of NCCL, the least and the most for a machine with eight GPUs. Sources and assumptions are in
-# docs/many-machines.md.
+# Published figures of NCCL for a machine with eight GPUs: the least and the most. docs/many-machines.md has
+# their sources, and the assumptions.
 NETWORKS = {
     "8 × 400 Gb/s InfiniBand": (180e9, 360e9),
     "4 × 200 Gb/s InfiniBand": (48e9, 96e9),
