@@ -1,6 +1,6 @@
 """Compare the model of ``rankless plan`` with measurements, and print what it says of published networks.
 
-    python benchmarks/plan.py                 # here, and if root, on hosts with a limited rate; ten minutes
+    python benchmarks/plan.py                 # here, and if root, on hosts with a limited rate
     python benchmarks/plan.py --literature    # ResNet-50 and YOLOv4 on 64 and 1,024 GPUs, with a range
 
 The first form sums the gradients of ResNet-18, 47 MB, as in training. Ranks of this machine do nothing else,
@@ -53,7 +53,8 @@ DIGITS = (
     "batch.micro=4", "epochs=1",
 )  # fmt: skip
 
-# Published figures of NCCL: the least and the most of a machine of eight GPUs, and where they are from.
+# Published figures of NCCL for a machine with eight GPUs: the least and the most. docs/many-machines.md has
+# their sources, and the assumptions.
 NETWORKS = {
     "8 × 400 Gb/s InfiniBand": (180e9, 360e9),
     "4 × 200 Gb/s InfiniBand": (48e9, 96e9),
