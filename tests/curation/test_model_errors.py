@@ -241,6 +241,7 @@ def test_data_that_the_run_names_and_that_is_gone(planted, capsys, monkeypatch):
         assert "was trained on data.root=" in said and said.rstrip().endswith("add data.root=FOLDER")
 
 
+@pytest.mark.slow
 def test_a_classifiers_worst_images_are_the_surest(tmp_path, monkeypatch):
     batches = []
 
