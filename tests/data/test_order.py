@@ -93,7 +93,7 @@ def test_what_is_not_a_position_is_refused(n: int, positions: int) -> None:
         permute(n, 0, positions)
 
 
-@settings(settings.get_profile("files"))
+@settings(max_examples=30)
 @given(n=st.integers(1, 50), images=st.integers(1, 60), micro=st.integers(1, 8), seed=st.integers(0, 9))
 def test_steps_cut_epochs_without_remainder(n: int, images: int, micro: int, seed: int) -> None:
     batch = Batch(images=images * micro, micro=micro)
