@@ -21,8 +21,10 @@ RUN = runs/demo-$(shell date +%Y%m%d-%H%M%S)
 CHANGES :=
 # Some of the tests: make test TESTS=tests/data
 TESTS :=
-# 500 examples of each property instead of 25 or 50, and every variant of every test: make test HYPOTHESIS=thorough
+# 500 examples of each property instead of 15 or 30, and every variant of every test: make test HYPOTHESIS=thorough
+# The fast tests draw 5 or 10.
 HYPOTHESIS :=
+test-fast: HYPOTHESIS := short
 # Other cases: make fuzz FUZZ="--seed 1"
 FUZZ :=
 # Limit the libraries as on a processor without AVX-512, AMX and bf16, where precision auto is fp32: make test CPU=avx2

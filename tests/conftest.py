@@ -33,7 +33,7 @@ from rankless.launch import fork_server
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
 from process_server import AVAILABLE, RANKS, SERVER, STARTED, RankServer  # noqa: E402
-from thorough import THOROUGH  # noqa: E402
+from thorough import EXAMPLES, THOROUGH  # noqa: E402
 
 if AVAILABLE:  # the ranks that tests start in their own process are forked, as those of the command are
     fork_server._running = RankServer()  # type: ignore[assignment]
@@ -135,9 +135,9 @@ def _group(items: list[pytest.Item]) -> None:
 
 
 # How long an example takes says how busy the machine is, not whether the code is right. Every run draws other
-# examples; where each writes and reads files there are fewer. `make test HYPOTHESIS=thorough` draws many.
-settings.register_profile("here", deadline=None, max_examples=500 if THOROUGH else 50)
-settings.register_profile("files", settings.get_profile("here"), max_examples=500 if THOROUGH else 25)
+# examples; where each is dear there are fewer. `make test-fast` draws few, HYPOTHESIS=thorough many.
+settings.register_profile("here", deadline=None, max_examples=EXAMPLES)
+settings.register_profile("files", max_examples=EXAMPLES if THOROUGH else EXAMPLES // 2, deadline=None)
 settings.load_profile("here")
 
 

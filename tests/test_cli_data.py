@@ -185,6 +185,7 @@ def test_an_interruption_speaks_of_no_training(cells, capsys, monkeypatch):
 # --- the verbs --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_check_and_fix(cells, capsys):
     assert run(capsys, "check", cells).endswith("\nnothing is wrong\n")
     Path("cells/labels/train/3.txt").write_text(
@@ -292,6 +293,7 @@ def test_stats_of_class_folders(pets, capsys):
     assert "cat        4  50.0%    2  50.0%" in said
 
 
+@pytest.mark.slow
 def test_show(cells, capsys):
     assert run(capsys, "show", cells) == "cells · train · 8 of 8: contact-sheet.png\n"
     said = run(capsys, "show", cells, "--class", "white", "--count", "3", "--out", "a/b.html")
@@ -409,6 +411,7 @@ def test_only_its_own_sheet_is_replaced(cells, capsys, verb):
     assert cli.main(["data", verb, cells, "--out", "own.png"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "linked"),
     [
@@ -434,6 +437,7 @@ FINE = (("train", "val"), ("train", "test"), ("train", "val", "test"), ("trainin
 WRONG = (("train",), ("val", "test"), ("test",), ("train", "holdout"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "splits", "fine"),
     [

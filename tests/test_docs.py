@@ -56,6 +56,7 @@ def each(lines: Iterable[Line], check: Callable[[Line], None]) -> None:
             raise
 
 
+@pytest.mark.slow
 def test_commands_parse():
     each(commands(), check_command)
 
@@ -194,6 +195,7 @@ def test_the_readme_says_at_once_that_no_gpu_was_measured():
     assert any("aa3c1b0b" in line for line in first_screen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "row"),
     [

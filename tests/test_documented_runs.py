@@ -92,6 +92,7 @@ def cheap() -> list[Line]:
     return list(found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", cheap(), ids=str)
 def test_command_works_as_it_stands(
     line: Line,

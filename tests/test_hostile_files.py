@@ -346,6 +346,7 @@ def test_weights_that_ask_for_a_giant_image_are_not_obeyed(
     )
 
 
+@pytest.mark.slow
 def test_estimated_sizes_are_those_of_the_built_network():
 
     for name in ("yolov3-tiny", "yolov4-tiny", "yolov4-csp"):

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -10,9 +11,21 @@ SOURCE = ROOT / "src" / "rankless"
 NO_ROOM = {"utils", "util", "core", "common", "helpers", "helper", "misc", "tools", "base", "shared"}
 
 
-def imports(file: Path) -> Iterator[str]:
+@cache
+def texts() -> dict[str, str]:
+    """The package's files by their paths."""
+    files = SOURCE.rglob("*.py")
+    return {file.relative_to(SOURCE).as_posix(): file.read_text(encoding="utf-8") for file in files}
+
+
+def holding(pattern: str) -> set[str]:
+    """The files that hold it."""
+    return {name for name, text in texts().items() if re.search(pattern, text)}
+
+
+def imports(text: str) -> Iterator[str]:
     """The dotted name of everything a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -20,16 +33,16 @@ def imports(file: Path) -> Iterator[str]:
 
 
 def test_there_is_no_module_without_a_job():
-    named = {part.removesuffix(".py").strip("_") for file in SOURCE.rglob("*.py") for part in file.parts}
+    named = {part.removesuffix(".py").strip("_") for name in texts() for part in name.split("/")}
     assert not named & NO_ROOM
 
 
 def test_only_world_talks_to_other_ranks():
     elsewhere = {
-        (str(file.relative_to(SOURCE)), name)
-        for file in SOURCE.rglob("*.py")
-        if SOURCE / "world" not in file.parents
-        for name in imports(file)
+        (file, name)
+        for file in holding(r"\b(distributed|parallel)\b")
+        if not file.startswith("world/")
+        for name in imports(texts()[file])
         if re.match(r"torch\.(distributed|nn\.parallel)\b", name)
     }
     assert not elsewhere
@@ -38,10 +51,9 @@ def test_only_world_talks_to_other_ranks():
 def test_only_join_reads_what_launchers_set():
     pattern = re.compile(r"environ\b.*\b(WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
     found = {
-        str(file.relative_to(SOURCE))
-        for file in SOURCE.rglob("*.py")
-        for line in file.read_text(encoding="utf-8").splitlines()
-        if pattern.search(line) and "pop(" not in line
+        name
+        for name, text in texts().items()
+        if any(pattern.search(line) and "pop(" not in line for line in text.splitlines())
     }
     assert found == {"world/process_group.py"}
 
@@ -58,12 +70,7 @@ def test_only_environments_know_what_clusters_set():
 
 def test_one_function_alone_begins_to_compute_in_half_precision():
     """``hardware.precision.autocast``, whose convolutions read no memory that nobody wrote."""
-    pattern = re.compile(r"torch\.(\w+\.)*autocast\((?!.*enabled=False)")
-    found = {
-        str(file.relative_to(SOURCE))
-        for file in SOURCE.rglob("*.py")
-        if pattern.search(file.read_text(encoding="utf-8"))
-    }
+    found = holding(r"torch\.(\w+\.)*autocast\((?!.*enabled=False)")
     assert found == {"hardware/precision.py"}
 
 
@@ -80,13 +87,7 @@ def test_the_architecture_says_where_things_are_added():
     rows = dict(additions())
     assert len(rows) > 5
     for example, files in rows.items():
-        name = re.compile(rf"(?<![\w-]){re.escape(example)}(?![\w-])")
-        found = {
-            str(file.relative_to(SOURCE))
-            for file in SOURCE.rglob("*.py")
-            if name.search(file.read_text(encoding="utf-8"))
-        }
-        assert found == files, example
+        assert holding(rf"(?<![\w-]){re.escape(example)}(?![\w-])") == files, example
 
 
 def test_the_architecture_names_every_room():

@@ -119,6 +119,7 @@ def places(text: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_place_that_could_unpickle_is_known() -> None:
     found = {
         (file.relative_to(SOURCE).as_posix(), what)

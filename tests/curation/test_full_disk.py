@@ -34,6 +34,7 @@ def room_for(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, ignored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sheet.png", "sheet.html", "plot.png", "plot.svg"])
 @pytest.mark.parametrize("old", [True, False])
 def test_a_full_disk(tmp_path, name, old):
@@ -53,6 +54,7 @@ def test_a_full_disk(tmp_path, name, old):
     assert left == ({name: "old"} if old else {})
 
 
+@pytest.mark.slow
 def test_a_plot_of_names_that_the_font_lacks_warns_of_nothing(tmp_path):
     root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 0]]] * 4}, names=["猫", "犬", "鰻"])
     out = tmp_path / "plot.png"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -233,15 +234,16 @@ def test_mistakes_and_files_of_others(planted, tmp_path, capsys):
     assert mine.read_text() == "mine"
 
 
-def test_data_that_the_run_names_and_that_is_gone(planted, capsys, monkeypatch):
+def test_data_that_the_run_names_and_that_is_gone(planted, capsys):
     """A relative folder counts from where the command runs, which the user may not think of."""
-    monkeypatch.setattr("rankless.data.path_checks.missing_data", lambda root: [f"{root}: no such"])
+    shutil.rmtree(planted.with_name("data"))
     for command in ("errors", "evaluate"):
         assert cli.main([command, str(planted)]) == 2
         said = capsys.readouterr().err
         assert "was trained on data.root=" in said and said.rstrip().endswith("add data.root=FOLDER")
 
 
+@pytest.mark.slow
 def test_a_classifiers_worst_images_are_the_surest(tmp_path, monkeypatch):
     batches = []
 

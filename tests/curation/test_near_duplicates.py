@@ -111,6 +111,7 @@ def test_the_search_misses_no_pair(seed, count, spread):
     assert found == joined(count, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"stratify": True}, {"group": r"c/(\d\d)\d\.png"}])
 def test_a_split_keeps_them_together_and_a_check_finds_no_leak(tmp_path, options):
     root = folder(tmp_path / "d", 60, 24)
@@ -130,6 +131,7 @@ def test_a_split_keeps_them_together_and_a_check_finds_no_leak(tmp_path, options
     assert all(where[f"{number:03}"] == where[f"copy-{number}"] for number in range(30, 50))
 
 
+@pytest.mark.slow
 def test_by_names_alone_they_would_be_parted(tmp_path):
     """Else the test above would say nothing."""
     root = folder(tmp_path / "d", 60, 24)

@@ -69,6 +69,7 @@ def recipe_of(facts):
     return load.parsed(text(facts, "my.yaml"), "my.yaml")
 
 
+@pytest.mark.slow
 @given(some_facts)
 def test_the_text_is_a_recipe_that_fits(facts):
     recipe = recipe_of(facts)

@@ -95,6 +95,7 @@ def test_class_folders_as_trained_on(tmp_path):
     assert any(re.match(r"(cat|dog): \d+%, (cat|dog): \d+% · 00", caption) for caption in captions(found))
 
 
+@pytest.mark.slow
 def test_the_built_in_data_as_trained_on_is_what_training_gets():
     found = select("digits", count=3, augmented=recipe)
     examples = Detect(recipe("detect")).training_data()
@@ -138,7 +139,7 @@ sizes = st.tuples(st.integers(20, 900), st.integers(20, 900)).filter(
 
 
 @given(st.lists(sizes, min_size=1, max_size=20))
-@settings(max_examples=25)
+@settings(settings.get_profile("files"))
 def test_rows_are_full_and_images_keep_their_aspect(sizes):
     """Every row ends where the sheet does, unless it were too high: nothing of an image is missing."""
     rows = contact_sheet._rows([gray(*size) for size in sizes])

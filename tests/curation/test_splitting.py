@@ -53,6 +53,7 @@ def test_the_seed_decides_and_nothing_else(tmp_path):
     assert names(made[0]["val"]) == names(made[1]["val"]) != names(made[2]["val"])
 
 
+@pytest.mark.slow
 def test_shares_are_about_right_and_what_is_written_is_what_was_said(tmp_path):
     done = split(str(many(tmp_path / "d", 300)), tmp_path / "out", val=0.2, test=0.1)
     read = open_data_set(str(tmp_path / "out")).splits

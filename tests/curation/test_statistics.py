@@ -87,6 +87,7 @@ def test_nothing_is_no_number(data):
     assert val["unreadable"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["png", "JPG", "webp", "svg", "pdf"])
 def test_the_image_is_drawn(data, tmp_path, ending):
     plot(data, tmp_path / f"stats.{ending}", drawing(tmp_path / f"stats.{ending}", "test"))
@@ -94,6 +95,7 @@ def test_the_image_is_drawn(data, tmp_path, ending):
     assert (tmp_path / f"stats.{ending}").read_bytes().startswith(begin)
 
 
+@pytest.mark.slow
 def test_the_image_shows_something(data, tmp_path):
     plot(data, tmp_path / "stats.png", drawing(tmp_path / "stats.png", "test"))
     with Image.open(tmp_path / "stats.png") as image:
@@ -101,6 +103,7 @@ def test_the_image_shows_something(data, tmp_path):
         assert image.width > 1000
 
 
+@pytest.mark.slow
 def test_names_that_look_like_formulas_and_many_classes(tmp_path):
     names = ["$x", "a_b^c$", *(f"class {number}" for number in range(200))]
     root = detection(tmp_path / "d", {"train": [[[1, 1, 9, 9, 0], [1, 1, 9, 9, 1]]]}, names)
@@ -113,6 +116,7 @@ def test_class_folders_are_drawn(tmp_path):
     assert np.asarray(Image.open(tmp_path / "stats.png")).std() > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 12, 200])
 @pytest.mark.parametrize("boxed", [True, False])
 def test_titles_do_not_touch_and_panels_are_full(tmp_path, count, boxed):

@@ -60,6 +60,7 @@ def test_clusters_that_lie_apart_are_found() -> None:
     assert np.abs(found / centers - 1).max() < 0.01  # both from the smallest area to the largest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 6, 9])
 def test_not_worse_than_scikit_learn(count: int) -> None:
     rng = np.random.default_rng(count)
@@ -69,7 +70,7 @@ def test_not_worse_than_scikit_learn(count: int) -> None:
     assert average_iou(sizes, kmeans_anchors(sizes, count, 0)) >= average_iou(sizes, centers)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(settings.get_profile("files"))
 @given(
     st.lists(st.tuples(SIDES, SIDES), min_size=4, max_size=60, unique=True), st.randoms(use_true_random=False)
 )
@@ -113,6 +114,7 @@ def test_sizes_are_the_letterboxed_targets(tmp_path: Path) -> None:
     assert np.abs(box_sizes(data, (64, 96)) - expected).max() < 1e-3 and len(expected) == 3
 
 
+@pytest.mark.slow
 def test_built_in_scenes_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     few = DigitScenes("train", 6, 0, (64, 64))
     boxes = torch.cat([few.read(index).boxes for index in range(6)])

@@ -15,7 +15,6 @@ from rankless.recipe.schema import Batch
 KEYS = st.integers(0, 2**128 - 1)
 
 
-@settings(max_examples=50)
 @given(n=st.integers(1, 3000), key=KEYS)
 def test_every_number_comes_once(n: int, key: int) -> None:
     assert sorted(permute(n, key, np.arange(n)).tolist()) == list(range(n))
@@ -35,6 +34,7 @@ def test_a_position_is_answered_alone_as_among_others(n: int, key: int, data: st
     assert [int(permute(n, key, position)) for position in positions] == together.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_all_orders_of_a_few_are_equally_likely(n: int) -> None:
     draws = 4000 if n == 5 else 1500
@@ -46,6 +46,7 @@ def test_all_orders_of_a_few_are_equally_likely(n: int) -> None:
     assert chi_square < freedom + 5 * np.sqrt(2 * freedom)  # mean and deviation of chi-square
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [10, 37, 1000, 1024, 10_007])
 def test_where_two_neighbors_go_is_uniform_and_independent(n: int) -> None:
     cells = 10

@@ -150,7 +150,8 @@ def bits(tensors: dict[str, Tensor]) -> dict[str, bytes]:
     return {name: value.numpy().tobytes() for name, value in tensors.items()}
 
 
-@settings(max_examples=20)
+@pytest.mark.slow
+@settings(settings.get_profile("files"))
 @given(
     steps=graphs(),
     some=st.sets(st.integers(1, 9), max_size=3),

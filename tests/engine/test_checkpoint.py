@@ -92,6 +92,7 @@ def test_sha256sum_agrees(run: RunDirectory) -> None:
     assert check() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["cut", "empty", "flipped", "gone"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_one_is_passed_over(run: RunDirectory, name: str, way: str) -> None:

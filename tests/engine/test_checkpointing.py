@@ -81,6 +81,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_kind_of_model_has_blocks(name: str) -> None:
     task = open_task(default([*MODELS[name], "model.image_size=64"]))

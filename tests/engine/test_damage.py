@@ -80,6 +80,7 @@ FILES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @fuzz
 @given(name=st.sampled_from(FILES), hurt=byte_damage)
 def test_a_damaged_file_of_a_run(origin: RunDirectory, tmp_path: Path, name: str, hurt: Damage) -> None:
@@ -121,6 +122,7 @@ def test_a_damaged_file_of_a_run(origin: RunDirectory, tmp_path: Path, name: str
     assert len(lost) <= 1  # a flipped digit is still a number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ema.safetensors", "model.safetensors"])
 def test_a_flipped_byte_anywhere_in_weights_is_named(origin: RunDirectory, tmp_path: Path, name: str) -> None:
     """Beside its SHA256SUMS and alone."""
@@ -223,6 +225,7 @@ def test_a_journal_of_binary_lines_and_long_ones(tmp_path: Path, monkeypatch: py
     assert again.original == tmp_path / "journal.jsonl.replaced-2"
 
 
+@pytest.mark.slow
 def test_a_cut_recipe_is_taken_from_the_checkpoint(origin: RunDirectory, tmp_path: Path) -> None:
     run = RunDirectory(shutil.copytree(origin.path, tmp_path / "run"))
     text = run.recipe.read_text()

@@ -143,6 +143,7 @@ def test_few_steps_in_a_run_are_reported_with_the_line_to_add(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(shipped()))
 @pytest.mark.parametrize("images", [1, 200, 5_000])
 def test_every_shipped_recipe_has_a_schedule_for_any_data(name: str, images: int) -> None:

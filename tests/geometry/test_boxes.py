@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torchvision.ops
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,7 +19,6 @@ BOX = st.tuples(PLACES, PLACES, SIZES, SIZES).map(
     lambda b: torch.tensor([b[0], b[1], b[0] + b[2], b[1] + b[3]], dtype=torch.float64)
 )
 MEASURES = [boxes.iou, boxes.giou, boxes.diou, boxes.ciou, boxes.eiou, boxes.siou]
-quick = settings(max_examples=60, deadline=None)
 
 
 def random_boxes(count: int, seed: int = 0) -> Tensor:
@@ -100,7 +99,6 @@ def literal_siou(a: list[float], b: list[float]) -> float:
 @pytest.mark.parametrize(
     ("measure", "literal"), [(boxes.eiou, literal_eiou), (boxes.siou, literal_siou)], ids=["eiou", "siou"]
 )
-@quick
 @given(BOX, BOX)
 def test_equals_the_papers_equations(measure, literal, a, b):
     assert measure(a, b).item() == pytest.approx(literal(a.tolist(), b.tolist()), abs=1e-9)
@@ -111,7 +109,6 @@ def test_similarities_are_named_after_themselves():
     assert set(boxes.SIMILARITIES.values()) == set(MEASURES)
 
 
-@quick
 @given(BOX, BOX)
 def test_bounds_and_order(a, b):
     iou, giou, diou, ciou, eiou, siou = (measure(a, b).item() for measure in MEASURES)
@@ -123,7 +120,6 @@ def test_bounds_and_order(a, b):
     assert -1.1 <= siou <= iou + 1e-12
 
 
-@quick
 @given(BOX, BOX, PLACES, st.floats(0.1, 10))
 def test_symmetric_and_blind_to_place_and_scale(a, b, shift, factor):
     for measure in MEASURES:
@@ -134,13 +130,13 @@ def test_symmetric_and_blind_to_place_and_scale(a, b, shift, factor):
         assert measure(a * factor, b * factor).item() == pytest.approx(expected, abs=1e-6)
 
 
-@quick
 @given(BOX)
 def test_a_box_overlaps_itself_wholly(box):
     for measure in MEASURES:
         assert measure(box, box).item() == pytest.approx(1, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", [boxes.iou, boxes.giou, boxes.diou, boxes.eiou, boxes.siou])
 def test_gradients_are_finite_differences(measure):
     a, b = random_boxes(30, 5).requires_grad_(), random_boxes(30, 6).requires_grad_()
@@ -170,6 +166,7 @@ def test_ciou_gradient_is_finite_differences_with_alpha_held():
 POINT = [5.0, 5.0, 5.0, 5.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize(

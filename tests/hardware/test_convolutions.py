@@ -58,7 +58,7 @@ def options(draw: st.DrawFn, sides: int) -> tuple[dict[str, Any], list[int]]:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=20)
+@settings(settings.get_profile("files"))
 @pytest.mark.parametrize(
     ("kind", "sides"),
     [
@@ -124,6 +124,7 @@ def test_a_thread_computes_like_the_main_one() -> None:
         assert torch.equal(here, made[0][name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
     [

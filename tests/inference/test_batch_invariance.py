@@ -86,6 +86,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_predict_gives_the_same_bits_in_any_batch(run: Path) -> None:
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (64, 64, 3), np.uint8) for _ in range(17)]
@@ -101,6 +102,7 @@ def test_predict_gives_the_same_bits_in_any_batch(run: Path) -> None:
     assert found(5, images[::-1]) == expected[::-1]
 
 
+@pytest.mark.slow
 def test_evaluate_gives_the_same_bits_in_batches_of_any_size(run: Path) -> None:
     loaded = trained.load(weights_of(run))
 

@@ -229,6 +229,7 @@ def test_what_cannot_work_is_reported(target, tmp_path):
         run(target, source)
 
 
+@pytest.mark.slow
 def test_with_a_real_detector_and_built_in_scenes(tmp_path):
     torch.manual_seed(0)
     names = tuple("0123456789")
@@ -258,6 +259,7 @@ def test_with_a_real_detector_and_built_in_scenes(tmp_path):
     assert report.best == pytest.approx(highest, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["link", "copy"])
 @pytest.mark.parametrize("force", [False, True])
 def test_the_images_that_were_converted_survive_a_prediction_into_the_new_folder(target, how, force):

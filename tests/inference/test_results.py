@@ -191,6 +191,7 @@ def test_a_classifier(tmp_path):
     assert other.get_top_k(1)[0].tolist() == one.classes[:1].tolist()
 
 
+@pytest.mark.slow
 def test_the_file_and_the_program_say_the_same(tmp_path):
     """A real detector, and the same numbers from ``rankless.predict`` and from ``load(…).predict``."""
     torch.manual_seed(0)

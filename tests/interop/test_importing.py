@@ -60,6 +60,7 @@ def test_the_weights_file_computes_the_same(place, capsys):
     assert f"{len(loaded.state)} of {len(loaded.state)} tensors" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [1, 3, 80])
 def test_the_number_of_classes_is_read_off_the_head(place, capsys, classes):
     torch.save(detector(classes).state_dict(), "their.pt")
@@ -100,6 +101,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
     assert sorted(file.name for file in place.iterdir()) == ["ours", "their.pt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "sentences"),
     [

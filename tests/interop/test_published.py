@@ -23,16 +23,19 @@ def notes(source: Path) -> list[str]:
     return import_weights(source, source.with_name("out.safetensors"), model="densenet-bc-100-12").notes
 
 
+@pytest.mark.slow
 def test_the_digits_in_a_name_are_compared(unnamed: Path) -> None:
     sha = hashlib.sha256(unnamed.read_bytes()).hexdigest()[:8]
     right = unnamed.rename(unnamed.with_name(f"resnet18-{sha}.pth"))
     assert notes(right)[0] == f"its SHA-256 begins with {sha}, as its name says"
 
 
+@pytest.mark.slow
 def test_a_difference_is_a_warning(unnamed: Path) -> None:
     (first, *_) = notes(unnamed.rename(unnamed.with_name("mine-20261122.pth")))
     assert first.startswith("warning: its SHA-256 begins with ") and "20261122 of its name" in first
 
 
+@pytest.mark.slow
 def test_other_names_say_nothing(unnamed: Path) -> None:
     assert not any("SHA-256" in note for note in notes(unnamed))

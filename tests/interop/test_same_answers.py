@@ -26,6 +26,7 @@ from rankless.models.detectors import darknet
 from rankless.recipe.schema import Model
 from rankless.structures import Detections
 
+pytestmark = pytest.mark.slow
 NAMES = ("cat", "dog", "motorcycle")
 NARROW = Model(name="yolov3-tiny", width=0.25, image_size=96)
 

@@ -30,6 +30,7 @@ from rankless.recipe.schema import Recipe
 from rankless.runs import chain
 from rankless.runs.directory import RunDirectory
 
+pytestmark = pytest.mark.slow
 WORDS = ["batch.images=6", "batch.micro=3", "epochs=2", "workers=0", "evaluate.every=0"]
 SAVING = ["checkpoint.every=2", "checkpoint.keep=9"]  # after the steps 2, 4, 6 and 7
 

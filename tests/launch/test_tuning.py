@@ -179,6 +179,7 @@ def test_ranges_are_read() -> None:
     assert Range(1e-4, 0.1).is_logarithmic and not Range(0, 1.5).is_logarithmic
 
 
+@pytest.mark.slow
 def test_trials_are_runs(small_recipe: str, tmp_path: Path) -> None:
     recipe = load.load(small_recipe, ["epochs=1", "batch.images=8", "batch.micro=8"])
     record = begin(tmp_path / "search", recipe, "small.yaml", [], ["optim.lr=0.001..0.1"])

@@ -43,7 +43,7 @@ def test_the_mean_is_torchs(weights, smoothing):
     torch.testing.assert_close(ours.sum / ours.count, theirs)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(settings.get_profile("files"))
 @given(st.integers(1, 6), st.integers(0, 1000), st.sampled_from(["cross-entropy", "focal"]))
 def test_how_a_batch_is_cut_does_not_matter(cut, seed, name):
     logits, labels = batch(seed=seed)

@@ -79,7 +79,6 @@ def random_data(seed: int):
     return detections, truths
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_equals_pycocotools(seed):
     detections, truths = random_data(seed)
@@ -99,7 +98,7 @@ def assert_equal(detections, truths) -> None:
         assert (-1 if flat[key] is None else flat[key]) == pytest.approx(value, abs=1e-9), key
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 5, 1 << 18]))
 def test_crowds_areas_equal_overlaps_and_parts_equal_pycocotools(seed, pairs):
     rng = np.random.default_rng(seed)
@@ -253,7 +252,7 @@ def ap_with_ignored(detections, truths, label: int, threshold: float) -> float |
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(settings.get_profile("files"))
 @given(st.integers(0, 2**32 - 1))
 def test_ignored_truths_count_neither_way(seed):
     plain_detections, plain_truths = random_data(seed)

@@ -63,7 +63,7 @@ def prepared(truths: list[Truth], found: list[Detections]) -> list[box_matching.
     return [image_boxes(truth, one) for truth, one in zip(truths, found, strict=True)]
 
 
-@settings(max_examples=30)
+@settings(settings.get_profile("files"))
 @given(SEEDS, st.booleans())
 def test_precision_recall_curves_are_pycocotools(seed, crowds):
     truths, found = random_images(seed, crowds=crowds)
@@ -145,7 +145,7 @@ def voc_eval(truths: list[Truth], found: list[Detections], label: int) -> list[f
     return [eleven, float(np.sum((mrec[i + 1] - mrec[i]) * mpre[i + 1]))]
 
 
-@settings(max_examples=30)
+@settings(settings.get_profile("files"))
 @given(SEEDS)
 def test_voc_average_precision_is_the_devkits(seed):
     truths, found = random_images(seed, crowds=False)
@@ -158,7 +158,6 @@ def test_voc_average_precision_is_the_devkits(seed):
             assert details["pascal"]["per_class"][label] == pytest.approx(expected, abs=1e-9)
 
 
-@settings(max_examples=50)
 @given(SEEDS)
 def test_threshold_curve_is_scikit_learns(seed):
     rng = np.random.default_rng(seed)
@@ -184,7 +183,7 @@ def test_threshold_curve_is_scikit_learns(seed):
             assert np.isnan(curve.precision[number])
 
 
-@settings(max_examples=30)
+@settings(settings.get_profile("files"))
 @given(SEEDS, st.sampled_from([0.0, 0.3, 0.7]))
 def test_confusion_is_supervisions(seed, threshold):
     supervision = pytest.importorskip("supervision")

@@ -35,6 +35,7 @@ def on_meta(name, classes, **keys):
         return build_classifier(model_kinds.Model(name=name, **keys), classes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "densenet121", "densenet169"])
 def test_size_and_work_are_those_torchvision_publishes(name):
     meta = torchvision.models.get_model_weights(name).DEFAULT.meta
@@ -55,12 +56,14 @@ def test_looking_at_the_sizes_takes_no_chance():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_torchvision_weights_fit(name):
     theirs = torchvision.models.get_model(name, weights=None)
     agrees(theirs, build_classifier(model_kinds.Model(name=name), 1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "densenet121"])
 def test_timm_weights_fit(name):
     theirs = timm.create_model(name, pretrained=False, num_classes=12)
@@ -87,6 +90,7 @@ def agrees(theirs, mine):
         torch.testing.assert_close(mine.eval()(x) / scale, expected / scale, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["leaky", "mish", "swish", "relu"])
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_activation_replaces_every_relu_of_a_resnet(name, activation):
@@ -98,6 +102,7 @@ def test_activation_replaces_every_relu_of_a_resnet(name, activation):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_head_is_what_depends_on_the_number_of_classes(name):
     five, seven = on_meta(name, 5), on_meta(name, 7)
@@ -108,6 +113,7 @@ def test_the_head_is_what_depends_on_the_number_of_classes(name):
         assert any(key.startswith(head) for key in other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_backbone_is_everything_but_the_head(name):
     model = on_meta(name, 5)
@@ -133,6 +139,7 @@ def test_a_frozen_backbone_leaves_the_head_to_learn():
     ]
 
 
+@pytest.mark.slow
 def test_dropout_of_a_resnet_is_before_its_last_layer():
     plain = build_classifier(model_kinds.Model(name="resnet18"), 4).eval()
     model = build_classifier(model_kinds.Model(name="resnet18", dropout=0.25), 4)
@@ -238,6 +245,7 @@ def test_timm_that_cannot_build_it_says_what_was_asked():
         on_meta("timm/xcit_nano_12_p8_224", 3, image_size=(100, 36))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [("resnet18-cifar", 11_173_962), ("resnet34-cifar", 21_282_122), ("resnet50-cifar", 23_520_842)],

@@ -38,6 +38,7 @@ def with_statistics(model: DetectionModel) -> DetectionModel:
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["yolov3", "yolov3-spp", "yolov3-tiny", "yolov4", "yolov4-tiny", "yolov4-tiny-3l", "yolov4-csp"]
 )

@@ -57,6 +57,7 @@ def shapes(model):
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOR_IMAGENET)
 def test_state_is_that_of_torchvision_and_timm(name):
     with torch.device("meta"):
@@ -65,6 +66,7 @@ def test_state_is_that_of_torchvision_and_timm(name):
         assert mine == shapes(timm.create_model(name, pretrained=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [torchvision.models.densenet121, lambda: timm.create_model("densenet121")])
 def test_computes_what_others_compute_with_the_same_weights(make):
     theirs = make_unlike(make()).eval()
@@ -126,7 +128,6 @@ def counted(variant: Variant, classes: int) -> tuple[int, int]:
     return total + 2 * channels + (channels + 1) * classes, norms + 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(variants, st.sampled_from(ACTIVATIONS), st.sampled_from([0.0, 0.3]), st.integers(0, 4))
 def test_every_combination_of_options_trains(variant, activation, dropout, more):
     model = DenseNet(variant, 4, activation=activation, dropout=dropout).train()
@@ -158,7 +159,7 @@ def test_each_prelu_is_used_once_and_learns():
 
 
 @given(variants)
-@settings(max_examples=20, deadline=None)
+@settings(settings.get_profile("files"))
 def test_the_least_side_is_enough_and_one_less_is_not(variant):
     model = DenseNet(variant, 2).eval()
     least = variant.least_side

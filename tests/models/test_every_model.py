@@ -94,8 +94,9 @@ def any_model(name: str) -> nn.Module:
     return classifier(name) if name in CLASSIFIER_NAMES else any_detector(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [name for name in (*CLASSIFIERS, *DETECTORS) if name not in DEEP | {*MODELS}]
+    "name", [name for name in some((*CLASSIFIERS, *DETECTORS)) if name not in DEEP | {*MODELS}]
 )
 def test_a_quarter_of_the_depth_has_every_kind_of_layer(name: str) -> None:
     found = []
@@ -129,6 +130,7 @@ def images(height: int = 64, width: int = 96) -> torch.Tensor:
     return torch.rand(2, 3, height, width, generator=rng).contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -153,6 +155,7 @@ def test_forward_backward_shapes_and_dtype(name: str, options: dict[str, Any]) -
         assert parameter.grad.isfinite().all(), parameter_name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(MODELS))
 def test_bf16_autocast_is_near_and_channels_last_is_the_same(name: str) -> None:
     model = small(name).eval()
@@ -214,7 +217,8 @@ def test_some_models_have_every_kind_of_layer(some: Iterable[str], names: Iterab
     assert set().union(*map(kinds_of_layers, some)) >= set().union(*map(kinds_of_layers, names))
 
 
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", some(DETECTORS))
 def test_heads_and_backbone_are_reported_apart(name: str) -> None:
     with torch.device("meta"):
         few, many = (any_detector(name, classes).state_dict() for classes in (CLASSES, 7))
@@ -262,6 +266,7 @@ def classifier(name: str) -> nn.Module:
     return build_classifier(model_kinds.Model(name=name), CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in some(CLASSIFIER_NAMES)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -29,7 +29,6 @@ def state(net: nn.Module, prefix: str = "") -> dict[str, torch.Tensor]:
 STEPS = st.lists(st.sampled_from(["module.", "_orig_mod.", "model.", "net.", "network."]), max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=STEPS, net=st.sampled_from([Wrapped(), nn.Sequential(nn.Linear(2, 2)), nn.BatchNorm2d(3)]))
 def test_any_stack_of_wrappers_comes_off_and_nothing_else(steps, net):
     found = state(net)

@@ -103,8 +103,11 @@ WRAPPINGS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-@pytest.mark.parametrize("name", WRAPPINGS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "zipped"),
+    [*((name, True) for name in WRAPPINGS), *((name, False) for name in ("plain", "Lightning", "Apex"))],
+)
 def test_wrapped_weights_compute_the_same(tmp_path, name, zipped):
     net = network()
     torch.save(WRAPPINGS[name](net), tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
@@ -288,6 +291,7 @@ SEEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", HARM)
 def test_harm_is_a_sentence_and_takes_little_memory(tmp_path, name):
@@ -345,7 +349,7 @@ def test_a_bomb_does_not_go_off(tmp_path, forked):
 
 # --- what is broken ---------------------------------------------------------------------------------------
 
-fuzz = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def saved(zipped: bool) -> bytes:

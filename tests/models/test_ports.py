@@ -488,6 +488,7 @@ def test_every_port_is_tested():
     assert THEIRS.keys() == PORTS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", THEIRS)
 def test_raw_outputs_equal_those_of_the_port(name: str, tmp_path: Path):
     model, build = THEIRS[name]
@@ -510,6 +511,7 @@ def test_raw_outputs_equal_those_of_the_port(name: str, tmp_path: Path):
             torch.testing.assert_close(a, b, atol=2e-5 * float(b.abs().max()), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", THEIRS)
 def test_published_shapes_are_those_of_the_port(name: str):
     """At full width: the same number of parameters, with 3 classes, as the published network here has."""
@@ -521,6 +523,7 @@ def test_published_shapes_are_those_of_the_port(name: str):
     assert sum(p.numel() for p in used) == sum(p.numel() for p in ours.parameters())
 
 
+@pytest.mark.slow
 def test_port_with_involution_in_its_trunk_gives_the_same_outputs(tmp_path: Path):
     theirs = trained(WithInvolution, 5)
     torch.save(theirs.state_dict(), tmp_path / "their.pth")
@@ -542,6 +545,7 @@ def test_port_with_involution_in_its_trunk_gives_the_same_outputs(tmp_path: Path
         assert not torch.allclose(plain(images)[1], theirs(images)[1], rtol=0.01)
 
 
+@pytest.mark.slow
 def test_no_port_moves_centers_as_the_published_network_unless_it_does_so(tmp_path: Path):
     torch.save(trained(Bubbliiiing4, 1).state_dict(), tmp_path / "their.pth")
     narrowed = ["model.width=0.125"]
@@ -551,6 +555,7 @@ def test_no_port_moves_centers_as_the_published_network_unless_it_does_so(tmp_pa
     assert (recipe.data.fit, recipe.data.pad) == ("letterbox", 128)
 
 
+@pytest.mark.slow
 def test_a_cfg_gives_the_network(tmp_path: Path):
     made = darknet.network(Model(name="yolov3-tiny"), CLASSES)
     (tmp_path / "their.cfg").write_text(write_cfg(made))
@@ -563,6 +568,7 @@ def test_a_cfg_gives_the_network(tmp_path: Path):
     assert report.taken == report.tensors and "[yolo]" in weights.load(tmp_path / "ours").recipe.model.cfg
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

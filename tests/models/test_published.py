@@ -33,6 +33,7 @@ from rankless.recipe.schema import Model
 NAMES = ("dog", "gnu", "cat")
 
 
+@pytest.mark.slow
 def test_lengths_are_those_of_the_networks() -> None:
     """Darknet's file: 20 bytes, then the float32 numbers of its first convolutions."""
     files = [one for one in all_published() if one.is_darknet]
@@ -142,6 +143,7 @@ def differing(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_darknet_weights_start_a_detector(offered: Any, tmp_path: Path) -> None:
     keys = Model(name="yolov3-tiny")
     theirs = seeded(lambda: zoo.build(keys, 80), 1).state_dict()
@@ -162,6 +164,7 @@ def test_darknet_weights_start_a_detector(offered: Any, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count", "of"), [("yolov4-tiny-3l", 17, 24), ("yolov4-tiny-anchor-free", 16, 34)]
 )
@@ -186,6 +189,7 @@ def test_a_backbone_fills_the_layers_that_a_network_shares(
     assert differing({name: ours[name] for name in ours if name not in taken}, before) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "densenet121"])
 def test_torchvision_weights_start_a_classifier(offered: Any, tmp_path: Path, name: str) -> None:
     theirs = seeded(lambda: getattr(torchvision.models, name)(), 1).state_dict()
@@ -202,6 +206,7 @@ def test_torchvision_weights_start_a_classifier(offered: Any, tmp_path: Path, na
     assert differing(model.state_dict(), theirs) == heads
 
 
+@pytest.mark.slow
 def test_timm_weights_come_from_the_hub_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))

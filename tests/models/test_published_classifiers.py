@@ -17,6 +17,7 @@ def parameters(net: torch.nn.Module) -> int:
     return sum(one.numel() for one in net.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
     [
@@ -46,6 +47,7 @@ def test_a_shortcut_has_no_parameters_and_skips_pixels():
     assert not out[:, :8].any() and not out[:, 24:].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "millions"),
     [
@@ -76,6 +78,7 @@ def test_the_depth_of_a_dense_network_is_a_key():
         build_classifier(Model(name="densenet121", densenet=options), 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "detector"), [("darknet53", "yolov3"), ("cspdarknet53", "yolov4")])
 def test_the_backbones_of_the_detectors_as_classifiers(name: str, detector: str):
     with torch.device("meta"):
@@ -89,6 +92,7 @@ def test_the_backbones_of_the_detectors_as_classifiers(name: str, detector: str)
     assert [*net.head_names] == ["classifier."] and backbone_modules(net)
 
 
+@pytest.mark.slow
 def test_a_backbone_computes_what_it_does_in_the_detector():
     torch.manual_seed(0)
     net = build_classifier(Model(name="cspdarknet53"), 5).eval()

@@ -30,7 +30,8 @@ from rankless.recipe.schema import Model, Recipe
 from rankless.structures import DetectionBatch
 from rankless.tasks import resolve_recipe
 
-pytestmark = pytest.mark.xdist_group("torchvision's detectors")  # a worker makes each of them once
+# A worker makes each of them once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("torchvision's detectors")]
 RETINANET, FCOS, FASTER, SSDLITE = MODELS
 CLASSES, SIDE = 3, 64
 PUBLISHED = {

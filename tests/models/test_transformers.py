@@ -36,6 +36,7 @@ from rankless.world.process_group import World
 from thorough import THOROUGH
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow  # each network takes a second to build
 
 SIDE, CLASSES = 128, 3
 

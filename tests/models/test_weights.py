@@ -273,7 +273,7 @@ def refused(path: Path, content: bytes) -> None:
         weights.digest_file(path)
 
 
-fuzz = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @fuzz

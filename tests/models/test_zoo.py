@@ -96,6 +96,7 @@ def test_computes_what_the_cfg_says(name):
 
 
 # Parameters and GFLOPs (2 × multiply-accumulates) as the cfg files give them in Darknet.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "classes", "parameters", "work"),
     [
@@ -123,6 +124,7 @@ def test_published_size_and_work(name, classes, parameters, work):
             assert counter.get_total_flops() / 1e9 == pytest.approx(gflops, abs=0.6 / 10**places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "added"), [(3, 135_352), (7, 352_632)])
 def test_involution_adds_its_parameters(size, added):
     with torch.device("meta"):

@@ -19,6 +19,7 @@ from rankless.recipe.load import default
 from rankless.report.collected import Collected
 from rankless.tasks.detect import Detect
 
+pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parents[2] / "docs"
 NESTED = "[[[10, 14], [23, 27], [37, 58]], [[81, 82], [135, 169], [344, 319]]]"
 DESCENDING = "[[344, 319], [135, 169], [81, 82], [37, 58], [23, 27], [10, 14]]"

@@ -582,6 +582,7 @@ def test_editors_are_told_of_the_short_forms():
     assert {"enum": [0, 1, 2, False, True]} in kinds["Densenet"]["properties"]["separable"]["anyOf"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(shipped()))
 @pytest.mark.parametrize(
     "model",

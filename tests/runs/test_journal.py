@@ -99,6 +99,7 @@ def test_it_says_why_a_run_does_not_go_on(tmp_path: Path, last: dict[str, Any], 
     assert why in (journal.ending(path) or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2_000, 30_000])
 def test_a_line_may_have_any_length(classes: int, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"

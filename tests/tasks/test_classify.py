@@ -74,6 +74,7 @@ def test_the_published_input_is_the_deerror():
     assert Classify(digits(image_size="auto"), NAMES).size == (224, 224)
 
 
+@pytest.mark.slow
 def test_a_batch_has_a_loss_that_reaches_every_weight():
     task = open_task(digits(augment=Augment(mixup=0.2), loss=Loss(class_weights="balanced", smoothing=0.1)))
     assert isinstance(task, Classify) and task.class_names == NAMES

@@ -216,6 +216,7 @@ def digits(**data) -> Recipe:
     )
 
 
+@pytest.mark.slow
 def test_a_batch_of_digits_has_a_loss_that_reaches_every_weight():
     task = Detect(digits())
     assert task.class_names == tuple("0123456789")
@@ -251,6 +252,7 @@ def test_targets_follow_the_letterbox():
     torch.testing.assert_close(item.boxes, to_input(truth.boxes, item.letterbox))
 
 
+@pytest.mark.slow
 def test_validation_scenes_are_every_seeds_and_training_scenes_are_not():
     first, second = Detect(digits()), Detect(Recipe(data=Data(train_images=5, val_images=4), seed=4))
 

@@ -102,6 +102,7 @@ def rank_0_of_2(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, text)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rank_0_of_2")
 @pytest.mark.parametrize("answers", [True, False])
 def test_who_connects_first_in_the_place_of_a_rank_is_refused(

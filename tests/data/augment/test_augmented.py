@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.data.augment.augmented import Augmented, Augmenter
@@ -117,7 +117,6 @@ def test_boxes_are_their_pixels_when_nothing_turns(seed: int, crop: float) -> No
     check(image, boxes, labels, tight=True)
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), parts=st.sets(st.sampled_from(["moves", "crop", *WARPS]), min_size=1))
 def test_boxes_enclose_their_pixels_when_all_turns(seed: int, parts: set[str]) -> None:
     options = MOVES if "moves" in parts else OFF
@@ -147,6 +146,7 @@ def test_all_off_is_the_letterbox_bit_for_bit(number: int) -> None:
     assert torch.allclose(boxes, to_input(source.boxes, place), atol=0.01)
 
 
+@pytest.mark.slow
 def test_a_blend_is_of_two_images_as_they_are_alone_with_the_boxes_of_both() -> None:
     options = Augment(preset="none", flip=0.5, rotate=20.0, value=0.5, noise=0.5)
     shares = []
@@ -175,6 +175,7 @@ def test_a_blends_partner_is_any_other() -> None:
     assert partners == {(), (1,), (3,) * 3, (4,) * 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["mixup", "copy_paste", "mosaic"])
 def test_chances_are_as_large_as_they_are_called(part: str) -> None:
     plain = [view(noisy, OFF, index=3, count=9, epoch=epoch)[0] for epoch in range(100)]
@@ -210,6 +211,7 @@ def test_a_image_is_a_function_of_seed_epoch_and_index() -> None:
         assert not any(torch.equal(one[0], other[0]) for one, other in zip(first, changed, strict=True))
 
 
+@pytest.mark.slow
 def test_threads_do_not_change_a_bit() -> None:
     threads, found = torch.get_num_threads(), []
     try:
@@ -232,7 +234,6 @@ def test_a_part_switched_off_leaves_the_others() -> None:
             assert not torch.equal(plain[0], other[0])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     shape=st.sampled_from([(1, 1), (1, 500), (500, 1), (3, 2), (700, 30)]),
     boxes=st.booleans(),

@@ -148,6 +148,7 @@ def test_four_images_meet_in_the_middle_part(seed: int, height: int, width: int)
         assert 0.2 * side - 2 <= min(found) and max(found) <= 0.8 * side + 2
 
 
+@pytest.mark.slow
 def test_the_image_itself_is_in_any_place_and_the_others_are_of_all() -> None:
     places, others = set(), set()
     for seed in range(200):
@@ -170,6 +171,7 @@ def test_images_of_which_nothing_is_seen_are_not_read() -> None:
     assert counts == {1, 2, 4}
 
 
+@pytest.mark.slow
 def test_the_zoom_is_of_all_four_and_covers_its_range_evenly() -> None:
     corners = torch.cartesian_prod(torch.arange(0.0, 152, 16), torch.arange(0.0, 120, 16))
     squares = torch.cat((corners, corners + 8), 1)
@@ -242,6 +244,7 @@ def test_the_order_of_calls_changes_no_bit() -> None:
     assert not torch.equal(forwards[0].image, forwards[6].image)
 
 
+@pytest.mark.slow
 def test_the_chance_of_a_mosaic_and_the_last_epochs_without() -> None:
     plain = DetectionExamples(Six(), SIZE, 4, Augment())
 

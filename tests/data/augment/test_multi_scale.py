@@ -49,6 +49,7 @@ def test_every_size_is_a_multiple_in_reach_and_keeps_the_aspect(
     assert choices[0] <= size <= choices[-1]
 
 
+@pytest.mark.slow
 def test_a_size_lasts_so_many_steps_and_all_are_as_likely() -> None:
     made = StepSizes((416, 416), 0.4, 10, 5)
     drawn = [made.of(step) for step in range(9000)]

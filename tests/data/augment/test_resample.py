@@ -88,6 +88,7 @@ def test_a_sliver_goes_and_a_small_whole_box_stays() -> None:
     assert seen == {True, False}
 
 
+@pytest.mark.slow
 def test_draws_cover_their_ranges_evenly() -> None:
     image = torch.full((3, *SIZE), 200, dtype=torch.uint8)
     options = Augment(flip=0.3, hue=0.0, saturation=0.0, value=0.0, scale=1.0, translate=0.2)
@@ -189,6 +190,7 @@ def test_recolor_against_float64() -> None:
     assert torch.equal(recolor(image, np.eye(3, dtype=np.float32)), image)
 
 
+@pytest.mark.slow
 def test_upside_down_changes_no_other_draw() -> None:
     source = sample(100, 120, (10, 20, 60, 50))
     for seed in range(8):

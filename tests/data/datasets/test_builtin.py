@@ -142,6 +142,7 @@ def test_scenes_do_not_depend_on_threads_or_global_generators(samples: list[Samp
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_seed_split_and_index_each_change_the_scene(val: DigitScenes) -> None:
     scenes = [DigitScenes("train", 2, seed=seed) for seed in (0, 1)]
     digests = {digest(s.read(index)) for s in (*scenes, val) for index in (0, 1)}
@@ -151,6 +152,7 @@ def test_seed_split_and_index_each_change_the_scene(val: DigitScenes) -> None:
 # ----- what a scene holds ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_types_and_shapes(samples: list[Sample]) -> None:
     for sample in samples[:20]:
         count = len(sample.labels)
@@ -235,6 +237,7 @@ def test_boxes_are_the_extent_of_the_ink(train: DigitScenes, samples: list[Sampl
     assert checked > 100  # nearly all of them to the pixel
 
 
+@pytest.mark.slow
 def test_every_digit_can_be_seen(train: DigitScenes, samples: list[Sample]) -> None:
     for index in range(25):
         image = samples[index].image.double()
@@ -284,6 +287,7 @@ def test_no_color_leaves_the_headroom() -> None:
 # ----- sizes and faults -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(192, 320), (64, 96), (32, 32), (416, 416)])
 def test_other_sizes(size: tuple[int, int]) -> None:
     scenes = DigitScenes("train", 6, size=size)

@@ -56,6 +56,7 @@ def problem(*args, **options) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["darknet", "voc", "coco", "csv", "lines", "webdataset"])
 @pytest.mark.parametrize("chosen", [("cat", "ant"), ("bee",), ("cat", "bee", "ant")])
 def test_a_choice_of_classes_in_every_format_of_boxes(tmp_path, format, chosen):

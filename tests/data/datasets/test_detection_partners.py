@@ -59,6 +59,7 @@ def same(one: DetectionItem, other: DetectionItem) -> bool:
     return all(torch.equal(*pair) for pair in pairs) and one.index == other.index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [{"mosaic": 1.0}, {"mixup": 8.0}, {"copy_paste": 1.0}])
 def test_partners_are_of_the_line_or_of_the_data(part: dict[str, float]) -> None:
     options = Augment(preset="none", **part)
@@ -75,6 +76,7 @@ def test_partners_are_of_the_line_or_of_the_data(part: dict[str, float]) -> None
     assert len(outside) > 12
 
 
+@pytest.mark.slow
 def test_each_image_of_the_line_is_read_once_and_no_other() -> None:
     for seed in range(10):
         _, asked = drawn(HEAVY, LINE, seed)

@@ -396,6 +396,12 @@ _JSON = st.recursive(
 )
 
 
+@given(_JSON | st.fixed_dictionaries({"size": st.tuples(_JSON, _JSON) | st.just([4, 4]), "counts": _JSON}))
+def test_any_segmentation_has_a_box_or_none(value):
+    found = of_segmentation(value)
+    assert found is None or len(found) == 4
+
+
 # Any file: errors are reported, nothing else is raised.
 
 _ENTRY = st.dictionaries(

@@ -161,6 +161,8 @@ def test_layouts_of_folders(tmp_path: Path, swapped: bool) -> None:
         put(tmp_path, "train/a")
         put(tmp_path, "valid/b")
     assert ": no class names" in problems_of(tmp_path)
+    (tmp_path / "classes.txt").write_text(" \n")
+    assert "classes.txt: the file is empty; expected one class name per line" in problems_of(tmp_path)
     (tmp_path / "classes.txt").write_bytes("\ufeffépée\r\nB\r\n".encode())
     data = open_annotations(str(tmp_path), "train")
     assert names(data) == ["a"] and data.class_names == ("épée", "B")

@@ -79,6 +79,7 @@ def test_the_image_is_seen_between_the_dashes_of_a_box(box):
         assert 0.5 * solid.sum() < dashed.sum() < 0.85 * solid.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(200, 150), (8000, 6000)])
 def test_labels_are_legible_on_any_size(size):
     """A label is at least 12 pixels high, and about 1% of the image's side on the largest."""

@@ -117,6 +117,7 @@ def test_findings_are_kept(data: Data) -> None:
     assert data.times == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["edit", "same size", "add", "remove", "rename", "swap folder"])
 def test_every_change_is_noticed(data: Data, change: str) -> None:
     assert data.widths() == WIDTHS
@@ -174,6 +175,7 @@ def test_other_code_reads_anew(data: Data, monkeypatch: pytest.MonkeyPatch) -> N
     assert data.times == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "harm",
     [

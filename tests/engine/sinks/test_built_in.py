@@ -89,6 +89,7 @@ def test_csv_is_read_by_pythons_own_reader(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tensorboard_is_read_by_its_own_reader(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

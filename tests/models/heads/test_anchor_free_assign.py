@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.models.heads.anchor_free import assign as free_assign
@@ -44,7 +44,6 @@ def truths_of(batch):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@settings(deadline=None, max_examples=40)
 @given(
     x=st.floats(0, 96),
     y=st.floats(0, 64),
@@ -114,7 +113,6 @@ def test_a_truth_that_nothing_overlaps_yet_weighs_as_much_as_others():
     assert targets.quality[0].max() == 0
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_highest_is_the_beginning_of_a_stable_sort(data):
     rows = data.draw(

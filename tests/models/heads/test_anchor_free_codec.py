@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankless.models.heads.anchor_free.codec import (
@@ -68,7 +68,6 @@ sides = st.floats(0.01, 500)
 starts = st.floats(-300, 600)
 
 
-@settings(deadline=None, max_examples=40)
 @given(x=starts, y=starts, w=sides, h=sides, stride=st.sampled_from([8, 16, 32]))
 def test_without_bins_every_box_can_be_said_at_every_point(x, y, w, h, stride):
     head = AnchorFreeHead(stride)
@@ -78,7 +77,6 @@ def test_without_bins_every_box_can_be_said_at_every_point(x, y, w, h, stride):
     torch.testing.assert_close(back, box.expand(4, 6, 4), rtol=1e-9, atol=1e-7)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.tuples(*[st.floats(0, 7)] * 4))
 def test_with_bins_every_box_that_holds_its_point_and_is_in_reach_can_be_said(reach):
     head = AnchorFreeHead(8, bins=8)
@@ -92,7 +90,6 @@ def test_with_bins_every_box_that_holds_its_point_and_is_in_reach_can_be_said(re
     torch.testing.assert_close(decode_boxes(logits, at, head), box, rtol=1e-9, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.floats(-3, 12))
 def test_neighbors_are_two_bins_whose_mean_is_the_value(value):
     row = neighbors(torch.tensor(value, dtype=torch.float64), 8)

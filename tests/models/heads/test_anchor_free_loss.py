@@ -45,6 +45,7 @@ def heads_of(bins):
     return [AnchorFreeHead(stride, bins) for stride in STRIDES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("bins", [0, 6])
@@ -60,6 +61,7 @@ def test_equals_the_literal_reference(loss, name, bins):
         assert not found.count.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
 @pytest.mark.parametrize("name", ["random", "hard"])
 @pytest.mark.parametrize("bins", [0, 6])
@@ -112,6 +114,7 @@ def test_without_positives_all_is_finite_and_connected(loss, truths, bins):
         assert (r.grad[:, :-3] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bins", [0, 6])
 @pytest.mark.parametrize("box_loss", SIMILARITIES)
 @pytest.mark.parametrize("value", [0.0, 30.0, -30.0, 1e4, -1e4])
@@ -172,6 +175,7 @@ def test_half_precision_outputs_are_computed_in_float32(loss, bins):
     assert torch.equal(found.sum, expected.sum)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bins", [0, 6])
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
 def test_never_asks_the_device_for_a_value(loss, bins):

@@ -255,6 +255,7 @@ def case(name: str) -> DetectionBatch:
 CASES = ["random", "hard", "crowded", "one-empty", "empty"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_literal_reference(loss, name):
@@ -270,6 +271,7 @@ def test_equals_the_literal_reference(loss, name):
         assert found.count.item() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
 @pytest.mark.parametrize("name", ["random", "hard"])
 def test_gradient_is_the_references_finite_differences(loss, name):
@@ -335,6 +337,7 @@ def test_without_positives_all_is_finite_and_connected(loss, truths):
         assert (cells[:, :, :4] == 0).all() and (cells[:, :, 5:] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
 def test_padding_and_what_lies_in_it_change_no_bit(loss):
     rng = random.Random(5)
@@ -376,6 +379,7 @@ def test_half_precision_outputs_are_computed_in_float32(loss):
     assert torch.equal(found.sum, expected.sum)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES, ids=LOSS_IDS)
 def test_never_asks_the_device_for_a_value(loss):
     # On the meta device there are no values: whatever needed one would fail.
