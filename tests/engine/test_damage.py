@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import hashlib
 import json
 import shutil
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 from rankless.engine import checkpoint
 from rankless.engine.checkpoint import Snapshot
 from rankless.errors import UserError
-from rankless.launch.hosts.host import holds
+from rankless.launch.hosts import messages
+from rankless.launch.hosts.host import HostProcess
 from rankless.launch.resume import check_resume, recipe_of_run
 from rankless.launch.run_lock import locked
 from rankless.models.checkpoints import weights
@@ -174,7 +176,8 @@ def test_every_reader_passes_over_the_same_checkpoints(origin: RunDirectory, tmp
     shutil.copytree(run.step_directory(5), run.step_directory(20))
     assert "is the state after step 5, not 20" in (damage(run.step_directory(20)) or "")
     assert checkpoint.newest(run, lambda _: None) == 10
-    assert holds(run.path).step == 10
+    held = HostProcess(io.BytesIO()).answer(messages.Holds(run=str(run.path)))
+    assert isinstance(held, messages.Held) and held.step == 10
     (run.checkpoints / "last").unlink()
     (run.path / ".lock").write_text("rankless run\n")
     with locked(run, True):
