@@ -302,7 +302,8 @@ def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) ->
     """Return a recipe, and the name of its run.
 
     Without a name, the recipe is ``fine-tune`` for pretrained weights without a model name, the defaults for
-    other data or another model, and otherwise ``digits``, whose values suit only the digits.
+    other data or another model, and otherwise ``digits``, whose values suit only the digits. ``fine-tune``
+    has values for the number of training images (:mod:`rankless.curation.fine_tuning`).
 
     Args:
         name: name of a shipped recipe, or a file.
@@ -331,4 +332,19 @@ def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) ->
             instead = line_of_file(file, values) if key_of_file(file, "") else _NO_RECIPE
             note = imported(file)[1]  # the last line repeats it
             raise UserError([*(one.removesuffix(f" {note}") for one in error.problems), instead]) from None
-    return load.load(name or "digits", overrides, check_name=check), name or "digits"
+    recipe = load.load(name or "digits", overrides, check_name=check)
+    if name == "fine-tune" and check_model:
+        chosen = _fine_tuning(recipe)
+        recipe = load.load(name, [*chosen, *overrides], check_name=check) if chosen else recipe
+    return recipe, name or "digits"
+
+
+def _fine_tuning(recipe: Recipe) -> list[str]:
+    """Return overrides for the number of training images; none if the data cannot be read here."""
+    from rankless.curation.fine_tuning import words
+    from rankless.tasks import open_task, resolve_recipe
+
+    try:
+        return words(len(open_task(resolve_recipe(recipe)).training_data()), recipe.task)
+    except UserError:
+        return []  # the training reports why, or it runs on hosts that have the data

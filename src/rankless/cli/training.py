@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.new import folders_like, holds_data, name_of, recipe_for
+from rankless.cli.new import folders_like, holds_data, name_of, recipe_for, say_fine_tuning
 from rankless.cli.options import (
     Device,
     Devices,
@@ -142,6 +142,8 @@ def here(given: TrainOptions) -> int:
         from rankless.cli.path_checks import check_recipe
 
         check_recipe(chosen, begins=not resume)
+        if name == "fine-tune":
+            say_fine_tuning(chosen, overrides)
     with given_or_numbered(run, Path("runs", Path(name or "run").stem), "--run") as run:
         from rankless.launch import fork_server, local
         from rankless.launch.resume import recipe_of_run
