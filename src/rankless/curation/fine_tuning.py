@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rankless.errors import counted
 from rankless.recipe.commented import Setting
 
 EPOCHS = 3
@@ -18,12 +17,12 @@ _FEW = 100  # training images, below which batches, the rate and freezing are th
 _LONG = 2000  # steps of a run that is long enough for an average of the last 500
 
 
-def settings(images: int, task: str) -> Iterator[Setting]:
+def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
     """Yield the settings for a number of training images, in the recipe's order.
 
     Args:
         images: number of training images.
-        task: ``detect`` or ``classify``.
+        known: whether the weights have heads for the classes of the data.
     """
     is_few = images < _FEW
     batch = 8 if is_few else 16
@@ -32,12 +31,16 @@ def settings(images: int, task: str) -> Iterator[Setting]:
     yield Setting("model.freeze", "10%", "New heads would first pull the backbone in random directions.")
     why = "Small, for more steps in an epoch of few images." if is_few else "As for 200 images."
     yield Setting("batch.images", batch, why)
-    yield Setting("batch.micro", batch // 2, f"Up to {counted(2, 'device')} share a step, a micro-batch each.")
+    yield Setting("batch.micro", batch // 2, "Up to 2 devices share a step, a micro-batch each.")
     why = f"{steps:,} steps: with four times the images, half of the epochs, so twice the steps."
     yield Setting("epochs", epochs, why)
     yield Setting("optim.name", "adamw", "SGD at the rate of training from scratch destroys what was known.")
-    rate = 0.002 if is_few else 0.001
-    yield Setting("optim.lr", rate, "Few steps have to teach new heads." if is_few else "As for 200 images.")
+    rate, why = 0.001, "As for 200 images."
+    if is_few and known:
+        rate, why = 0.0005, "Keeps what the weights know of these classes: 0.001 lost some with ten images."
+    elif is_few:
+        rate, why = 0.002, "Teaches new heads in few steps: 0.0005 reached half of the AP with ten images."
+    yield Setting("optim.lr", rate, why)
     yield Setting("optim.weight_decay", 0.02, "As from scratch.")
     yield Setting("schedule.name", "cosine", "Falls slowly over the whole run.")
     yield Setting("schedule.warmup", "5%", "AdamW's averages form before the rate is high.")
@@ -47,6 +50,6 @@ def settings(images: int, task: str) -> Iterator[Setting]:
     yield Setting("ema.decay", decay, why)
 
 
-def words(images: int, task: str) -> list[str]:
+def words(images: int, *, known: bool = False) -> list[str]:
     """Return the settings as overrides of a recipe."""
-    return [f"{each.key}={each.value}" for each in settings(images, task)]
+    return [f"{each.key}={each.value}" for each in settings(images, known=known)]
