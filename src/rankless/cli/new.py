@@ -121,7 +121,7 @@ def say_fine_tuning(recipe: Recipe, overrides: Sequence[str]) -> None:
     from rankless.curation import fine_tuning
 
     say("values for the number of training images:")
-    _say_values(recipe, [each.key for each in fine_tuning.settings(1, recipe.task)], overrides)
+    _say_values(recipe, [each.key for each in fine_tuning.settings(1)], overrides)
 
 
 def _pretrained_of(overrides: Sequence[str]) -> str:

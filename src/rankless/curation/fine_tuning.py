@@ -6,9 +6,10 @@ For some 200 images they are those of the shipped recipe ``fine-tune``. docs/wei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rankless.recipe.commented import Setting
+from rankless.recipe.recorded import classes_of
 
 EPOCHS = 3
 """Least number of epochs, for data sets that are so large that few epochs have enough steps."""
@@ -32,7 +33,7 @@ def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
     why = "Small, for more steps in an epoch of few images." if is_few else "As for 200 images."
     yield Setting("batch.images", batch, why)
     yield Setting("batch.micro", batch // 2, "Up to 2 devices share a step, a micro-batch each.")
-    why = f"{steps:,} steps: with four times the images, half of the epochs, so twice the steps."
+    why = f"{steps:,} steps. Four times the images would have half the epochs."
     yield Setting("epochs", epochs, why)
     yield Setting("optim.name", "adamw", "SGD at the rate of training from scratch destroys what was known.")
     rate, why = 0.001, "As for 200 images."
@@ -48,6 +49,11 @@ def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
     decay = 0.99 if steps < _LONG else 0.998
     why = f"Scores and predicts with an average of about the last {round(1 / (1 - decay))} steps."
     yield Setting("ema.decay", decay, why)
+
+
+def knows(pretrained: str, classes: Iterable[str]) -> bool:
+    """Return whether the weights that ``model.pretrained`` names have heads for all of the classes."""
+    return set(classes) <= {*classes_of(pretrained)}
 
 
 def words(images: int, *, known: bool = False) -> list[str]:

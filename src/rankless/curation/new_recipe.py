@@ -65,7 +65,9 @@ def settings(facts: Facts, pretrained: str = "") -> list[Setting]:
 
 
 def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
-    first, *others = fine_tuning.settings(facts.train_images, facts.task)
+    first, *others = fine_tuning.settings(
+        facts.train_images, known=fine_tuning.knows(pretrained, facts.counts)
+    )
     yield Setting("task", facts.task, _TASKS[facts.task])
     yield Setting("model.pretrained", pretrained, "The start. The weights bring their network and its input.")
     yield first  # model.freeze
