@@ -120,7 +120,7 @@ def say_fine_tuning(recipe: Recipe, overrides: Sequence[str]) -> None:
     """Print the values of ``fine-tune`` that the number of training images decides, and the overrides."""
     from rankless.curation import fine_tuning
 
-    say("values for the number of training images:")
+    say("fine-tune, with values for the number of training images, or for 200 if the data is not here:")
     _say_values(recipe, [each.key for each in fine_tuning.settings(1)], overrides)
 
 

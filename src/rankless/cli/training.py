@@ -180,6 +180,8 @@ def on_hosts(
     wanted = Wanted(None, overrides, given.run, "run", count, resume=resume, sinks=given.sinks, least=least)
     if not (resume and name is None):  # otherwise the host with the run has the recipe
         recipe, called = loaded(name, overrides)
+        if called == "fine-tune":
+            say_fine_tuning(recipe, overrides)
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
     from rankless.launch.hosts.channel import way_over
     from rankless.launch.hosts.coordinator import train_on_hosts
@@ -223,6 +225,8 @@ def _asked(given: TrainOptions, *, is_first: bool) -> Asked:
     fix_instruction_set(name, overrides, run if given.resume else None)
     if not given.resume or run is None or name is not None:
         chosen, name = loaded(name, overrides)
+        if name == "fine-tune" and is_first:
+            say_fine_tuning(chosen, overrides)
         return Asked(chosen, Path(name).stem, count)
     from rankless.launch.resume import recipe_of_run
     from rankless.launch.run_lock import refuse_nothing
