@@ -138,18 +138,18 @@ def weights(flowers):
     """The weights of a small classifier, and of a detector."""
     for name, words in (("c", ["task=classify", "model.name=resnet18"]), ("d", ["model.name=yolov3-tiny"])):
         recipe = load.default([*words, "model.image_size=64"])
-        save(Path(f"{name}.safetensors"), {"x": torch.zeros(1)}, recipe=recipe, class_names=("a",))
+        save(Path(f"{name}.safetensors"), {"x": torch.zeros(1)}, recipe=recipe, class_names=("tulip", "rose"))
 
 
 def test_weights_bring_their_network_and_the_values_for_fine_tuning(flowers, weights, capsys):
-    words = ["model.pretrained=c.safetensors", "optim.lr=0.5"]
+    words = ["model.pretrained=c.safetensors", "optim.weight_decay=0.5"]
     folder = recipe_for("flowers", words)
     said = capsys.readouterr().out
     assert said.endswith("rankless new flowers --pretrained c.safetensors\n")
-    assert "optim.lr=0.5" in said and "optim.name=adamw" in said
+    assert "optim.weight_decay=0.5" in said and "optim.lr=0.0005" in said  # that of classes they know
     assert (folder.task, folder.model.name, folder.model.image_size) == ("classify", "resnet18", 64)
     assert cli.main(["new", "flowers", "--pretrained", "c.safetensors"]) == 0
-    assert load.load("flowers.yaml", ["optim.lr=0.5"]) == folder
+    assert load.load("flowers.yaml", ["optim.weight_decay=0.5"]) == folder
     # The recipe fine-tune has the same ones, for the images of its data, and keeps those that are given.
     shipped, _ = loaded("fine-tune", [*words, "data.root=flowers"])
     for section in ("model", "batch", "epochs", "optim", "schedule", "ema"):
