@@ -205,12 +205,13 @@ def train(data: Path, work: Path) -> None:
 
 
 def cell(results: Sequence[dict[str, Any]]) -> str:
-    """Return mean and range of the last AP, and the mean of AP50."""
+    """Return mean and range of the last AP, the mean of AP50, and the number of seeds if some are missing."""
     if not results:
         return ""
     last = [each["AP"][-1] for each in results]
     fifty = statistics.mean(each["AP50"][-1] for each in results)
-    return f"{statistics.mean(last):.3f} ({min(last):.3f}–{max(last):.3f}), {fifty:.3f}"
+    fewer = f"; {len(results)} seeds" if len(results) < len(SEEDS) else ""
+    return f"{statistics.mean(last):.3f} ({min(last):.3f}–{max(last):.3f}), {fifty:.3f}{fewer}"
 
 
 def table(found: dict[Case, dict[str, Any]]) -> Iterator[str]:
