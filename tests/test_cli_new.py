@@ -5,11 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from rankless import cli
 from rankless.cli.new import recipe_for
+from rankless.cli.options import loaded
 from rankless.errors import UserError
+from rankless.models.checkpoints.weights import save
 from rankless.recipe import load
 
 
@@ -128,6 +131,44 @@ def test_the_values_are_those_after_the_overrides(flowers, capsys):
     words = " ".join(lines).split()
     assert {"epochs=2", "model.image_size=64", "data.augment.hue=0.1", "optim.lr=0.5"} <= {*words}
     assert len({word.partition("=")[0] for word in words}) == len(words)
+
+
+@pytest.fixture
+def weights(flowers):
+    """The weights of a small classifier, and of a detector."""
+    for name, words in (("c", ["task=classify", "model.name=resnet18"]), ("d", ["model.name=yolov3-tiny"])):
+        recipe = load.default([*words, "model.image_size=64"])
+        save(Path(f"{name}.safetensors"), {"x": torch.zeros(1)}, recipe=recipe, class_names=("tulip", "rose"))
+
+
+def test_weights_bring_their_network_and_the_values_for_fine_tuning(flowers, weights, capsys):
+    words = ["model.pretrained=c.safetensors", "optim.weight_decay=0.5"]
+    folder = recipe_for("flowers", words)
+    said = capsys.readouterr().out
+    assert said.endswith("rankless new flowers --pretrained c.safetensors\n")
+    assert "optim.weight_decay=0.5" in said and "optim.lr=0.0005" in said  # that of classes they know
+    assert (folder.task, folder.model.name, folder.model.image_size) == ("classify", "resnet18", 64)
+    assert cli.main(["new", "flowers", "--pretrained", "c.safetensors"]) == 0
+    assert load.load("flowers.yaml", ["optim.weight_decay=0.5"]) == folder
+    # The recipe fine-tune has the same ones, for the images of its data, and keeps those that are given.
+    shipped, _ = loaded("fine-tune", [*words, "data.root=flowers"])
+    for section in ("model", "batch", "epochs", "optim", "schedule", "ema"):
+        assert getattr(shipped, section) == getattr(folder, section)
+    assert shipped.epochs > load.load("fine-tune").epochs
+    assert loaded("fine-tune", [*words, "data.root=flowers", "epochs=2"])[0].epochs == 2
+
+
+def test_weights_that_do_not_suit_the_data_are_refused(flowers, weights, capsys):
+    for name, reason in (
+        ("d.safetensors", "a detector, but flowers has a class for each image: expected a classifier"),
+        ("none.safetensors", "no such file"),
+    ):
+        assert cli.main(["new", "flowers", "--pretrained", name]) == 2
+        assert reason in capsys.readouterr().err
+        assert not Path("flowers.yaml").exists()
+        assert cli.main(["train", "flowers", f"model.pretrained={name}"]) == 2
+        assert reason in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 @pytest.mark.processes

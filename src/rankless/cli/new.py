@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Classes, Force, Format, Root, app, chosen_classes
+from rankless.cli.options import Classes, Force, Format, Root, app, check_recipe, chosen_classes
 from rankless.errors import UserError, counted, nearest
 from rankless.printing import say
 
@@ -29,6 +29,7 @@ Data without a validation split is divided into a new folder beside the recipe, 
 Examples:
   rankless new mydata
   rankless new VOCdevkit --classes cat,dog --out pets.yaml
+  rankless new mydata --pretrained runs/my
 """,
 )
 def new(
@@ -41,6 +42,14 @@ def new(
     ] = None,
     format: Format = "auto",
     classes: Classes = "auto",
+    pretrained: Annotated[
+        str,
+        Parameter(
+            help="Fine-tune these weights, a run, a file or a published name, which bring their network.",
+            metavar="WEIGHTS",
+            show_default=False,
+        ),
+    ] = "",
     force: Force = False,
 ) -> int:
     """Write a recipe for a data set and this machine, with the reason for each value."""
@@ -56,11 +65,13 @@ def new(
 
     spare(outputs, root, known_format(format))
     facts = facts_of(root, file.with_name(f"{file.stem}-split"), format, classes=chosen_classes(classes))
-    written = text(facts, str(file))
+    if pretrained:
+        _check_weights(pretrained, facts)
+    written = text(facts, str(file), pretrained)
     with outputs.writing(file) as part:
         part.write_text(written, encoding="utf-8", errors="surrogateescape")
     _say_facts(facts)
-    say(f"recipe: {file} ({counted(len(settings(facts)), 'key')}, each with its reason)")
+    say(f"recipe: {file} ({counted(len(settings(facts, pretrained)), 'key')}, each with its reason)")
     say(f"train it: rankless train {shlex.quote(str(file))}")
     return 0
 
@@ -79,7 +90,10 @@ def holds_data(word: str | None) -> bool:
 
 
 def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe that ``rankless new`` would write, with overrides, and print its values."""
+    """Return the recipe that ``rankless new`` would write, with overrides, and print its values.
+
+    With ``model.pretrained`` among the overrides, it fine-tunes these weights.
+    """
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
     from rankless.models.names import problem
@@ -89,19 +103,56 @@ def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
     name = name_of(folder)
     facts = facts_of(folder, Path(f"{name}-split"))
     _say_facts(facts)
-    written = text(facts, f"{name}.yaml")
+    pretrained = _pretrained_of(overrides)
+    if pretrained:
+        _check_weights(pretrained, facts)
+    written = text(facts, f"{name}.yaml", pretrained)
     recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=problem)
-    words = _values(recipe, [each.key for each in settings(facts)], overrides)
-    for line in textwrap.wrap(" ".join(words), 98, break_long_words=False):
-        say(f"  {line}")
-    say(f"to see why, and to change them: rankless new {shlex.quote(folder)}")
+    _say_values(recipe, [each.key for each in settings(facts, pretrained)], overrides)
+    more = f" --pretrained {shlex.quote(pretrained)}" if pretrained else ""
+    say(f"to see why, and to change them: rankless new {shlex.quote(folder)}{more}")
     return recipe
+
+
+def say_fine_tuning(recipe: Recipe, overrides: Sequence[str]) -> None:
+    """Print the values of ``fine-tune`` that the number of training images decides, and the overrides."""
+    from rankless.curation import fine_tuning
+
+    say("fine-tune, with values for the number of training images, or for 200 if the data is not here:")
+    _say_values(recipe, [each.key for each in fine_tuning.settings(1)], overrides)
+
+
+def _pretrained_of(overrides: Sequence[str]) -> str:
+    """Return the value of ``model.pretrained`` in overrides; empty if there is none."""
+    values = [word.partition("=")[2] for word in overrides if word.startswith("model.pretrained=")]
+    return values[-1].strip("'\"") if values else ""
+
+
+def _check_weights(pretrained: str, facts: Facts) -> None:
+    """Raise if the weights do not exist, or are those of another task than the data's."""
+    from rankless.recipe import load
+    from rankless.recipe.recorded import with_network
+
+    check_recipe(load.default([f"model.pretrained={json.dumps(pretrained)}"]), begins=True)
+    task = with_network({"model": {"pretrained": pretrained}}).get("task", facts.task)
+    if task != facts.task:
+        kinds = {"detect": "a detector", "classify": "a classifier"}
+        what = "boxes" if facts.boxed else "a class for each image"
+        raise UserError(
+            f"model.pretrained is '{pretrained}', {kinds[task]}, but {facts.root} has {what}: expected "
+            f"{kinds[facts.task]}; give other weights, or leave them out to train from scratch"
+        )
 
 
 def folders_like(name: str) -> str:
     """Return the end of a message about a recipe that is not there, with a folder of a similar name."""
     folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
     return f"; a folder with data is taken as well{nearest(name.rstrip('/'), folders)}"
+
+
+def _say_values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> None:
+    for line in textwrap.wrap(" ".join(_values(recipe, keys, overrides)), 98, break_long_words=False):
+        say(f"  {line}")
 
 
 def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> Iterator[str]:

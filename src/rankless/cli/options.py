@@ -324,7 +324,8 @@ def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) ->
     """Return a recipe, and the name of its run.
 
     Without a name, the recipe is ``fine-tune`` for pretrained weights without a model name, the defaults for
-    other data or another model, and otherwise ``digits``, whose values suit only the digits.
+    other data or another model, and otherwise ``digits``, whose values suit only the digits. ``fine-tune``
+    has values for the number of training images (:mod:`rankless.curation.fine_tuning`).
 
     Args:
         name: name of a shipped recipe, or a file.
@@ -353,7 +354,23 @@ def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) ->
             instead = line_of_file(file, values) if key_of_file(file, "") else _NO_RECIPE
             note = imported(file)[1]  # the last line repeats it
             raise UserError([*(one.removesuffix(f" {note}") for one in error.problems), instead]) from None
-    return load.load(name or "digits", overrides, check_name=check), name or "digits"
+    recipe = load.load(name or "digits", overrides, check_name=check)
+    if name == "fine-tune" and check_model:
+        chosen = _fine_tuning(recipe)
+        recipe = load.load(name, [*chosen, *overrides], check_name=check) if chosen else recipe
+    return recipe, name or "digits"
+
+
+def _fine_tuning(recipe: Recipe) -> list[str]:
+    """Return overrides for the number of training images; none if the data cannot be read here."""
+    from rankless.curation.fine_tuning import knows, words
+    from rankless.tasks import open_task, resolve_recipe
+
+    try:
+        task = open_task(resolve_recipe(recipe))
+        return words(len(task.training_data()), known=knows(recipe.model.pretrained, task.class_names))
+    except UserError:
+        return []  # the training reports why, or it runs on hosts that have the data
 
 
 def check_target(target: Path, sources: Sequence[str] = ()) -> None:

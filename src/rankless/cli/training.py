@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.new import folders_like, holds_data, name_of, recipe_for
+from rankless.cli.new import folders_like, holds_data, name_of, recipe_for, say_fine_tuning
 from rankless.cli.options import (
     Device,
     Devices,
@@ -176,6 +176,8 @@ def here(given: TrainOptions) -> int:
             for sentence in download(chosen.data):
                 say(sentence)
         check_recipe(chosen, begins=not resume)
+        if name == "fine-tune":
+            say_fine_tuning(chosen, overrides)
     with given_or_numbered(run, Path("runs", Path(name or "run").stem), "--run") as run:
         from rankless.launch import fork_server, local
         from rankless.launch.resume import recipe_of_run
@@ -210,6 +212,8 @@ def on_hosts(given: TrainOptions, hosts: str) -> int:
     wanted = Wanted(None, "run", count, given.run, resume, given.sinks, overrides, least)
     if not (resume and name is None):  # otherwise the host with the run has the recipe
         recipe, called = loaded(name, overrides)
+        if called == "fine-tune":
+            say_fine_tuning(recipe, overrides)
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
     from rankless.launch.hosts.channel import way_over
     from rankless.launch.hosts.coordinator import train_on_hosts
@@ -253,6 +257,8 @@ def _asked(given: TrainOptions, *, is_first: bool) -> Wanted:
     fix_instruction_set(name, overrides, run if given.resume else None)
     if not given.resume or run is None or name is not None:
         chosen, name = loaded(name, overrides)
+        if name == "fine-tune" and is_first:
+            say_fine_tuning(chosen, overrides)
         return Wanted(chosen, Path(name).stem, count)
     from rankless.launch.resume import recipe_of_run
     from rankless.launch.run_lock import refuse_nothing

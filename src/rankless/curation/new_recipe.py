@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from rankless.curation import fine_tuning
 from rankless.curation.facts import Facts
 from rankless.errors import UserError, counted, in_gib, listed, printable
 from rankless.recipe.commented import Setting, commented
@@ -21,6 +22,7 @@ STEPS = {"detect": 1380, "classify": 950}
 EPOCHS = {"detect": 12, "classify": 30}
 """Least number of epochs, for data sets that are so large that few epochs have enough steps."""
 
+_TASKS = {"detect": "The annotations are boxes.", "classify": "Each image has one class."}
 _BOX = 20  # pixels that 95% of the boxes should exceed: 21 in blood-cells, 2.6 cells of the finest map
 _SIDES = (320, 416, 640)  # longer side of a detector's input: minimum, and maximum on a CPU and on a GPU
 _SMALL = 48  # pixels of an input that is so small that a crop would leave too little of the object
@@ -31,8 +33,13 @@ _PROCESS = 5 << 28  # bytes of a process with PyTorch, the weights and their gra
 _SIDED = re.compile(r"(?<![a-z])(left|right|texts?|words?|letters?|digits?|arrows?|plates?)(?![a-z])", re.I)
 
 
-def text(facts: Facts, file: str) -> str:
-    """Return the recipe as YAML with a comment above each key; ``file`` is the name it will have.
+def text(facts: Facts, file: str, pretrained: str = "") -> str:
+    """Return the recipe as YAML with a comment above each key.
+
+    Args:
+        facts: the facts about the data and the machine.
+        file: the name that the recipe will have.
+        pretrained: the weights to fine-tune, which bring their network; empty to train from scratch.
 
     Raises:
         UserError: the memory is too small.
@@ -47,17 +54,31 @@ def text(facts: Facts, file: str) -> str:
         "",
         "Every value is a start, chosen from the data by `rankless new`. All keys: docs/recipe.md.",
     )
-    return commented(head, settings(facts))
+    return commented(head, settings(facts, pretrained))
 
 
-def settings(facts: Facts) -> list[Setting]:
-    """Return the recipe's keys in order."""
+def settings(facts: Facts, pretrained: str = "") -> list[Setting]:
+    """Return the recipe's keys in order; see :func:`text` for the arguments."""
+    if pretrained:
+        return list(_on_weights(facts, pretrained))
     return list(_detector(facts) if facts.boxed else _classifier(facts))
+
+
+def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
+    first, *others = fine_tuning.settings(
+        facts.train_images, known=fine_tuning.knows(pretrained, facts.counts)
+    )
+    yield Setting("task", facts.task, _TASKS[facts.task])
+    yield Setting("model.pretrained", pretrained, "The start. The weights bring their network and its input.")
+    yield first  # model.freeze
+    yield from _data(facts)
+    yield from _flip(facts)
+    yield from others
 
 
 def _detector(facts: Facts) -> Iterator[Setting]:
     size, why = _input_of_detector(facts)
-    yield Setting("task", "detect", "The annotations are boxes.")
+    yield Setting("task", "detect", _TASKS["detect"])
     reason = (
         "No anchors to fit. It learns from few images: AP 0.63 of blood cells from 205 (recipe blood-cells)."
     )
@@ -98,7 +119,7 @@ def _detector(facts: Facts) -> Iterator[Setting]:
 def _classifier(facts: Facts) -> Iterator[Setting]:
     is_large = facts.train_images >= _MANY and facts.gpus > 0
     side = min(max(int(min(facts.height, facts.width)) // 32 * 32, 32), 224)
-    yield Setting("task", "classify", "Each image has one class.")
+    yield Setting("task", "classify", _TASKS["classify"])
     yield Setting(
         "model.name",
         "resnet50" if is_large else "resnet18",

@@ -28,14 +28,28 @@ def recipe_in(path: Path) -> dict[str, Any] | None:
 
     Return None if it cannot be read; loading the file reports the error.
     """
+    tree = _in_header(path, "recipe")
+    return tree if isinstance(tree, dict) else None
+
+
+def classes_of(pretrained: str) -> list[str]:
+    """Return the class names in the weights that ``model.pretrained`` names; empty if they cannot be read."""
+    try:
+        names = _in_header(weights_of(path_of(pretrained), warn=lambda _: None), "class_names")
+    except (UserError, OSError, ValueError):
+        names = None
+    return names if isinstance(names, list) else []
+
+
+def _in_header(path: Path, key: str) -> Any:
+    """Return an entry of a weights file's metadata; None if it cannot be read."""
     try:
         with opened(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(min(length, _LONGEST_HEADER)))
-        tree = json.loads(header["__metadata__"]["recipe"])
+        return json.loads(header["__metadata__"][key])
     except (OSError, struct.error, ValueError, RecursionError, KeyError, TypeError):
         return None
-    return tree if isinstance(tree, dict) else None
 
 
 def instruction_set_of(path: Path) -> str:

@@ -1,0 +1,61 @@
+"""The values of a fine-tuning that follow from the number of training images.
+
+For some 200 images they are those of the shipped recipe ``fine-tune``. docs/weights.md has the measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from rankless.recipe.commented import Setting
+from rankless.recipe.recorded import classes_of
+
+EPOCHS = 3
+"""Least number of epochs, for data sets that are so large that few epochs have enough steps."""
+
+_FEW = 100  # training images, below which batches, the rate and freezing are those for few images
+_LONG = 2000  # steps of a run that is long enough for an average of the last 500
+
+
+def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
+    """Yield the settings for a number of training images, in the recipe's order.
+
+    Args:
+        images: number of training images.
+        known: whether the weights have heads for the classes of the data.
+    """
+    is_few = images < _FEW
+    batch = 8 if is_few else 16
+    epochs = max(round(30 * math.sqrt(200 / images)), EPOCHS)
+    steps = -(-epochs * images // batch)
+    yield Setting("model.freeze", "10%", "New heads would first pull the backbone in random directions.")
+    why = "Small, for more steps in an epoch of few images." if is_few else "As for 200 images."
+    yield Setting("batch.images", batch, why)
+    yield Setting("batch.micro", batch // 2, "Up to 2 devices share a step, a micro-batch each.")
+    why = f"{steps:,} steps. Four times the images would have half the epochs."
+    yield Setting("epochs", epochs, why)
+    yield Setting("optim.name", "adamw", "SGD at the rate of training from scratch destroys what was known.")
+    rate, why = 0.001, "As for 200 images."
+    if is_few and known:
+        rate, why = 0.0005, "Keeps what the weights know of these classes: 0.001 lost some with ten images."
+    elif is_few:
+        rate, why = 0.002, "Teaches new heads in few steps: 0.0005 reached half of the AP with ten images."
+    yield Setting("optim.lr", rate, why)
+    yield Setting("optim.weight_decay", 0.02, "As from scratch.")
+    yield Setting("schedule.name", "cosine", "Falls slowly over the whole run.")
+    yield Setting("schedule.warmup", "5%", "AdamW's averages form before the rate is high.")
+    yield Setting("schedule.final", 0.01, "Nearly nothing, so that the weights settle.")
+    decay = 0.99 if steps < _LONG else 0.998
+    why = f"Scores and predicts with an average of about the last {round(1 / (1 - decay))} steps."
+    yield Setting("ema.decay", decay, why)
+
+
+def knows(pretrained: str, classes: Iterable[str]) -> bool:
+    """Return whether the weights that ``model.pretrained`` names have heads for all of the classes."""
+    return set(classes) <= {*classes_of(pretrained)}
+
+
+def words(images: int, *, known: bool = False) -> list[str]:
+    """Return the settings as overrides of a recipe."""
+    return [f"{each.key}={each.value}" for each in settings(images, known=known)]
