@@ -1,4 +1,4 @@
-"""Completion of commands, options, recipes, keys, models and runs in bash, zsh and fish.
+"""Complete commands, options, recipes, keys, models and runs in bash, zsh and fish.
 
 On every Tab, the shell's script calls ``rankless __complete``, which uses cyclopts' engine;
 :mod:`rankless.cli.candidates` adds recipes, keys, models and runs.
@@ -133,7 +133,7 @@ def show_completion(
 
 
 def _known(shell: str | None) -> Literal["bash", "zsh", "fish"]:
-    """Return the given shell, or else the user's."""
+    """Return the given shell, or else the user's shell."""
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 
     try:

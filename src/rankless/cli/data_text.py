@@ -19,14 +19,14 @@ from rankless.errors import counted, escaped
 from rankless.printing import say
 
 FIRST = 3
-"""The number of findings of a kind that are listed; ``--json`` has more."""
+"""Maximum number of findings of each kind to list; ``--json`` has more."""
 MOST_CLASSES = 60
 _WIDEST = 1000
 _THEN = {
-    "stops": "a training stops",
-    "dropped": "a training leaves them out",
-    "clipped": "a training clips them",
-    "replaced": "a training replaces them",
+    "stops": "training stops",
+    "dropped": "training leaves them out",
+    "clipped": "training clips them",
+    "replaced": "training replaces them",
     "reported": "",
 }
 
@@ -70,7 +70,7 @@ def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None
 
 
 def print_fix(fixed: Fixed) -> None:
-    """Print the location of the copy, and the differences."""
+    """Print the location of the fixed copy and its differences from the original."""
     say(f"\nwritten: {fixed.out}")
     for change in fixed.changes or ["no changes were needed"]:
         say(f"  {change}")

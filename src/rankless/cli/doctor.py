@@ -1,4 +1,4 @@
-"""The command doctor."""
+"""The command ``rankless doctor``."""
 
 from __future__ import annotations
 

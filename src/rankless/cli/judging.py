@@ -1,4 +1,4 @@
-"""The commands evaluate, errors, digest and audit."""
+"""The commands ``rankless evaluate``, ``errors``, ``digest`` and ``audit``."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def digest(
     return 0
 
 
-_UNREADABLE = 20  # unreadable images that are listed at most
+_UNREADABLE = 20  # maximum number of unreadable images to list
 
 
 @app.command(

@@ -1,4 +1,4 @@
-"""The commands plan, fit and benchmark, which measure speed and memory."""
+"""The commands ``rankless plan``, ``fit`` and ``benchmark``, which measure speed and memory."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def fit(
 def _asked(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.PlanOptions:
-    """Read the options of a plan; report all wrong ones together."""
+    """Parse the options of a plan; report all invalid options together."""
     others = {"--devices": devices, "--bandwidth": bandwidth, "--latency": latency, "--step-ms": step_ms}
 
     def refuse_both() -> None:

@@ -1,4 +1,4 @@
-"""Detection of the launcher that started this process as a rank; each kind of launcher has a class.
+"""Detect the launcher that started this process as a rank; each kind of launcher has a class.
 
 :meth:`Environment.export` sets PyTorch's environment variables for every launcher. The rest of the package
 reads only these variables.
@@ -59,7 +59,7 @@ class Environment(ABC):
 
     @classmethod
     def job_of(cls, variables: Mapping[str, str]) -> str:
-        """Return the job's name, which survives restarts and requeues; "" if the launcher has none."""
+        """Return the job's name, which survives restarts and requeues; "" if the launcher gives none."""
         return ""
 
     @abstractmethod
@@ -134,7 +134,7 @@ def is_set(variables: Mapping[str, str], names: Sequence[str]) -> bool:
 
 
 RAY_WORKER = "RANKLESS_RAY_WORKER"
-"""Variable that a Ray Train worker sets for its rank in addition to PyTorch's variables."""
+"""Environment variable that a Ray Train worker sets for its rank in addition to PyTorch's variables."""
 
 
 class Standard(Environment):

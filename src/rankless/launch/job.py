@@ -1,7 +1,7 @@
-"""A launcher's job for its ranks and the notes that the ranks leave, as JSON files in a private folder.
+"""The job that a launcher gives its ranks, and the notes that ranks leave: JSON files in a private folder.
 
-Launchers and ranks share nothing else. A training's folder lies in its run directory, because the system's
-temporary folder may be cleaned during a long run.
+Launchers and ranks share nothing else. For training, the folder lies in the run directory, because the
+system's temporary folder may be cleaned during a long run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
 
 LOST_PEER = 75
-"""Exit code of a rank that failed only because it lost another one."""
+"""Exit code of a rank that failed only because it lost another rank."""
 LEFT_OUT = 76
-"""Exit code of a rank whose device is to be left out, because it computed wrongly."""
+"""Exit code of a rank whose device computed wrongly and is to be left out."""
 _NOTE = 8192  # bytes
 
 JOB = ".job"
@@ -34,7 +34,7 @@ _PARALLEL = ("processes", "threads")
 
 
 def check_parallel(kind: str) -> None:
-    """Raise if this is not a valid kind of ranks."""
+    """Raise a UserError unless ``kind`` is a valid kind of ranks."""
     if kind not in _PARALLEL:
         raise UserError(f"--parallel is '{kind}': expected {one_of(_PARALLEL)}{nearest(kind, _PARALLEL)}")
 
@@ -44,7 +44,7 @@ DRY_RUN_IMAGES = 32
 
 @dataclass(frozen=True)
 class Job:
-    """The work of the ranks.
+    """The work that a launcher gives its ranks.
 
     Attributes:
         verb: ``train`` or ``evaluate``.
@@ -73,14 +73,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The user's options for a training with the ranks of another launcher, or on several hosts.
+    """The user's options for training with the ranks of another launcher, or on several hosts.
 
     Attributes:
         recipe: the recipe; None uses that of the run to resume, which other machines may have, with
             ``overrides``.
         name: name of a new run.
-        devices: number of ranks that another launcher should have started, or of devices to use on hosts that
-            give no number; None accepts any, or uses all.
+        devices: expected number of ranks from another launcher, or number of devices to use on hosts without
+            their own number; None accepts any number, or uses all devices.
         run: the run directory; None chooses one.
         sinks: names of the user's sinks.
         least: minimum number of hosts to continue with when others are lost.
@@ -184,7 +184,7 @@ def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
 
 
 def leave_cause(path: Path, rank: int, text: str) -> None:
-    """Record why a rank is about to exit, if a restart may fix the error."""
+    """Record the reason why a rank is about to exit, if a restart may fix the error."""
     with suppress(OSError):  # then only its exit code is known
         path.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
 

@@ -44,7 +44,7 @@ from rankless.world.process_group import TIMEOUT, LostPeerError, World, is_lost_
 
 
 def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> int:
-    """Do a job as a rank of our own launcher, leave a note of how it ended, and return the exit code.
+    """Do a job as a rank of Rankless's launcher, leave a note of how it ended, and return the exit code.
 
     Args:
         path: the job's file, beside which notes are left.
@@ -196,14 +196,14 @@ def fork_loaders_early(recipe: Recipe) -> None:
 
 
 def understood(error: Exception) -> UserError | None:
-    """Return an error that a restart would only repeat as a UserError; None if a restart may help."""
+    """Convert an error that a restart would only repeat to a UserError; return None for other errors."""
     return shortage(error) or of_a_path(error) or blamed(error)
 
 
 def note_of(error: UserError, job: Job) -> dict[str, Any]:
     """Return a rank's note about an error, with advice that depends on the recipe and the run.
 
-    With ``once``, only one such error is reported, because ranks may word the same error differently.
+    Of the errors whose note contains ``once``, only one is reported, because ranks may word them differently.
     """
     once = isinstance(error, TaskError | ShortageError)
     if isinstance(error, TaskError):

@@ -1,4 +1,4 @@
-"""The ranks of one machine in one round: their start, supervision and end."""
+"""Start, supervise and end the ranks of one machine in one round."""
 
 from __future__ import annotations
 
@@ -201,13 +201,13 @@ class Ranks:
                 ) from None
 
     def _touch(self, meeting: Path | None) -> None:
-        """Touch the job's and the meeting's files regularly, so that no cleanup removes them as old."""
+        """Touch the job file and the meeting file regularly, so that no cleanup removes them as old."""
         if time.monotonic() < self._touched + _TOUCH:
             return
         self._touched = time.monotonic()
         for folder in filter(None, (self.path.parent, meeting and meeting.parent)):
             for path in (folder, *folder.rglob("*")):
-                with contextlib.suppress(OSError):  # removed meanwhile
+                with contextlib.suppress(OSError):  # the file was removed meanwhile
                     os.utime(path)
 
     def _ended(self, codes: dict[int, int]) -> RoundEnd:
@@ -232,7 +232,7 @@ class Ranks:
 
 
 def saved_step(job: Job) -> int:
-    """Return the newest saved step of a training; 0 if there is none."""
+    """Return the newest saved step of a run; 0 if there is none."""
     return (RunDirectory(Path(job.run)).pointed("last") or 0) if job.run else 0
 
 

@@ -47,7 +47,7 @@ class Requests:
 
     def _note(self, number: int, frame: object) -> None:
         outer = getattr(self._before.get(signal.Signals(number)), "__self__", None)
-        if isinstance(outer, Requests):  # around this one
+        if isinstance(outer, Requests):  # a context around this one
             outer._note(number, frame)
         if self.first is None:
             self.first, self._at = signal.Signals(number), time.monotonic()

@@ -74,7 +74,7 @@ def recipe_of_run(
 
 
 def was_started_by(run: RunDirectory, job: str) -> bool:
-    """Check whether the named job last started this run and the run has a checkpoint; False for no name."""
+    """Check whether ``job`` last started this run and the run has a checkpoint; False without a name."""
     if not job or not run.steps():
         return False
     before, _ = starts.read(run.environment)
@@ -82,7 +82,7 @@ def was_started_by(run: RunDirectory, job: str) -> bool:
 
 
 def _damage(run: RunDirectory) -> str:
-    """Describe the damage of a run's ``recipe.yaml``; return "" if there is none."""
+    """Describe the damage to a run's ``recipe.yaml``; return "" if there is none."""
     if not os.path.lexists(run.recipe):
         return "is missing"
     try:

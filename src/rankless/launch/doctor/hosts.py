@@ -1,4 +1,4 @@
-"""Checks of several hosts and the network between them, over the connections that a training uses."""
+"""Checks of several hosts and the network between them, over the connections that training uses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def alike(members: Sequence[Member]) -> list[Check]:
 def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
     """Check how far the clocks differ.
 
-    ``skews`` gives, for each host, the seconds by which its clock is ahead of this machine's, and the
+    ``skews`` maps each host to the seconds by which its clock is ahead of this machine's, and the
     uncertainty.
     """
     ahead, behind = max(skews, key=lambda name: skews[name][0]), min(skews, key=lambda name: skews[name][0])
@@ -144,7 +144,7 @@ def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
 
 
 def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
-    """Return the latency and bandwidth, with a warning if the network is slower than 1 Gbit/s."""
+    """Return the finding about latency and bandwidth, a warning if the network is slower than 1 Gbit/s."""
     latency = min(timing["seconds"] for timing in timings)
     largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
     rate = bandwidth(largest, hosts)
@@ -156,7 +156,9 @@ def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
 
 
 def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
-    """Estimate the seconds of a step and the network's share; upper bounds, because the two partly overlap.
+    """Estimate the duration of a step and the network's share of it.
+
+    Both are upper bounds, because computing and communication partly overlap.
 
     Args:
         alone: seconds of a step on the first host by itself.
@@ -222,7 +224,7 @@ class Examination:
 
 
 def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -> Examination:
-    """Check the hosts as far as possible; problems of a host become findings, never exceptions.
+    """Check the hosts as far as possible; a host's problems become findings, never exceptions.
 
     With a recipe, also check its data and estimate the network's share of its step.
     """
@@ -319,7 +321,7 @@ class _Doctor:
             self.found.checks.append(clocks(skews))
 
     def _connections(self, members: list[Member]) -> bool:
-        """Have every host try every other; return whether all reach each other."""
+        """Have every host try to connect to every other; return whether all succeed."""
         for index, reply in self._ask(messages.Listen(echo=True), _TRY).items():
             self.pool.members[index].ports = reply.value
         members = [member for member in members if not member.lost]

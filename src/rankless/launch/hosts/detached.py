@@ -1,6 +1,7 @@
-"""A program sent to the first host as source; it starts or follows a coordinator that outlives the client.
+"""A program that is sent to the first host as source, to start or follow a detached coordinator.
 
-It needs only Python 3.8 or newer. The request is a line of JSON on the standard input.
+The coordinator outlives the client. The program needs only Python 3.8 or newer, and reads its request as a
+line of JSON from the standard input.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait until a start not listed in ``before`` has done a step; return the exit code if it has ended."""
+    """Wait for the first step of a start not listed in ``before``; return the exit code if it has ended."""
     while True:
         code, begun = (read(run) or {}).get("code"), False
         for line in journal(run):
@@ -124,7 +125,7 @@ def follow(run: Path, record: dict[str, int]) -> int:
             if not alive:
                 break
             time.sleep(0.2)
-    for _ in range(20):  # the code is recorded a moment later
+    for _ in range(20):  # the exit code is recorded a moment later
         code = (read(run) or {}).get("code")
         if code is not None:
             return code if code >= 0 else 128 - code
@@ -139,7 +140,7 @@ def is_alive(record: dict[str, int]) -> bool:
 
 
 def began(pid: int) -> int:
-    """Return when a process was started, in ticks since boot; 0 if there is no such process."""
+    """Return the start time of a process in ticks since boot; 0 if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
     except OSError:
@@ -148,7 +149,7 @@ def began(pid: int) -> int:
 
 
 def read(run: Path) -> dict[str, int] | None:
-    """Return the record; None if there is none."""
+    """Return the record of the command's process; None if there is none."""
     try:
         record = json.loads((run / RECORD).read_text("utf-8"))
     except (OSError, ValueError):
@@ -157,7 +158,7 @@ def read(run: Path) -> dict[str, int] | None:
 
 
 def write(run: Path, record: dict[str, int]) -> None:
-    """Write the record atomically."""
+    """Write the record of the command's process atomically."""
     beside = run / f".{RECORD}.{os.getpid()}.tmp"
     beside.write_text(json.dumps(record), "utf-8")
     beside.rename(run / RECORD)

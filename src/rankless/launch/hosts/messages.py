@@ -52,7 +52,7 @@ class Sign(msgspec.Struct):
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An answer to a command; one with ``problems`` has no other content."""
+    """An answer to a command; an answer with ``problems`` has no other content."""
 
     reply_to: int = 0
     problems: list[str] = []
@@ -61,10 +61,10 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Value(Answer, Generic[T]):
     """An answer with one value."""
 
-    value: T = None  # type: ignore[assignment]  # with problems alone
+    value: T = None  # type: ignore[assignment]  # None if there are problems
 
 
-class Held(Answer):  # step: that of the newest complete checkpoint, None if there is none
+class Held(Answer):  # step: the newest complete checkpoint's; None if there is none
     exists: bool = False
     has_run: bool = False
     step: int | None = None
@@ -76,7 +76,7 @@ class Prepared(Answer):  # finished: last step of a run that needs no resuming b
     finished: int | None = None
 
 
-class RoundEnded(Answer):  # left_out: as for :class:`Round`, after it
+class RoundEnded(Answer):  # left_out: as for :class:`Round`, after the round
     end: RoundEnd = msgspec.field(default_factory=RoundEnd)
     left_out: list[int] = []
 
@@ -115,7 +115,7 @@ class Beat(Command[Answer]):
 
 
 class Request(Command[Answer]):
-    """A signal passed on to a round."""
+    """Command to pass a signal on to the running round."""
 
     of: int
     number: int
@@ -141,7 +141,7 @@ class Recipe(Command[Value[str]]):
 
 
 class Facts(Command[Value[dict[str, Any]]]):
-    """Query for the properties of the host that a training depends on."""
+    """Query for the properties of the host that affect training."""
 
     recipe: str
     run: str
@@ -157,10 +157,10 @@ class Prepare(Command[Prepared]):
 
 
 class Begin(Command[Value[bool]]):
-    """Command to lock the run directory; the answer is whether another host of this training shares it.
+    """Command to lock the run directory; the answer is whether another host of this run shares it.
 
     Attributes:
-        token: identifies this training.
+        token: identifies this training run.
         stays: whether the run is kept when the process ends.
     """
 
@@ -227,13 +227,13 @@ class Discard(Command[Answer]):
 
 
 class Report(Command[Value[str]]):
-    """Query for the final report of a training, as lines to print."""
+    """Query for the final report of a run, as lines to print."""
 
     run: str
 
 
 class Doctor(Command[Value[list[dict[str, Any]]]]):
-    """Command to check the machine."""
+    """Command to run the checks of ``rankless doctor`` on the host."""
 
     run: str
     threads: int
@@ -247,7 +247,7 @@ class Speed(Command[Measured]):
     """Command to measure the network, with this host as one rank among all hosts.
 
     Attributes:
-        parameters, micro_batches: their numbers in a recipe; 0 without a recipe.
+        parameters, micro_batches: the recipe's numbers of parameters and micro-batches; 0 without a recipe.
         own: the host's address that the other hosts use.
         address, port, rank, size: as for :func:`rankless.world.speed.connected`.
     """
@@ -278,4 +278,4 @@ COMMANDS = msgspec.json.Decoder(
     Beat | Request | Abandon | Holds | Recipe | Facts | Prepare | Begin | Listen | Reach | OpenStore | Round
     | Outcome | Withdraw | Discard | Report | Doctor | Clock | Speed | Step | Parameters
 )  # fmt: skip
-"""Decoder of all commands."""
+"""A decoder for every kind of command."""

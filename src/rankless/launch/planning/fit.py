@@ -1,6 +1,6 @@
 """``rankless fit``: a search for the largest micro-batch that this device can train.
 
-With ``batch_norm: sync`` a device holds all its micro-batches at once; the search is then for the largest
+With ``batch_norm: sync`` a device holds all its micro-batches at once; ``fit`` then searches for the largest
 share of a step.
 """
 
@@ -56,7 +56,7 @@ class Fitted:
     Attributes:
         recipe: the recipe with its precision resolved.
         devices: number of devices that share a step; processes on a CPU also share the memory.
-        free: memory for each device in bytes.
+        free: available memory of each device in bytes.
         sees: whether the model has batch norms that compute statistics of each micro-batch.
         tried: the tried sizes, smallest first.
     """
@@ -69,7 +69,7 @@ class Fitted:
 
     @property
     def largest(self) -> Tried:
-        """The largest size that fits."""
+        """The largest size that fits into memory."""
         return [one for one in self.tried if not one.problem][-1]
 
     @property
@@ -133,7 +133,7 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
 
     Args:
         recipe: the recipe to fit.
-        devices: number of devices that share a step; None uses as many as a training would.
+        devices: number of devices that share a step; None uses as many as training would.
         say: called with a progress line before each slow part.
     """
     recipe, _ = checked(recipe, None, [])
@@ -221,7 +221,7 @@ class _Search:
         return not self.tried[micro].problem or self.tried[micro].too_small
 
     def _expected(self, micro: int) -> int:
-        """Extrapolate the bytes a size needs from the two largest that fit; 0 if fewer are known."""
+        """Extrapolate the bytes that a size needs from the two largest that fit; 0 if fewer than two do."""
         known = sorted((one.micro, one.memory) for one in self.tried.values() if one.memory)
         if len(known) < 2:
             return 0

@@ -158,7 +158,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Gang:
-    """The distribution of a run's ranks on machines, and of the tree's nodes on ranks.
+    """The distribution of ranks over machines, and of the summation tree's nodes over ranks.
 
     Attributes:
         world: number of ranks.
@@ -210,7 +210,7 @@ def gather(gang: Gang, link: Link, size: int) -> float:
 
 
 def adding(gang: Gang, add: float, size: int) -> float:
-    """Return the seconds in which a rank adds up its shard of all node sums; ``add`` is per byte."""
+    """Return the seconds that a rank needs to add up its shard of all node sums; ``add`` is per byte."""
     return (gang.nodes - 1) * size / gang.world * add if gang.world > 1 else 0.0
 
 
@@ -260,7 +260,7 @@ def parts_exposed(
     which they start; while it waits for the first byte of one, it carries others.
     """
     waiting = [(0.0, 0, False, totals)] if totals else []  # start, number, whether it is a gather, size
-    added = 0.0  # seconds of additions so far; the rank that computes makes them
+    added = 0.0  # seconds of additions so far; they interrupt the backward pass
     for bucket in buckets:
         count = max(1, -(-bucket.size // (gang.world * MESSAGE_BYTES)))
         ready = bucket.ready * backward + added
@@ -290,7 +290,7 @@ def buckets_exposed(
     When a bucket is ready, the rank waits for the previous bucket, sums and gathers it, and then continues
     the backward pass (:meth:`rankless.world.reduce.GradientSum.exchange`).
     """
-    free = all_to_all(gang, link, totals) if totals else 0.0  # when the network is
+    free = all_to_all(gang, link, totals) if totals else 0.0  # when the network is free
     clock = ready = 0.0
     arrived, before = 0.0, 0
     for number, bucket in enumerate(buckets):

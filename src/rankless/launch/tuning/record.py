@@ -72,7 +72,7 @@ class Search:
 
 @dataclass
 class Record:
-    """A search and its trials, in a folder."""
+    """A search and its trials, stored in a folder."""
 
     folder: Path
     search: Search
@@ -84,7 +84,7 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """Write both files."""
+        """Write ``search.json`` and ``trials.csv``."""
         content = {"search": asdict(self.search), "trials": [asdict(trial) for trial in self.trials]}
         write_atomically(self.folder / _FILE, json.dumps(content, indent=1) + "\n")
         table = io.StringIO()
@@ -114,7 +114,7 @@ class Record:
         return sorted(done, key=lambda trial: sign * float(trial.score or 0.0))
 
     def table(self) -> list[str]:
-        """Return the header and a row per trial, best first and failed ones last."""
+        """Return the header and a row per trial, the best first and failed trials last."""
         failed = [one for one in self.trials if one.score is None]
         return [self.header(), *map(self.row, [*self.ranked(), *failed])]
 
@@ -136,7 +136,7 @@ class Record:
 
 
 def as_text(value: object) -> str:
-    """Format a value for a table; None, for a recipe's value outside the range, becomes a dash."""
+    """Format a value for a table; None, which stands for a value outside the range, becomes a dash."""
     return "–" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
