@@ -1,4 +1,4 @@
-"""The command line. A command imports its heavy modules only when it runs.
+"""The command line of Rankless. A command imports its heavy modules only when it runs.
 
 A recipe and its ``key=value`` changes determine the result; options determine where and how the command runs.
 """
@@ -57,7 +57,7 @@ All commands: rankless --help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one ``rankless`` command.
 
     Args:
         arguments: the words after ``rankless``; by default those of ``sys.argv``.

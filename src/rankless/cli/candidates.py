@@ -27,31 +27,31 @@ def by_name(context: CompletionContext) -> Candidates:
     if "KEY=VALUE" in name:
         yield from keys(word)
     is_run = re.search(r"\bRUN\b|\bTARGET\b|^--run$", name)
-    if is_run and "/" not in word:  # the shell itself completes paths
+    if is_run and "/" not in word:  # the shell completes a path with a slash
         yield from ((str(path), "") for path in _files() if (path / "recipe.yaml").is_file())
 
 
 def recipes(_: CompletionContext) -> Candidates:
-    """Yield the shipped recipes."""
+    """Yield the names of the shipped recipes, with their descriptions."""
     from rankless.recipe.installed import shipped
 
     yield from shipped().items()
 
 
 def models(_: CompletionContext) -> Candidates:
-    """Yield the names of the models."""
+    """Yield the names of the models, with their descriptions."""
     yield from ((word.partition("=")[2], text) for word, text in keys("model.name="))
 
 
 def _files() -> Iterator[Path]:
-    """Yield the files and folders here and in ``runs``."""
+    """Yield the files and folders in the current folder and in ``runs``."""
     for folder in (Path(), Path("runs")):
         if folder.is_dir():
             yield from sorted(folder.iterdir())
 
 
 def keys(word: str) -> Iterator[tuple[str, str]]:
-    """Yield the recipe keys that continue a word, or the choices after ``key=``."""
+    """Yield the recipe keys that begin with ``word``, or the choices that complete ``key=``."""
     from rankless.recipe.installed import schema_text
 
     whole = json.loads(schema_text())

@@ -226,7 +226,7 @@ def show(
 
 
 def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:
-    """Return a function that loads the recipe named by the words, or a task's default one."""
+    """Return a function that loads the recipe given by ``words``, or else the default recipe of a task."""
     name, overrides = recipe_and_overrides(words)
     refuse_stray(overrides, "data.augment.mosaic=1")
 

@@ -92,7 +92,7 @@ def _refuse_recipe(_: Any, root: str) -> None:
 
 
 def _data_of(recipe: str) -> str:
-    """Describe the data set that a recipe names, and give the command that checks it."""
+    """Describe the data set of a recipe file, and give the command that checks this data set."""
     from rankless.data.datasets.torchvision_sets import located
     from rankless.recipe import load
 
@@ -277,7 +277,7 @@ def refuse_stray(words: Sequence[str], example: str) -> None:
 
 
 def is_override(word: str) -> bool:
-    """Check whether a word among paths is ``key=value`` and not an existing path."""
+    """Check whether ``word`` is a ``key=value`` override and not an existing path."""
     key, equals, _ = word.partition("=")
     return bool(equals) and key.replace(".", "").replace("_", "").isalnum() and not os.path.lexists(word)
 
@@ -297,7 +297,7 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def recipe_of(words: Sequence[str]) -> tuple[Recipe, str]:
-    """Return the recipe and the run's name for a command's words; see :func:`loaded`."""
+    """Return the recipe and the run's name given by a command's words; see :func:`loaded`."""
     return loaded(*recipe_and_overrides(words))
 
 

@@ -113,7 +113,7 @@ class TrainOptions:
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise a UserError for given options that cannot be used; the arguments are the reasons for each."""
+        """Raise a UserError for options that cannot be used; each argument is the reason for one option."""
         in_threads = self.parallel != "processes"
         options = (
             ("--device", self.device != "auto", device),
@@ -286,7 +286,7 @@ def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | 
 
 
 def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
-    """Return the minimum number of hosts, and the hosts; check them before slow imports."""
+    """Return the minimum number of hosts, and the hosts; check both before slow imports."""
     from rankless.launch.hosts.names import parse_hosts
 
     least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)

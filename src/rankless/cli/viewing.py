@@ -244,7 +244,7 @@ def plot(
 
 
 def _collected(runs: tuple[Path, ...]) -> list[Collected]:
-    """Read all runs; report all unreadable ones together."""
+    """Read all runs; report all unreadable runs together."""
     from rankless.report.collected import Collected
 
     collected = [Collected(path) for path in dict.fromkeys(runs)]

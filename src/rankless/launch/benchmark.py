@@ -173,7 +173,7 @@ class _Bench:
     world: World
 
     def row(self, format: str, plan: Plan, *, scored: bool) -> Row:
-        """Export to one format and measure the export."""
+        """Export the model to one format and measure the export."""
         precision = plan.facts.recipe.precision
         folder = self.folder / f"{format}-{precision}"
         folder.mkdir()

@@ -64,7 +64,7 @@ class Environment(ABC):
 
     @abstractmethod
     def _read(self) -> None:
-        """Set the rank's numbers from the environment variables."""
+        """Set the rank and the other numbers from the launcher's environment variables."""
 
     @property
     def address(self) -> str:
@@ -87,7 +87,7 @@ class Environment(ABC):
         return self.local_world_size == self.world_size
 
     def _address(self) -> str:
-        """Return the launcher's address of rank 0."""
+        """Return the address that the launcher gives for rank 0."""
         raise UserError(
             f"{self.name}: there are ranks on several machines, and nothing says where rank 0 is; expected "
             f"its address in MASTER_ADDR: {self.address_hint}"
@@ -98,7 +98,7 @@ class Environment(ABC):
         return ""
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """Return the integer value of the first of these variables that is set, or else the default."""
+        """Return the integer value of the first variable in ``names`` that is set, or else ``default``."""
         name = next((name for name in names if self.variables.get(name)), None)
         if name is None and default is not None:
             return default
@@ -116,7 +116,7 @@ class Environment(ABC):
         return int(text)
 
     def export(self, variables: MutableMapping[str, str] = os.environ) -> None:
-        """Set the environment variables of PyTorch's launchers to this rank's values."""
+        """Set the environment variables that PyTorch's launchers set to this rank's values."""
         found = {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -129,7 +129,7 @@ class Environment(ABC):
 
 
 def is_set(variables: Mapping[str, str], names: Sequence[str]) -> bool:
-    """Return whether each of these variables is set and not empty."""
+    """Return whether each variable in ``names`` is set and not empty."""
     return all(variables.get(name) for name in names)
 
 

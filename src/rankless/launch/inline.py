@@ -94,7 +94,7 @@ def _in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
 
 
 def _first(errors: Sequence[BaseException | None]) -> BaseException | None:
-    """Return the error to raise for all ranks; errors that only report a lost peer count last."""
+    """Return the error to raise for all ranks, preferably one that does not just report a lost peer."""
     met = [error for error in errors if error is not None]
     causes = [error for error in met if not isinstance(error, LostPeerError)]
     others = [error for error in causes if not isinstance(error, UserError)]

@@ -118,7 +118,7 @@ class Place:
 def job_folder(run: Path | None, first: int = 0) -> Iterator[Path]:
     """Create a private folder (mode 0700) for a job and its notes, and remove it at the end.
 
-    It lies in the locked run directory ``run``, or in the temporary folder if that is None. ``first``, the
+    It lies in the locked run directory ``run``, or in the temporary folder if ``run`` is None. ``first``, the
     number of the first rank here, tells apart machines that share a run directory.
     """
     if run is None:

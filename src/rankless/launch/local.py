@@ -147,8 +147,8 @@ def evaluate(
         split: the split to score; None uses the recipe's ``data.val``.
 
     Returns:
-        The scores; ``weights``, the path of the file; ``images``, the number of evaluation images; and for a
-        built-in task ``data`` and ``split``, the data's path and the split's name.
+        The scores; ``weights``, the path of the weights file; ``images``, the number of evaluation images;
+        and, for a built-in task, ``data`` and ``split``, the data's path and the split's name.
 
     Raises:
         UserError: an error that the user can fix, such as weights of a custom task without ``task``.
@@ -187,7 +187,7 @@ def evaluate(
 
 
 def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list[float]:
-    """Train some steps without keeping the run, and return the seconds of each step after the warm-up."""
+    """Train some steps without keeping the run, and return the seconds of each step after warm-up."""
     with tempfile.TemporaryDirectory(prefix="rankless-steps-") as folder:
         run = RunDirectory(Path(folder) / "run")
         code = train(recipe, run.path, devices=devices, dry_run_steps=steps)
@@ -217,7 +217,10 @@ def _split_is_an_option(split: str | None) -> Iterator[None]:
 
 @contextmanager
 def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]:
-    """Write the job to ``traces`` or a private folder and yield its path; ``first`` is the first rank."""
+    """Write the job to ``traces`` or a private folder and yield its path.
+
+    ``first`` is the number of the first rank here.
+    """
     with ExitStack() as stack:
         try:
             folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None, first))

@@ -17,7 +17,7 @@ from rankless.launch.rank_log import RankOutput
 
 
 def train(environment: Environment, ask: Callable[[], Wanted]) -> int:
-    """Train as one rank, which a launcher has started; on rank 0, print the outcome.
+    """Train as one of the ranks that a launcher has started; on rank 0, print the outcome.
 
     ``ask`` reads the options and fixes the instruction set before PyTorch is imported.
 

@@ -35,7 +35,10 @@ from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_while_open
 
 
 def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]) -> tuple[Recipe, list[str]]:
-    """Check the task, sinks and instruction set; return the recipe with full task name, and sink names."""
+    """Check the task, the sinks and the instruction set.
+
+    Return the recipe with the task's full name, and the names of the sinks.
+    """
     refuse_while_opening()
     if not isinstance(recipe, Recipe):
         raise UserError(
@@ -63,7 +66,7 @@ def opened(run: RunDirectory, recipe: Recipe, *, resume: bool, token: str = "") 
 
 
 def begin(run: RunDirectory, recipe: Recipe) -> None:
-    """Write the recipe and the empty list of starts of a new run."""
+    """Write the recipe of a new run, and an empty list of its starts."""
     try:
         write_atomically(run.recipe, dump(recipe))
         write_atomically(run.environment, "[]\n")  # rank 0 adds its hardware and versions
@@ -121,7 +124,10 @@ def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool
 
 
 def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: bool = True) -> int:
-    """Print the signal that stopped a run, the saved step and how to continue; return the exit code."""
+    """Print which signal stopped a run, which step is saved (if known), and how to continue.
+
+    Return the exit code.
+    """
     saved = f"saved after step {step}" if step else "nothing was saved yet"
     saved = saved if known else "what was saved is on the hosts that were lost"
     say(f"stopped by {by.name}; {saved}; continue with: {again}", file=sys.stderr)

@@ -48,7 +48,7 @@ def log_or_nothing(path: Path, why: str) -> int:
 
 
 def last_traceback(path: Path) -> list[str]:
-    """Return the last start's lines from its last traceback on; empty if there is none."""
+    """Return the lines of the last start from its last traceback on; empty without a traceback."""
     try:
         lines = _lines(path)
     except OSError:
@@ -90,7 +90,7 @@ class RankOutput:
         os.close(log)
 
     def to_terminal(self) -> None:
-        """Redirect the output back to where it went at the start."""
+        """Redirect the output back to its original destination."""
         _flush()
         for stream, before in self._before.items():
             os.dup2(before, stream)

@@ -83,7 +83,7 @@ class Ranks:
         self._touched = time.monotonic()
 
     def run(self) -> RoundEnd:
-        """Run the ranks until all have ended, and return the end of the round."""
+        """Run the ranks until all have ended, and return the outcome of the round."""
         with private_meeting() if self.place is None else contextlib.nullcontext() as meeting:
             try:
                 self._start(meeting)
@@ -125,7 +125,7 @@ class Ranks:
         return {name: str(value) for name, value in found.items()}
 
     def _watch(self, meeting: Path | None) -> dict[int, int]:
-        """Wait until all ranks have ended, and return the exit codes of those that failed by themselves.
+        """Wait until all ranks have ended, and return the exit codes of ranks that failed by themselves.
 
         A failed rank, or a request to stop, ends the others.
         """
@@ -211,7 +211,7 @@ class Ranks:
                     os.utime(path)
 
     def _ended(self, codes: dict[int, int]) -> RoundEnd:
-        """Collect the notes and logs of ranks that have ended."""
+        """Return the outcome of the round, with the notes and logs of the ranks."""
         death = None
         if codes and self.server is not None and not self.server.alive:
             code = self.server.code or 0

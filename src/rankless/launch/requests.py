@@ -13,7 +13,7 @@ TWICE = 0.25  # seconds within which two signals count as one: ``timeout`` and s
 
 
 class Requests:
-    """A context that records SIGTERM, SIGINT, SIGHUP and SIGUSR1, except those that were ignored before.
+    """A context that records the signals SIGTERM, SIGINT, SIGHUP and SIGUSR1 unless they were ignored before.
 
     Attributes:
         first: the first signal.

@@ -23,7 +23,7 @@ _ROOT = "data.root"  # may change if the data is the same
 
 
 def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
-    """Return the recipe with which to resume a run, given the one requested now.
+    """Return the recipe with which to resume a run, given the requested recipe.
 
     Raise a UserError that names every differing key that affects past results, with both values.
     """
@@ -55,7 +55,7 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
 def recipe_of_run(
     run: RunDirectory, overrides: Sequence[str] = (), warn: Callable[[str], None] = warn
 ) -> Recipe:
-    """Return a run's recipe with ``overrides``; if ``recipe.yaml`` is unusable, the newest checkpoint's.
+    """Return a run's recipe with ``overrides``; if ``recipe.yaml`` is unusable, use the checkpoint's.
 
     ``warn`` is called if ``recipe.yaml`` is damaged or missing. Raise a UserError if there is also no
     complete checkpoint, if an older version wrote the recipe, or if the overrides have errors.
@@ -126,7 +126,7 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """Return the state in the newest checkpoint, empty if it cannot be read."""
+    """Return the training state in the newest checkpoint; empty if it cannot be read."""
     with suppress(UserError):
         return read_state(run.step_directory(run.pointed("last") or 0))
     return {}

@@ -25,7 +25,7 @@ class Death(msgspec.Struct):
     """The death of a rank, the fork server or a host, as the journal records it.
 
     Attributes:
-        rank: None for the fork server, and for a host.
+        rank: number of the rank; None for the fork server or a host.
         code: exit code, or negative number of the signal.
         text: a sentence about the death.
     """
@@ -87,12 +87,12 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def error(self) -> UserError | None:
-        """The error that the ranks reported and a restart would only repeat; None if there is none."""
+        """The ranks' error that a restart would only repeat; None if there is none."""
         return error_in(self.notes)
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are done."""
+        """Whether all steps of the job are done."""
         return any(note.get("finished") for note in self.notes)
 
     @property
@@ -193,7 +193,7 @@ class Hosts(Protocol):
 def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | None:
     """Run rounds until the ranks are done, and report why each ended.
 
-    Return how the last round ended, or None if there were too few hosts for another one.
+    Return how the last round ended, or None if there were too few hosts for another round.
     """
     for end in hosts.rounds():
         if end.is_final:

@@ -1,4 +1,4 @@
-"""The findings of ``rankless doctor``, with the observed state and a fix, and a table of all findings."""
+"""The findings of ``rankless doctor``, each with an observed state and a fix, and a table of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def error(name: str, value: str, fix: str) -> Check:
 
 
 def run(looks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check]:
-    """Run all checks in parallel; a check that fails or takes over ``seconds`` becomes a finding."""
+    """Run all checks in parallel; a check that fails or exceeds ``seconds`` becomes a finding."""
     found: dict[str, Check] = {}
 
     def look(name: str) -> None:

@@ -151,7 +151,7 @@ class Cards:
 
 
 def cards(root: Path = Path("/")) -> Cards:
-    """Return the GPUs of this machine; ``root`` is the parent of ``dev`` and ``proc``."""
+    """Return the visible GPUs of this machine; ``root`` is the parent of ``dev`` and ``proc``."""
     import torch
 
     from rankless.engine.environment import nvidia_driver
@@ -375,7 +375,7 @@ class Process:
 
 
 def processes(root: Path = Path("/proc")) -> list[Process]:
-    """Return all visible processes."""
+    """Return all processes that are visible in ``root``."""
     found = []
     for folder in root.iterdir():
         if not folder.name.isdigit():
@@ -420,7 +420,7 @@ DATA_LIMIT = 300.0
 
 
 def checks(directory: Path, threads: int = 1) -> list[Check]:
-    """Run all checks of this machine."""
+    """Run all checks of this machine and return the findings."""
     return run(
         {
             "software": software,

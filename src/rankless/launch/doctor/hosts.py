@@ -243,7 +243,7 @@ def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -
 
 
 class _Doctor:
-    """One examination; a failure on one host does not stop the checks of the others."""
+    """One examination of hosts; a failure on one host does not stop the checks of the others."""
 
     def __init__(self, pool: HostPool, recipe: Recipe | None, run: Path) -> None:
         self.pool, self.recipe, self.run = pool, recipe, run
@@ -252,7 +252,7 @@ class _Doctor:
         self.reported: set[int] = set()
 
     def look(self) -> None:
-        """Run all checks."""
+        """Run all checks of the hosts and the network."""
         self.pool.connect(self.pool.members)
         self.pool.wait_ready()
         self._report_lost()
@@ -390,7 +390,7 @@ class _Doctor:
         return True
 
     def _step(self, training: Training, lead: Member) -> None:
-        """Measure a step on the first host only."""
+        """Measure a step of the recipe on the first host only."""
         command = messages.Step(recipe=training.json(lead), devices=self.found.shares[0])
         reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.Value(value=0.0))
         self.found.step = reply.value or 0.0

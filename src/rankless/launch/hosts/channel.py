@@ -120,7 +120,7 @@ def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
 
 
 def _package() -> Package:
-    """Pack the code that runs here, without its dependencies."""
+    """Pack the code of Rankless that runs here, without its dependencies."""
     root = Path(rankless.__file__).parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -220,7 +220,7 @@ class Channel:
                     self._said.append(said)
 
     def _write(self) -> None:
-        """Write the queued requests, and a beat whenever the queue is empty."""
+        """Write queued requests to the supervisor, and a sign of life whenever the queue is empty."""
         pipe = _piped(self._process.stdin)
         beat = line(Beat())
         with suppress(OSError, ValueError):
@@ -245,7 +245,7 @@ def _piped(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def quoted(said: str) -> str:
-    """Return SSH's output; if a host key has changed, only the sentence about it."""
+    """Return SSH's output; if a host key has changed, return only the sentence about that."""
     changed = re.search(_CHANGED, said)
     return changed[0] if changed else said
 

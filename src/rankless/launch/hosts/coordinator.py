@@ -165,7 +165,7 @@ class Coordinator:
         return f"{where_from(saved)} on {left or 'the hosts that come back'}"
 
     def _present(self) -> list[Member]:
-        """Return the hosts that hold the run; if too few do, wait for more, up to a time limit."""
+        """Return the hosts that hold the run, or none if there are still too few after a time limit."""
         while self.requests.first is None:
             self._see_losses()
             members = [member for member in self.pool.members if member.index in self.hosts.joined]
@@ -193,7 +193,7 @@ class Coordinator:
             self.deaths.append(Death(None, 0, text))
 
     def _meet(self, members: list[Member]) -> list[Member]:
-        """Find out which hosts reach each other, and return those that can train together."""
+        """Find out which hosts reach each other, and return the hosts that can train together."""
         while members := [member for member in members if not member.lost]:
             missed = preflight.find_addresses(self.pool, members)
             if not missed and not any(member.lost for member in members):
@@ -292,7 +292,7 @@ class Coordinator:
             self.pool.send(member, command)
 
     def _count(self, step: int) -> None:
-        """Record the progress of the last round."""
+        """Record the progress of the last round, whose newest saved step is ``step``."""
         if self.progress.count(step):
             self.hosts.has_trained()
 

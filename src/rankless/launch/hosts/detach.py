@@ -1,4 +1,4 @@
-"""``--detach`` and ``attach``: runs that their first host coordinates, independent of this machine."""
+"""``--detach`` and ``attach``: runs coordinated by their first host, independently of this machine."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ STARTS, NUMBERS = ('{"event":"start"', '{"event":"resume"'), ('{"step"', '{"eval
 
 
 def main() -> int:
-    """Handle the request and return the exit code."""
+    """Handle the request on the standard input and return the exit code."""
     request = json.loads(sys.stdin.readline())
     home, cwd = Path.home(), Path(request["cwd"])
     os.chdir(cwd if cwd.is_dir() else home)
@@ -81,7 +81,7 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait for the first step of a start not listed in ``before``; return the exit code if it has ended."""
+    """Wait for the first step after a start that is not in ``before``; return the exit code, if any."""
     while True:
         code, begun = (read(run) or {}).get("code"), False
         for line in journal(run):
@@ -94,7 +94,7 @@ def wait(run: Path, before: list[str]) -> int | None:
 
 
 def journal(run: Path) -> list[str]:
-    """Return the lines of the journal so far."""
+    """Return the lines of the run's journal so far."""
     try:
         return (run / "journal.jsonl").read_text("utf-8", "replace").splitlines()
     except OSError:

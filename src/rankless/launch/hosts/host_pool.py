@@ -34,7 +34,7 @@ _MODULE = ("-P", "-m", "rankless.launch.hosts.host")
 
 @dataclass(eq=False)
 class Member:
-    """One host and its process.
+    """One host of a training run and its process.
 
     Attributes:
         index: its number among the given hosts.
@@ -130,7 +130,7 @@ class HostPool:
     ) -> dict[int, A]:
         """Send a command to members that are ready, wait, and return the replies by index.
 
-        Members without a reply after ``seconds`` are lost; lost members are left out of the result.
+        Members without a reply after ``seconds`` count as lost; lost members are left out of the result.
         """
         for member in members:
             self.order(member, command(member) if callable(command) else command)

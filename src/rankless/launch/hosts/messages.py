@@ -59,7 +59,7 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Value(Answer, Generic[T]):
-    """An answer with one value."""
+    """An answer that consists of one value."""
 
     value: T = None  # type: ignore[assignment]  # None if there are problems
 
@@ -105,7 +105,7 @@ class Command(msgspec.Struct, Generic[A], kw_only=True, omit_defaults=True, tag_
 
     @classmethod
     def answer_type(cls) -> type[Answer]:
-        """Return the type of the answer."""
+        """Return the type of the answer to this command."""
         found: type[Answer] = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         return found
 
@@ -213,7 +213,7 @@ class Round(Command[RoundEnded]):
 
 
 class Outcome(Command[DryRunOutcome]):
-    """Query for the result of a dry run."""
+    """Query for the outcome of a dry run on the host."""
 
     run: str
 

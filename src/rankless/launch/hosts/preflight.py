@@ -40,7 +40,7 @@ class Training:
     launched: dict[str, Any] = field(default_factory=dict)
 
     def json(self, member: Member) -> str:
-        """Return the recipe as JSON, with the path of the data on that host."""
+        """Return the recipe as JSON, with the path of the data on the member's host."""
         recipe = self.recipe
         if member.host.data:
             recipe = replace(recipe, data=replace(recipe.data, root=member.host.data))
@@ -201,7 +201,7 @@ def connect(pool: HostPool) -> None:
 
 
 def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> list[str]:
-    """Get the facts of hosts and return warnings about differences that may change bits.
+    """Compare the properties of hosts and return warnings about differences that may change bits.
 
     Raise a UserError if the hosts cannot train together.
     """
@@ -237,7 +237,7 @@ def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
 
 
 def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
-    """Return the run, before its hosts are compared, and the host that has the newest checkpoint."""
+    """Return the run, before its hosts are compared, and the host with the newest checkpoint."""
     run = wanted.run or _choose_run(pool, wanted.name)
     newest = _newest_holder(pool, run, resume=wanted.resume)
     recipe = wanted.recipe

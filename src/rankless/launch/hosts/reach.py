@@ -35,11 +35,11 @@ class Listener:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def ports(self) -> dict[str, int]:
-        """Return the port at each address."""
+        """Return the listener's port at each address."""
         return {address: listener.getsockname()[1] for address, listener in self.sockets.items()}
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening at all addresses."""
         for listener in self.sockets.values():
             if self.echo:
                 with suppress(OSError):

@@ -52,7 +52,7 @@ class Supervisor:
         }
 
     def run(self) -> None:
-        """Serve until the client is gone and no process is left."""
+        """Serve the client until it is gone and no process is left."""
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
@@ -68,7 +68,7 @@ class Supervisor:
             self.step()
 
     def serve(self) -> None:
-        """Serve until the process has been asked to end and has ended."""
+        """Serve the client until the process has been asked to end and has ended."""
         while True:
             self.step()
             now = time.monotonic()
@@ -197,7 +197,7 @@ class Supervisor:
                     os.kill(self.child.pid, signal.SIGTERM)
 
     def lose(self) -> None:
-        """Handle the loss of the client."""
+        """Record that the client is gone, and ask the process to end."""
         self.gone = True
         self.waiting.clear()
         self.end(GRACE)

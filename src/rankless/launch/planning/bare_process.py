@@ -130,7 +130,7 @@ class BareLoop:
         return time.perf_counter() - began
 
     def _ready(self, images: int) -> list[Any]:
-        """Return the images of one step in collated batches of ``images``."""
+        """Return the data of one step in collated batches of ``images`` images."""
         if images not in self.batches:
             from rankless.data.loader import MicroBatches
             from rankless.engine.schedule import StepSchedule

@@ -107,7 +107,7 @@ def opened_steps(recipe: Recipe, processes: int) -> Iterator[Steps]:
 
 
 def _answers(processes: Sequence[StepProcess]) -> dict[str, Any]:
-    """Wait for all answers and return the first process's."""
+    """Wait for the answers of all processes and return the answer of the first one."""
     first, *_ = [process.answer() for process in processes]
     return first
 

@@ -15,7 +15,7 @@ _POLL = 0.05  # seconds
 
 @contextmanager
 def guarded(pid: int, limit: int) -> Iterator[list[int]]:
-    """Kill a process that uses more than ``limit`` bytes, and append its memory to the yielded list.
+    """Kill a process that uses more than ``limit`` bytes, and append its usage to the yielded list.
 
     Without a limit, the kernel might kill another process instead. A ``limit`` of 0 means no limit.
     """

@@ -2,13 +2,13 @@
 
 The time of one message is a closed form of latency α, bandwidth 1/β and the time of additions. In the fixed
 tree (:mod:`rankless.world.exchange`) an all-to-all distributes the shards of all node sums, each rank adds up
-one shard, and a ring gathers the sums. For comparison, the model includes a ring all-reduce with the cost by
-Thakur, Rabenseifner and Gropp (2005). The messages of an all-to-all overlap (LogGP, Alexandrov et al. 1995),
-so their latency counts once. The messages of a ring wait for each other.
+one shard, and a ring gathers the sums. For comparison, the model includes a ring all-reduce, with its cost
+according to Thakur, Rabenseifner and Gropp (2005). The messages of an all-to-all overlap (LogGP, Alexandrov
+et al. 1995), so their latency counts once. The messages of a ring wait for each other.
 
 The model follows one rank through its last backward pass, because all ranks are alike. There are three
-orders: bucket after bucket over NCCL (:func:`buckets_exposed`), in parts over gloo (:func:`parts_exposed`),
-and through memory between the CPU ranks of one machine (:func:`memory_exposed`).
+kinds of exchange: bucket after bucket over NCCL (:func:`buckets_exposed`), in parts over gloo
+(:func:`parts_exposed`), and through memory between the CPU ranks of one machine (:func:`memory_exposed`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Workload:
         return replace(self, micro_batches=count)
 
     def computing(self, micro_batches: int) -> float:
-        """Return the seconds that a rank needs for this many micro-batches on an idle machine."""
+        """Return the seconds that a rank needs for ``micro_batches`` on an otherwise idle machine."""
         compute = micro_batches * self.forward + (micro_batches - 1) * self.backward + self.last
         load = micro_batches * self.load
         # Loader processes run in parallel with the step and delay it only if they are slower.
@@ -180,7 +180,7 @@ class Gang:
 
 
 def gang(world: int, devices: int, micro_batches: int) -> Gang:
-    """Return the ranks that share this many micro-batches on machines with ``devices`` devices."""
+    """Return how ``world`` ranks on machines with ``devices`` devices share ``micro_batches``."""
     each, more = divmod(micro_batches, world)
     if not more and not each & (each - 1):
         counts: Sequence[int] = (1,) * world  # every rank owns one node
@@ -241,8 +241,8 @@ def memory_exposed(gang: Gang, link: Link, size: int) -> float:
     """Return the seconds that an exchange of ``size`` bytes through shared memory adds to a step.
 
     A rank copies the others' shards of its sums, adds up its own shard of all sums, and copies the total
-    (:mod:`rankless.world.shared_memory`). The cores that compute do this work, so nothing overlaps. Only the
-    signals do, except the last bucket's: an all-to-all and a gather of one byte per rank.
+    (:mod:`rankless.world.shared_memory`). The computing cores do this work, so it does not overlap. Only the
+    signals overlap, except those of the last bucket: an all-to-all and a gather of one byte per rank.
     """
     sent = gang.most * (gang.world - 1) / gang.world
     added = (gang.nodes - 1) / gang.world
@@ -364,7 +364,7 @@ class Row:
     def uneven(self) -> float:
         """Time of a step if the devices' own times vary by :data:`SIGMA`, log-normally.
 
-        All wait for the slowest. This is the median: in half of the steps, all devices are faster.
+        All devices wait for the slowest. This is the median: in half of the steps, all devices are faster.
         """
         slowest = math.exp(SIGMA * NormalDist().inv_cdf(0.5 ** (1 / self.devices)))
         return self.network + (self.step - self.network) * slowest

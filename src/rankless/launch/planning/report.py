@@ -1,4 +1,4 @@
-"""The text output of a plan."""
+"""The text that ``rankless plan`` prints."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def be_a_rank(config: dict[str, Any]) -> int:
 
     ``config`` has the ``words`` after ``python -m``; the working ``folder``, used where it exists; the
     ``recipe_text`` that the worker writes for its rank, None for a shipped recipe; and environment
-    ``variables``. An exit code that calls for a restart raises a RuntimeError.
+    ``variables``. Raise a RuntimeError if the exit code calls for a restart.
     """
     import ray.train
     import ray.util

@@ -69,7 +69,7 @@ exit $$code
 
 
 def script(request: Request, folder: str, python: str, options: Mapping[str, str | None]) -> str:
-    """Return the batch script.
+    """Return the batch script that runs the request.
 
     Args:
         folder, python: the working directory and the interpreter of the ranks.

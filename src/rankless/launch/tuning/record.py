@@ -51,7 +51,7 @@ class Search:
 
     Attributes:
         recipe: the recipe of all trials, as JSON.
-        name: the recipe's name, for the command that trains the best one.
+        name: the recipe's name, for the command that trains with the best values.
         words: the user's recipe changes as ``key=value``.
         space: the range of each key.
         score_name: the score to improve.
@@ -79,7 +79,7 @@ class Record:
     trials: list[Trial] = field(default_factory=list)
 
     def add(self, trial: Trial) -> None:
-        """Record a trial and write the files."""
+        """Add a trial to the record and write the files."""
         self.trials.append(trial)
         self.write()
 

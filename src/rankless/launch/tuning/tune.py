@@ -81,7 +81,7 @@ class TrialOutput:
         self._print(f"{self._record.row(trial)}{star}", before=clear)
 
     def _keep(self) -> None:
-        """Move the output so far to the end of the run's log."""
+        """Move a trial's output to the end of the run's log."""
         self._flush()
         printed = os.pread(self._file, os.fstat(self._file).st_size, 0)
         if printed:
@@ -235,7 +235,7 @@ def go_on(
 
 
 def _judged(trial: Trial, record: Record, code: int) -> Trial:
-    """Return the trial with its state, score and duration."""
+    """Return the trial with its state, score and duration filled in."""
     run = RunDirectory(record.run(trial.number))
     seen = overview(run, {"evaluate": {"best": record.search.score_name}})
     trial = replace(trial, seconds=seen.seconds)
