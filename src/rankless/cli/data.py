@@ -413,7 +413,7 @@ def split(
     link: Link = False,
     as_json: Json = False,
 ) -> int:
-    """Split a data set into train, val and test, whatever splits it has."""
+    """Split a data set into train, val and test, regardless of its existing splits."""
     fractions = check_all(lambda: fraction("--val", val), lambda: fraction("--test", test))
     from rankless.cli.data_text import print_division
     from rankless.curation.splitting import split as divide

@@ -133,7 +133,7 @@ def print_statistics(stats: Statistics) -> None:
 
 
 def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
-    """Return the rows' titles with a cell for each split; rows that do not apply have empty cells."""
+    """Return the title of each row with a cell for every split; rows that do not apply have empty cells."""
     boxed = [each.boxes is not None for each in splits]
 
     def share(part: int, whole: int | None) -> str:
@@ -170,7 +170,7 @@ def _most_common(each: SplitStatistics) -> str:
 
 
 def _spread(values: Spread | None, digits: int) -> str:
-    """Return minimum, median and maximum, or one number if they are equal."""
+    """Return the minimum, median and maximum as text, or one number if all three are equal."""
     if values is None or values.median is None:
         return ""
     three = [f"{value:,.{digits}f}" for value in (values.least, values.median, values.most)]

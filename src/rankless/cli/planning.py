@@ -120,7 +120,7 @@ def fit(
     devices: Devices = "auto",
     as_json: Json = False,
 ) -> int:
-    """Find the largest micro-batch that fits into this device's memory, by training."""
+    """Train with growing micro-batches to find the largest that fits into this device's memory."""
     count, (chosen, name) = check_all(lambda: device_count(devices), lambda: recipe_of(recipe))
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.fit import fit as find

@@ -68,7 +68,7 @@ class LeftOut:
         self.numbers += {there[rank % len(there)] for rank in ranks} if there else ranks
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variable that hides these GPUs from ranks."""
+        """Return the environment variable that hides the left-out GPUs from ranks."""
         if not self.numbers or not (there := self.remaining()):
             return {}
         names = (os.environ.get(_VISIBLE) or ",".join(map(str, range(cards())))).split(",")

@@ -64,21 +64,21 @@ class Environment(ABC):
 
     @abstractmethod
     def _read(self) -> None:
-        """Set the rank and the other numbers from the launcher's environment variables."""
+        """Set the ranks and world sizes, global and local, from the launcher's variables."""
 
     @property
     def address(self) -> str:
-        """Address of rank 0: the user's MASTER_ADDR, or the launcher's."""
+        """The address of rank 0: the user's MASTER_ADDR, or the address that the launcher gives."""
         if given := self.variables.get("MASTER_ADDR"):
             return given
         return LOOPBACK if self.is_on_one_machine else self._address()
 
     @property
     def port(self) -> int:
-        """Port of the ranks' store: the user's MASTER_PORT, or one derived from the job's name."""
+        """The port of the ranks' store: the user's MASTER_PORT, or one derived from the job's name."""
         if self.variables.get("MASTER_PORT"):
             return self.number("MASTER_PORT")
-        # Below the range of ephemeral ports.
+        # The port is below the range of ephemeral ports.
         return 15_000 + zlib.crc32(self._port_seed().encode()) % 15_000
 
     @property
@@ -147,7 +147,7 @@ class Standard(Environment):
         return is_set(variables, ("RANK", "WORLD_SIZE"))
 
     def _read(self) -> None:
-        self.leaves_orphans = "TORCHELASTIC_RUN_ID" in self.variables  # torchrun
+        self.leaves_orphans = "TORCHELASTIC_RUN_ID" in self.variables  # set by torchrun
         self.rank, self.world_size = self.number("RANK"), self.number("WORLD_SIZE")
         # Kubeflow's PyTorchJob starts one rank per machine and sets none of these. A script under srun or
         # mpirun often sets only RANK and WORLD_SIZE itself.

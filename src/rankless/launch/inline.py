@@ -156,7 +156,7 @@ def _python_rng_left_alone() -> Iterator[None]:
 
 
 def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
-    """Train in ``ranks`` threads of this process, or in the calling thread if None.
+    """Train in ``ranks`` threads of this process, or in the calling thread if ``ranks`` is None.
 
     PyTorch's settings and random state are restored afterwards.
 

@@ -76,7 +76,7 @@ class Wanted:
     """The user's options for training with the ranks of another launcher, or on several hosts.
 
     Attributes:
-        recipe: the recipe; None uses that of the run to resume, which other machines may have, with
+        recipe: the recipe; None uses the recipe of the run to resume, possibly on another machine, with
             ``overrides``.
         name: name of a new run.
         devices: expected number of ranks from another launcher, or number of devices to use on hosts without
@@ -185,7 +185,7 @@ def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
 
 def leave_cause(path: Path, rank: int, text: str) -> None:
     """Record the reason why a rank is about to exit, if a restart may fix the error."""
-    with suppress(OSError):  # then only its exit code is known
+    with suppress(OSError):  # otherwise only the rank's exit code is known
         path.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
 
 
@@ -193,7 +193,7 @@ class Pulse(NamedTuple):
     """The progress of a rank.
 
     Attributes:
-        begun: a number that grows whenever the rank begins something.
+        begun: a number that grows whenever the rank begins new work.
         allowed: seconds that the current work may take; None while the rank waits for others.
         doing: description of the current work.
     """

@@ -151,7 +151,7 @@ class MemberRun:
         return replace(agreed, data=replace(agreed.data, root=mine.data.root))
 
     def _train(self, world: World, recipe: Recipe, stop: StopRequest) -> tuple[bool, int]:
-        """Train; return whether all steps are done, and the signal that ended the training (0 for none)."""
+        """Train and return whether all steps are done, and the signal that ended the training (or 0)."""
         with computes_like(recipe):
             finished = rank_job.train(self.job, recipe, world, stop)
         numbers = world.gather(int(stop.signal))

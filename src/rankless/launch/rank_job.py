@@ -1,4 +1,4 @@
-"""The work of one rank under Rankless's launcher (``worker``) or a cluster's (``member``).
+"""The work of one rank under Rankless's launcher (``worker``) or a cluster's launcher (``member``).
 
 This module imports PyTorch, so set the instruction set before importing it.
 """
@@ -96,7 +96,7 @@ def _left(error: UserError, job: Job, path: Path, rank: int) -> int:
 def train_and_answer(
     job: Job, path: Path, rank: int, stop: StopRequest, meeting: Path | None
 ) -> dict[str, Any]:
-    """Join the other ranks, train, and return the note of how it ended."""
+    """Join the other ranks, train, and return a note of how the training ended."""
     recipe = from_json(job.recipe)
     pulse = partial(leave_pulse, path, rank)
     pulse(0, TIMEOUT.total_seconds(), "starting")

@@ -1,4 +1,4 @@
-"""Output of the ranks: rank 0 prints on the terminal, and everything else is appended to logs."""
+"""The output of ranks: rank 0 prints on the terminal, and all other output is appended to logs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RankOutput:
         self._streams = streams_of(rank)
         _flush()
         self._before = {stream: os.dup(stream) for stream in self._streams}
-        self._early = tempfile.TemporaryFile() if rank else None  # noqa: SIM115  # as long as the rank
+        self._early = tempfile.TemporaryFile() if rank else None  # noqa: SIM115  # open while the rank runs
         if self._early:
             self._send_to(self._early.fileno())
 

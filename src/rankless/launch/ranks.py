@@ -24,7 +24,7 @@ from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import saving_process
 from rankless.world.rendezvous import private_meeting
 
-NOTICE = 3.0  # seconds for ranks that lost another one to end by themselves
+NOTICE = 3.0  # seconds for ranks that lost another rank to end by themselves
 SHOWN = 30
 """Maximum number of lines printed from a log."""
 # -P: do not import files of the current folder as if they were libraries.
@@ -54,7 +54,7 @@ class Ranks:
         grace: seconds for the ranks to end after a request to stop.
         number: number of the round, from 1.
         place: place among the ranks of other machines; None if there are no others.
-        abandoned: returns whether ranks of other machines are gone, so that this machine's cannot continue.
+        abandoned: returns whether ranks of other machines are gone, so that these ranks cannot continue.
         watching: called repeatedly while the ranks run.
         more: further environment variables of the ranks.
     """
@@ -108,7 +108,7 @@ class Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _variables(self, local: int) -> dict[str, str]:
-        """Return a rank's environment variables, named as by torchrun."""
+        """Return a rank's environment variables, with the names that torchrun uses."""
         place = self.place
         found = {
             "RANK": self.first + local,
@@ -141,7 +141,7 @@ class Ranks:
         return {} if self.requests.first else {rank: code for rank, code in codes.items() if code}
 
     def _codes(self) -> dict[int, int | None]:
-        """Return the exit codes by rank; None for a running rank."""
+        """Return the exit code of each rank; None if the rank is running."""
         return {rank: process.poll() for rank, process in self.processes.items()}
 
     def _stop(self, by: signal.Signals) -> None:

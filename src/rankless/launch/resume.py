@@ -108,9 +108,9 @@ def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> 
 
 
 def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> None:
-    """Raise a UserError unless the data was only moved, with the same classes, sizes and annotations."""
+    """Raise a UserError unless the data was only moved: its classes, sizes and annotations are the same."""
     if run.pointed("last") is None:
-        return  # nothing was trained on it yet
+        return  # no step has used the data yet
     used, now = _state(run).get("data"), data_digest(recipe)
     if used is None or now is None:
         why = "whether that is the same data cannot be determined"

@@ -124,7 +124,7 @@ def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
         except BaseException:
             file.close()
             raise
-        file.close()  # a failed start removed it before it was locked
+        file.close()  # a failed start removed the file before it was locked
 
 
 def _take(file: io.FileIO, path: Path, how: int) -> None:
@@ -161,7 +161,7 @@ def _has_trained(run: RunDirectory) -> bool:
         return any(journal.step_of(entry) for entry in journal.read(run.journal))
     except FileNotFoundError:
         return False
-    except OSError:  # unknown: assume that it has
+    except OSError:  # assume that the run has trained
         return True
 
 
@@ -193,5 +193,5 @@ def _put_last_right(run: RunDirectory) -> None:
         return
     if problem := dangling(run, "last"):
         warn(f"{problem}; using the newest complete one ({run.step_directory(newest).name})")
-    with suppress(OSError):  # the next save does it
+    with suppress(OSError):  # the next save updates the link
         run.point("last", newest)

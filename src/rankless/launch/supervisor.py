@@ -176,7 +176,7 @@ class Progress:
 
 
 class Hosts(Protocol):
-    """The hosts of a job; without SSH, only this machine."""
+    """The hosts that run a job; without SSH, only this machine."""
 
     progress: Progress
 

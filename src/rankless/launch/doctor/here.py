@@ -66,7 +66,7 @@ def processor(model: str | None = None, flags: frozenset[str] | None = None) -> 
 
 
 def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) -> Check:
-    """Check that there are enough usable cores for the ``threads`` of a rank."""
+    """Check that there are enough usable cores for a rank with ``threads`` threads."""
     usable, every = usable_cores(root), every or os.cpu_count() or 1
     value = f"{usable} of {every}"
     if usable < every:
@@ -104,7 +104,7 @@ def shared_memory(folder: Path = _SHM) -> Check:
 
 
 def open_files(limit: int | None = None) -> Check:
-    """Check ``ulimit -n``, the limit for sockets to ranks and for files of loader processes."""
+    """Check ``ulimit -n``, which limits the sockets to ranks and the files of loader processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = soft if limit is None else limit
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)

@@ -144,7 +144,7 @@ def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
 
 
 def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
-    """Return the finding about latency and bandwidth, a warning if the network is slower than 1 Gbit/s."""
+    """Return a finding about latency and bandwidth; it is a warning if the network is below 1 Gbit/s."""
     latency = min(timing["seconds"] for timing in timings)
     largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
     rate = bandwidth(largest, hosts)

@@ -238,7 +238,7 @@ class Channel:
 
 
 def _piped(stream: IO[bytes] | None) -> IO[bytes]:
-    """Return a process's stream, which must have been opened as a pipe."""
+    """Return a stream of a process; raise a ValueError if it was not opened as a pipe."""
     if stream is None:
         raise ValueError("the process was started without this pipe")
     return stream

@@ -382,7 +382,7 @@ class Returning:
             if member.index in self.joined:
                 continue
             if member.lost:
-                if member.index in self._asked:  # lost again
+                if member.index in self._asked:  # the host was lost again
                     self._wait(member)
                 elif now > self._retry_at.get(member.index, 0.0):
                     self._wait(member)

@@ -167,7 +167,7 @@ def _if_lost(run: Path, record: Coordinator) -> str:
 def _ask(
     host: Host, ssh: Sequence[str], python: str, request: dict[str, Any], *, captured: bool
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run :mod:`rankless.launch.hosts.detached` on a host with a request."""
+    """Send a request to a host by running :mod:`rankless.launch.hosts.detached` there."""
     command = sent(detached, host, ssh, python)
     line = json.dumps(request).encode() + b"\n"
     try:

@@ -95,7 +95,7 @@ class HostProcess:
             return Answer(problems=list(known.problems) if known else [f"{type(error).__name__}: {error}"])
 
     def _read(self) -> None:
-        """Read commands, and handle beats and commands about a running round at once."""
+        """Read commands, and handle signs of life and commands about a running round at once."""
         for text in sys.stdin:
             self.silent = 0
             try:
@@ -121,7 +121,7 @@ class HostProcess:
         self.commands.put(None)
 
     def _leave_a_hung_supervisor(self) -> None:
-        """Kill this process with its ranks if the supervisor no longer passes on the client's beats."""
+        """Kill this process and its ranks if the supervisor stops passing on the client's signs of life."""
         while self.silent < _SILENCE:
             time.sleep(1)
             self.silent += 1
@@ -285,7 +285,7 @@ class HostProcess:
 def facts(recipe: str) -> dict[str, Any]:
     """Return the properties of this host that affect training, as plain data for JSON.
 
-    ``recipe`` is JSON with this host's path of the data; if it is empty, no data is read. ``problems`` in the
+    ``recipe`` is JSON with the data's path on this host; if it is empty, no data is read. ``problems`` in the
     result lists the reasons why training cannot start here.
     """
     device = opening.device()

@@ -46,7 +46,7 @@ class Host:
 
     @property
     def address(self) -> str:
-        """Address for SSH: the name without the brackets of an IPv6 address."""
+        """The address for SSH: the name without the brackets of an IPv6 address."""
         return re.sub(r"[\[\]]", "", self.name)
 
 

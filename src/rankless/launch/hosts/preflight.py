@@ -343,5 +343,5 @@ def behind(pool: HostPool, members: Sequence[Member], run: str) -> dict[str, str
 
 
 def names(members: Sequence[Member]) -> str:
-    """Return the names of hosts for a message."""
+    """Return the names of hosts as text for a message."""
     return ", ".join(member.name for member in members)

@@ -82,7 +82,7 @@ class BareLoop:
         self.model.register_forward_pre_hook(self._cast)
 
     def _cast(self, _: Any, inputs: Any) -> Any:
-        """Convert the float32 images to the model's type."""
+        """Convert the float32 images to the model's dtype."""
         return (inputs[0].to(self.dtype), *inputs[1:]) if hasattr(inputs[0], "dtype") else inputs
 
     def _become(self, dtype: torch.dtype) -> None:

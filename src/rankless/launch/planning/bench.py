@@ -57,7 +57,7 @@ class _Processes(ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self.log = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is one
+        self.log = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with this context
         self.processes: list[AskedProcess] = []
 
     def _answers(self) -> list[dict[str, Any]]:

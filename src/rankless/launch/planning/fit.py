@@ -79,7 +79,7 @@ class Fitted:
 
     @property
     def needed(self) -> int:
-        """Number of devices that a step needs if each computes the largest share (``batch_norm: sync``)."""
+        """The number of devices for a step if each computes the largest share (``batch_norm: sync``)."""
         batch = self.recipe.batch
         return -(-batch.micro_batches // (self.largest.micro // batch.micro))
 
@@ -170,7 +170,7 @@ def _sizes(images: int, ranks: int) -> list[int]:
 
 
 def _shares(batch: Batch) -> list[int]:
-    """Return the numbers of images that a device's share of a step can have."""
+    """Return the possible sizes, in images, of a device's share of a step."""
     return [batch.micro * count for count in range(1, batch.micro_batches + 1)]
 
 

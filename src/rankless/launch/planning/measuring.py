@@ -23,7 +23,7 @@ from rankless.world.reduce import BUCKET_MIB
 
 _ROUNDS, _SECONDS = 2, 2.0  # alternations of one process and several, and seconds for each
 _LEAST = 3  # steps
-_LIMIT = 120.0  # seconds for two processes to exchange some hundred megabytes
+_LIMIT = 120.0  # seconds for two processes to exchange a few hundred megabytes
 _INSTEAD = "give --step-ms, --bandwidth and --latency"
 
 

@@ -78,7 +78,7 @@ class Workload:
 
     @property
     def gradients(self) -> int:
-        """Number of bytes of one set of gradients."""
+        """The number of bytes of one set of gradients."""
         return sum(bucket.size for bucket in self.buckets)
 
     def with_micro_batches(self, count: int) -> Workload:
@@ -114,7 +114,7 @@ class Link:
 
     @property
     def overhead(self) -> float:
-        """Seconds that a device needs to send one message of any size before it can send the next."""
+        """The seconds that a device needs to send one message of any size before it can send the next."""
         return min(OVERHEAD, self.latency)
 
     def slowed(self, factor: float) -> Link:
@@ -129,7 +129,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """The properties of each machine.
+    """The properties of a machine, which are the same for all machines.
 
     Attributes:
         devices: number of devices per machine.
@@ -175,7 +175,7 @@ class Gang:
 
     @property
     def machines(self) -> int:
-        """Number of machines."""
+        """The number of machines."""
         return -(-self.world // self.here)
 
 
@@ -334,7 +334,7 @@ class Row:
         devices, machines: number of devices and machines.
         batch: global batch in images; larger than the recipe's if the recipe has too few micro-batches.
         step: time of a step with the fixed tree.
-        network: part of the step that waits for the network.
+        network: part of the step spent waiting for the network.
         ring: time of a step with ring all-reduces in place of the tree.
         images_per_second: speed of all devices together.
         epoch: time of one epoch.
@@ -357,12 +357,12 @@ class Row:
 
     @property
     def network_share(self) -> float:
-        """Fraction (0–1) of the step that waits for the network."""
+        """The fraction (0–1) of the step spent waiting for the network."""
         return self.network / self.step
 
     @property
     def uneven(self) -> float:
-        """Time of a step if the devices' own times vary by :data:`SIGMA`, log-normally.
+        """The time of a step if the devices' own times vary by :data:`SIGMA`, log-normally.
 
         All devices wait for the slowest. This is the median: in half of the steps, all devices are faster.
         """

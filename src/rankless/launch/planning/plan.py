@@ -60,7 +60,7 @@ _ROUNDS = 3  # measurements of a check
 
 @dataclass(frozen=True)
 class Checked:
-    """Predicted and measured seconds of a step with ``processes`` processes on this machine."""
+    """The predicted and measured seconds of a step with ``processes`` processes on this machine."""
 
     processes: int
     predicted: float
@@ -68,7 +68,7 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction; positive if the predicted time is too long."""
+        """The relative error of the prediction; positive if the predicted time is too long."""
         return self.predicted / self.measured - 1.0
 
 

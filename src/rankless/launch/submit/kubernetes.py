@@ -31,7 +31,7 @@ _RECIPES = "/etc/rankless"
 def manifests(
     request: Request, python: str, options: Mapping[str, str | None], *, plain: bool
 ) -> list[dict[str, Any]]:
-    """Return the manifests in the order in which to apply them; with ``plain``, without Kubeflow Trainer.
+    """Return the manifests in the order in which to apply them; ``plain`` ones need no Kubeflow Trainer.
 
     The values are put into the parsed template, so nothing in them is read as YAML.
 

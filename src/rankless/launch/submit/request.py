@@ -39,7 +39,7 @@ class Request:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks on all machines."""
+        """The number of ranks on all machines."""
         return self.nodes * self.devices
 
     def words(self) -> list[str]:
