@@ -59,7 +59,7 @@ def in_our_words(error: CycloptsError) -> UserError:
 
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
-    """Return a hint about the equivalent of another program's option; empty if there is none."""
+    """Return a hint about the equivalent of another program's option, or "" if there is none."""
     from rankless.cli.foreign import COMMANDS, OPTIONS, WORDS, key_of
     from rankless.recipe.familiar import ELSEWHERE, answer
 

@@ -109,7 +109,7 @@ def install_completion(
     shell: _Shell = None,
     /,
 ) -> int:
-    """Have Tab complete commands, recipes, keys and runs."""
+    """Make the Tab key complete commands, recipes, keys and runs."""
     from cyclopts.completion.install import add_to_rc_file, get_default_completion_path
 
     known = _known(shell)
@@ -127,7 +127,7 @@ def show_completion(
     shell: _Shell = None,
     /,
 ) -> int:
-    """Print what --install-completion installs."""
+    """Print the script that --install-completion installs."""
     print(_SCRIPTS[_known(shell)].lstrip("\n"), end="")
     return 0
 

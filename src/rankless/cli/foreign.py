@@ -108,7 +108,7 @@ WORDS: Mapping[str, str] = {
 
 
 def key_of(name: str) -> str:
-    """Return the recipe key for another trainer's option; an empty string if there is none."""
+    """Return the recipe key for another trainer's option, or an empty string if there is none."""
     if name in SECTIONS and name not in OPTIONS:
         return f"{name}.{SECTIONS[name]}"
     key = (OPTIONS.get(name) or ELSEWHERE.get(name, "")).partition(", ")[0]

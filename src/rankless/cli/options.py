@@ -204,7 +204,7 @@ def compute_on(device: str) -> None:
 
 
 def device_count(devices: str) -> int | None:
-    """Return the number given by ``--devices``; None for ``auto``."""
+    """Return the number given by ``--devices``, or None for ``auto``."""
     if "," in devices:
         raise UserError(
             f"--devices is {devices}, which names GPUs, but here only their number can be given: expected a "

@@ -215,7 +215,7 @@ def benchmark(
 def bench(
     *words: str, devices: str | None = None, seconds: float | None = None, as_json: Json = False
 ) -> int:
-    """Run ``benchmark``, which was called ``bench`` before."""
+    """Run ``benchmark`` under its former name, ``bench``."""
     say("note: 'bench' is now called 'benchmark'", file=sys.stderr)
     return benchmark(*words, devices=devices, seconds=seconds, as_json=as_json)
 

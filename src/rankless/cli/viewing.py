@@ -135,7 +135,7 @@ def _on_a_page(target: str, port: int | None) -> int:
 
 
 def _recipe(run: RunDirectory) -> dict[str, Any]:
-    """Return a run's recipe as plain data; an empty dict if it cannot be read."""
+    """Return a run's recipe as plain data, or an empty dict if it cannot be read."""
     from rankless.files import yaml12
     from rankless.files.reading import MIB, read_text
 

@@ -25,7 +25,7 @@ def together(world: World, work: Callable[[], _T]) -> _T:
 
 
 def on_first(world: World, work: Callable[[], _T]) -> _T | None:
-    """Run ``work`` on rank 0 and return its result there, None elsewhere; raise its error on all ranks."""
+    """Run ``work`` on rank 0 and return its result there, else None; raise its error on all ranks."""
     done, error = _tried(work) if world.is_first else (None, None)
     _raise_everywhere(world, (error.exit_code, list(error.problems)) if error else None)
     return done

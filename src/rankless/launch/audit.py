@@ -56,7 +56,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of training an interval again; ``difference`` names the first differing tensor, if any."""
+    """The result of training an interval again; ``difference`` is the first differing tensor, if any."""
 
     interval: Interval
     images: int
@@ -221,7 +221,7 @@ class Audit:
         )
 
     def _refusal(self, interval: Interval) -> str | None:
-        """Return the reason why an interval cannot be trained again on this machine; None if it can be."""
+        """Return the reason why an interval cannot be trained again on this machine, or None if it can be."""
         lines = self.chain.between(*interval)
         for line in reversed(lines):
             for what in ("recipe", "data", "images"):

@@ -56,7 +56,7 @@ class LeftOut:
         self.numbers = list(numbers)
 
     def remaining(self) -> list[int]:
-        """Return the numbers of the GPUs that ranks may use; empty if there are no GPUs."""
+        """Return the numbers of the GPUs that ranks may use, or an empty list without GPUs."""
         there = [number for number in range(cards()) if number not in self.numbers]
         if cards() and not there:
             raise UserError("every GPU here has computed wrongly: test them, and continue on other ones")

@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Environment(ABC):
-    """The environment of a rank under a launcher.
+    """The environment that a launcher gives a rank.
 
     Attributes:
         name: the launcher's name in messages.
@@ -247,7 +247,7 @@ class Slurm(Environment):
 
 
 def _node_address(node: str) -> str:
-    """Return the node address that Slurm's daemons use; "" if unknown."""
+    """Return the node address that Slurm's daemons use, or "" if unknown."""
     command = shutil.which("scontrol")
     if command is None:
         return ""
@@ -359,7 +359,7 @@ _KINDS: tuple[type[Environment], ...] = (Ray, Standard, OpenMPI, Slurm, PMI)
 
 
 def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
-    """Return the launcher that started this process as a rank; None without a launcher."""
+    """Return the launcher that started this process as a rank, or None without a launcher."""
     for kind in _KINDS:
         if kind.is_here(variables):
             return kind(variables)

@@ -67,7 +67,7 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code; None while the process is running."""
+        """Return the exit code, or None while the process is running."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -123,7 +123,7 @@ class ForkServer:
         return ForkedProcess(self, self.pid)
 
     def code_of(self, pid: int, seconds: float | None) -> int | None:
-        """Wait for a process and return its exit code; None if it is still running after ``seconds``.
+        """Wait for a process and return its exit code, or None if it is still running after ``seconds``.
 
         Ranks die with the server. If the server is dead, ranks without an exit code count as killed.
         """

@@ -69,7 +69,7 @@ class Hanging:
         self._seen: dict[int, _Seen] = {}
 
     def look(self, processes: Mapping[int, int]) -> dict[int, str]:
-        """Return a sentence about each process that hangs; ``processes`` maps ranks to process ids."""
+        """Return a sentence about each hanging process; ``processes`` maps ranks to process ids."""
         passed = self._clock() - self._looked
         if passed < _EVERY:
             return {}

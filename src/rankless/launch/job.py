@@ -100,7 +100,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of one machine's ranks among those of several.
+    """The place of one machine's ranks among the ranks of several machines.
 
     Attributes:
         first: number of the first rank on this machine.
@@ -173,7 +173,7 @@ def read_notes(path: Path) -> list[dict[str, Any]]:
 
 
 def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
-    """Return the error that the ranks' notes report; None if there is none."""
+    """Return the error that the ranks' notes report, or None if there is none."""
     failed = [note for note in notes if note.get("problems")]
     for note in failed:
         if note.get("once"):
@@ -214,7 +214,7 @@ def leave_pulse(path: Path, rank: int, begun: int, allowed: float | None, doing:
 
 
 def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
-    """Read the pulse of a rank; None if it is missing, incomplete, or from another ``process``."""
+    """Return the pulse of a rank, or None if it is missing, incomplete, or from another ``process``."""
     try:
         pid, *told = json.loads(path.with_name(f"pulse-{rank}").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -223,7 +223,7 @@ def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
 
 
 def take_cause(path: Path, rank: int) -> str | None:
-    """Return and remove the cause that a dead rank reported; None if it reported none."""
+    """Return and remove the cause that a dead rank reported, or None if it reported none."""
     cause = path.with_name(f"cause-{rank}")
     try:
         text = cause.read_text(encoding="utf-8")

@@ -201,7 +201,7 @@ def with_precision(recipe: Recipe) -> Recipe:
 
 
 def device() -> torch.device:
-    """Return the device that the ranks compute on."""
+    """Return the device on which the ranks compute."""
     return compute_device()
 
 

@@ -141,7 +141,7 @@ class Ranks:
         return {} if self.requests.first else {rank: code for rank, code in codes.items() if code}
 
     def _codes(self) -> dict[int, int | None]:
-        """Return the exit code of each rank; None if the rank is running."""
+        """Return the exit code of each rank, or None if the rank is running."""
         return {rank: process.poll() for rank, process in self.processes.items()}
 
     def _stop(self, by: signal.Signals) -> None:
@@ -232,7 +232,7 @@ class Ranks:
 
 
 def saved_step(job: Job) -> int:
-    """Return the newest saved step of a run; 0 if there is none."""
+    """Return the newest saved step of a run, or 0 if there is none."""
     return (RunDirectory(Path(job.run)).pointed("last") or 0) if job.run else 0
 
 

@@ -1,4 +1,4 @@
-"""Signals that ask a launcher to stop: recorded at once, handled later."""
+"""Record signals that ask a launcher to stop, so that they can be handled later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks before a run is resumed."""
+"""Check a run before it is resumed."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _damage(run: RunDirectory) -> str:
 
 
 def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> Recipe | None:
-    """Return the recipe in the newest complete checkpoint; None if there is none.
+    """Return the recipe in the newest complete checkpoint, or None if there is none.
 
     A checkpoint with the ``expected`` recipe need not be complete: damage cannot make another recipe equal
     it.
@@ -126,14 +126,14 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """Return the training state in the newest checkpoint; empty if it cannot be read."""
+    """Return the training state in the newest checkpoint, or an empty dict if it cannot be read."""
     with suppress(UserError):
         return read_state(run.step_directory(run.pointed("last") or 0))
     return {}
 
 
 def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Return the last step of a run with nothing left to do or repair; None for any other run."""
+    """Return the last step of a run with nothing left to do or repair, or None for any other run."""
     step, repairs = run.pointed("last"), list[str]()
     if step is None or _steps(run, recipe) != step or _state(run).get("unscored") is not False:
         return None
@@ -145,7 +145,7 @@ def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
 
 
 def _steps(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Return the number of steps that the recipe asks for; None if the run has not saved yet."""
+    """Return the number of steps that the recipe asks for, or None if the run has not saved yet."""
     samples = _state(run).get("images")
     if type(samples) is not int or samples < 1:
         return None

@@ -166,7 +166,7 @@ def judged(
 
 
 def _first_difference(one: Trace, other: Trace, who: str) -> str | None:
-    """Return the first step and tensor in which two traces differ; None if they are equal."""
+    """Return the first step and tensor in which two traces differ, or None if they are equal."""
     for a, b in zip(one, other, strict=False):
         both = {**a["tensors"], **b["tensors"]}
         names = [name for name in both if a["tensors"].get(name) != b["tensors"].get(name)]

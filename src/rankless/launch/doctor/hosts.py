@@ -138,7 +138,7 @@ _SLOW = 100e6  # bytes/s; a link of 1 Gbit/s carries 117e6
 
 
 def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
-    """Return the bytes per second that every host sends; an all-reduce sends its vector twice."""
+    """Return the bytes per second that each host sends in an all-reduce, which sends its vector twice."""
     passes = 2 if timing["name"] == "all-reduce" else 1
     return float(passes * (hosts - 1) / hosts * timing["size"] / timing["seconds"])
 

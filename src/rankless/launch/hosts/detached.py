@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -> int:
-    """Start the command in a new session, with its output in the run's folder, and wait until it trains.
+    """Start the command in a new session, with output to the run's folder, and wait until training begins.
 
     Print the process id, and the warnings on the standard error. If the command has ended, print its complete
     output instead and return its exit code; otherwise return 0.
@@ -140,7 +140,7 @@ def is_alive(record: dict[str, int]) -> bool:
 
 
 def began(pid: int) -> int:
-    """Return the start time of a process in ticks since boot; 0 if there is no such process."""
+    """Return the start time of a process in ticks since boot, or 0 if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
     except OSError:
@@ -149,7 +149,7 @@ def began(pid: int) -> int:
 
 
 def read(run: Path) -> dict[str, int] | None:
-    """Return the record of the command's process; None if there is none."""
+    """Return the record of the command's process, or None if there is none."""
     try:
         record = json.loads((run / RECORD).read_text("utf-8"))
     except (OSError, ValueError):

@@ -72,7 +72,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """The host's name as it was given."""
+        """The host's name as the user gave it."""
         return self.host.name
 
 

@@ -52,7 +52,7 @@ class Training:
         return messages.Begin(recipe=self.json(member), run=run, token=token, resume=resume, stays=stays)
 
     def job(self, member: Member) -> Job:
-        """Return the job of a host's ranks."""
+        """Return the job for the ranks of a host."""
         return Job(
             "train",
             self.json(member),

@@ -82,7 +82,7 @@ class Supervisor:
                     kill_all()
 
     def step(self) -> None:
-        """Wait until something can be read or written, and handle it."""
+        """Wait until a stream can be read or written, and handle it."""
         reads = [] if self.gone else [0]
         reads += list(self.names) if len(self.waiting) < FULL else []
         writes = [1] if self.waiting and not self.gone else []
@@ -254,7 +254,7 @@ def kill_all() -> None:
 
 
 def descendants() -> set[int]:
-    """Return the ids of all processes below this one that are alive."""
+    """Return the ids of all living descendants of this process."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

@@ -138,7 +138,7 @@ class Ranks(_Processes):
 
 
 class Bare(_Processes):
-    """A plain loop in a separate process.
+    """A plain PyTorch loop in a separate process.
 
     Attributes:
         rounds: seconds of every step for each mode, one list per turn.
@@ -283,7 +283,7 @@ class Bench:
         return f"{ranks}, {batch.images} images a step in micro-batches of {batch.micro}"
 
     def lines(self) -> Iterator[str]:
-        """Yield a table of at most 80 columns, the parts of a step, notes and advice."""
+        """Yield the lines of a table of at most 80 columns, the parts of a step, notes and advice."""
         yield f"{'images/s':36}{'best':>8}{'median':>8}{'beside plain':>16}{'memory':>12}"
         for one in self.speeds:
             name = "rankless train" if one.what == "rankless" else "plain loop"

@@ -95,7 +95,7 @@ class Fitted:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield a table of the tried sizes, the largest and the fastest one, and hints."""
+        """Yield the lines of a table of the tried sizes, the largest and the fastest size, and hints."""
         batch, largest = self.recipe.batch, self.largest
         kind = "process" if device().type == "cpu" else "GPU"
         yield f"{_gib(self.free)} for each {kind}, {counted(self.devices, 'device')}, {self.recipe.precision}"
@@ -184,7 +184,7 @@ def _at_its_largest(recipe: Recipe) -> Recipe:
 
 
 class _Search:
-    """A search for the largest size that fits.
+    """A search for the largest size that fits into memory.
 
     Attributes:
         tried: the results by size.
@@ -198,7 +198,7 @@ class _Search:
         self.sees = False
 
     def run(self, sizes: Sequence[int]) -> None:
-        """Double the size until it does not fit, then bisect."""
+        """Double the size until it does not fit into memory, then bisect."""
         low, high, at = -1, len(sizes), 0
         while at < high:
             if not self._fits(sizes[at]):

@@ -204,7 +204,7 @@ def all_to_all(gang: Gang, link: Link, size: int) -> float:
 
 
 def gather(gang: Gang, link: Link, size: int) -> float:
-    """Return the seconds of a ring all-gather of a sum of ``size`` bytes."""
+    """Return the seconds that a ring all-gather of a sum of ``size`` bytes takes."""
     shard = size / gang.world / link.bandwidth
     return (gang.world - 1) * (link.latency + shard)
 
@@ -215,7 +215,7 @@ def adding(gang: Gang, add: float, size: int) -> float:
 
 
 def ring_all_reduce(gang: Gang, link: Link, add: float, size: int) -> float:
-    """Return the seconds of a ring all-reduce of ``size`` bytes."""
+    """Return the seconds that a ring all-reduce of ``size`` bytes takes."""
     per_round = link.latency + size / gang.world / link.bandwidth
     return (gang.world - 1) * (2 * per_round + size / gang.world * add)
 

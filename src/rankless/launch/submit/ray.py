@@ -66,7 +66,7 @@ def described(request: Request, settings: Settings) -> str:
 
 
 def run(request: Request, settings: Settings) -> int:
-    """Train on the cluster, wait for the end, and return the exit code."""
+    """Train on the Ray cluster, wait until the run ends, and return the exit code."""
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     try:
         import ray
