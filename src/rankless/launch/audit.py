@@ -151,7 +151,7 @@ class Audit:
         self.starts = [starts.facts(entry) for entry in starts.read(self.run.environment)[0]]
 
     def repeat(self, steps: int | None, seed: int) -> AuditReport:
-        """Draw intervals of at least ``steps`` steps in total, or all if None, and train them again."""
+        """Draw intervals of at least ``steps`` steps in total (all for None), and train them again."""
         link = self.chain.lines[-1].link if self.chain.lines else None
         report = AuditReport(seed, link, self.chain.problems, self.chain.notes)
         intervals = [Interval(*pair) for pair in pairwise([0, *self.chain.sound])]
@@ -312,7 +312,7 @@ class Audit:
 
 
 def _conclusions(report: AuditReport) -> Iterator[str]:
-    """Yield sentences about the steps that the audit has confirmed and those it has not."""
+    """Yield sentences about the steps that the audit has and has not confirmed, and about problems."""
     shown: list[Interval] = []
     for one in (result.interval for result in report.results if result.difference is None):
         begins = shown.pop().first if shown and shown[-1].last == one.first else one.first
@@ -336,7 +336,7 @@ def _by_reason(intervals: Iterable[tuple[Interval, str]]) -> Iterator[str]:
 
 
 def _drawn(possible: Sequence[Interval], steps: int | None, seed: int) -> list[Interval]:
-    """Draw intervals of at least ``steps`` steps in total, or all if None, and return them in order."""
+    """Draw intervals of at least ``steps`` steps in total (all for None), and return them in order."""
     order, drawn = random.Random(seed).sample(possible, len(possible)), list[Interval]()
     while order and (steps is None or sum(last - first for first, last in drawn) < steps):
         drawn.append(order.pop())

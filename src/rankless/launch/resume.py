@@ -55,7 +55,7 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
 def recipe_of_run(
     run: RunDirectory, overrides: Sequence[str] = (), warn: Callable[[str], None] = warn
 ) -> Recipe:
-    """Return a run's recipe with ``overrides``; if ``recipe.yaml`` is unusable, use the checkpoint's.
+    """Return a run's recipe with ``overrides``; if ``recipe.yaml`` is unusable, the last checkpoint's.
 
     ``warn`` is called if ``recipe.yaml`` is damaged or missing. Raise a UserError if there is also no
     complete checkpoint, if an older version wrote the recipe, or if the overrides have errors.

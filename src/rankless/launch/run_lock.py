@@ -1,4 +1,4 @@
-"""Lock a run directory, so that only one process trains there at a time, and clean up the directory."""
+"""Lock a run directory, so that only one training run uses it at a time, and clean it up."""
 
 from __future__ import annotations
 

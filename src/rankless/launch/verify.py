@@ -118,7 +118,7 @@ def verify_on_hosts(
 def compare(
     worlds: Sequence[Callable[[Trace], tuple[WorldResult, Trace]]], steps: int, echo: Callable[[str], None]
 ) -> VerifyReport:
-    """Train with one world after another and report the differences.
+    """Train with one number of ranks after another and report the differences.
 
     Each function in ``worlds`` receives the trace of the first world, empty at first. ``echo`` receives the
     table line by line.
@@ -154,7 +154,7 @@ def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -
 def judged(
     recipe: Recipe, texts: Sequence[str], digest: str, seconds: Sequence[float], first: Trace
 ) -> tuple[WorldResult, Trace]:
-    """Compare the traces of a world's ranks with each other and with the first world's, if there is one."""
+    """Compare the traces of all ranks with each other and with the first world's trace, if there is one."""
     traces = [[json.loads(line) for line in text.splitlines()] for text in texts]
     difference = None
     for rank, trace in enumerate(traces[1:], 1):

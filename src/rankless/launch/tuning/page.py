@@ -64,7 +64,7 @@ def _course(record: Record, scored: list[Trial]) -> str:
 
 
 def _of_key(record: Record, scored: list[Trial], key: str, one: Range) -> str:
-    """Return a chart of the score against the values of a key; choices are plotted at their index."""
+    """Return a chart of the score against the values of a key; choices are plotted at their indices."""
     tried = [trial for trial in scored if trial.params.get(key) is not None]
 
     def place(value: object) -> float:
