@@ -194,10 +194,10 @@ def test_check_and_fix(cells, capsys):
     Path("cells/images/train/5.png").write_bytes(Path("cells/images/train/5.png").read_bytes()[:3000])
     Path("cells/images/val/8.png").write_bytes(Path("cells/images/train/2.png").read_bytes())
     said = run(capsys, "check", cells, code=1)
-    assert "✗ class out of range: 1 box has a class number without a name (a training stops)" in said
+    assert "✗ class out of range: 1 box has a class number without a name (training stops)" in said
     assert "cells/labels/train/3.txt:2: class 7 at" in said
-    assert "✗ over the edge: 1 box reaches over the edge of the image (a training clips them)" in said
-    assert "✗ unreadable image: 1 image cannot be read (a training stops)" in said
+    assert "✗ over the edge: 1 box reaches over the edge of the image (training clips them)" in said
+    assert "✗ unreadable image: 1 image cannot be read (training stops)" in said
     assert "between the splits\n  ✗ same in two splits: 1 image is in two splits, byte for byte" in said
     assert "\nwrong: 4 findings (✗); fix what stops a training by hand, or --fix --drop-invalid" in said
     quick = report(capsys, "check", cells, "--quick", code=1)
@@ -216,7 +216,7 @@ def test_check_finds_the_classes_that_a_training_refuses(pets, capsys):
     Path("pets/train/cat/notes.txt").write_text("not an image")
     said = run(capsys, "check", pets, code=1)
     further = f"'val' has classes that 'train' does not have: 'eel'; see '{pets}/val/eel'"
-    assert f"✗ {further} (a training stops)" in said
+    assert f"✗ {further} (training stops)" in said
     assert "  · 1 folder holds no images and is left out: 'empty'" in said
     assert "notes.txt" in said
     assert said.endswith("wrong: 1 finding (✗); give the splits the same classes\n")

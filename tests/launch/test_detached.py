@@ -49,7 +49,7 @@ def test_a_detached_training_is_watched_stopped_and_gone_on_with(tmp_path: Path)
         os.close(descriptor)
     again = rankless(tmp_path, "train", "small.yaml", *hosts)
     assert again.returncode == 2
-    assert "a training is coordinated there by process" in again.stderr
+    assert "a run is coordinated there by process" in again.stderr
 
     stopped = rankless(tmp_path, "attach", "runs/d", "--stop")
     assert stopped.returncode == 85, stopped.stderr
@@ -57,7 +57,7 @@ def test_a_detached_training_is_watched_stopped_and_gone_on_with(tmp_path: Path)
     assert "\x1b" not in stopped.stdout, "nothing of a terminal's goes into the log"
     ended = rankless(tmp_path, "attach", "runs/d", "--stop")
     assert ended.returncode == 85
-    assert ended.stdout.startswith("runs/d: this training has ended; its output:")
+    assert ended.stdout.startswith("runs/d: this run has ended; its output:")
 
     steps = sum("step" in entry for entry in journal.read(run.journal))
     assert rankless(tmp_path, "train", "--resume", *hosts).returncode == 0

@@ -1,4 +1,4 @@
-"""The command line. A command imports its heavy modules only when it runs.
+"""The command line of Rankless. A command imports its heavy modules only when it runs.
 
 A recipe and its ``key=value`` changes determine the result; options determine where and how the command runs.
 """
@@ -57,7 +57,7 @@ All commands: rankless --help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one ``rankless`` command.
 
     Args:
         arguments: the words after ``rankless``; by default those of ``sys.argv``.
@@ -102,14 +102,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _faults(words: Sequence[str]) -> Sequence[str]:
-    """List unknown options, and values that ``--save`` does not accept."""
+    """Return the unknown options, and the values that ``--save`` does not accept."""
 
     def parse() -> None:
         try:
             app.parse_args(words, exit_on_error=False, print_error=False)
         except CycloptsError as error:
             if not isinstance(error, MissingArgumentError) or error.keyword:
-                raise in_our_words(error) from None  # other words may stand for a missing argument
+                raise in_our_words(error) from None  # a foreign word may stand for a missing argument
 
     saved = [value for option, value in pairwise(words) if option == "--save"]
     try:

@@ -1,4 +1,4 @@
-"""Words that complete a command line: recipes, their keys and choices, models, runs.
+"""Complete the words of a command line: recipes, their keys and choices, models, runs.
 
 Keys, choices and models come from the JSON Schema, because reading it is faster than importing the modules it
 was made from.
@@ -19,7 +19,7 @@ Candidates = Iterator[tuple[str, str]]
 
 
 def by_name(context: CompletionContext) -> Candidates:
-    """Yield words and their descriptions for an argument, by its name in ``--help``."""
+    """Yield completions with descriptions for an argument, which is recognized by its name in ``--help``."""
     name, word = " ".join(context.argument.names), context.incomplete
     if re.search(r"\bRECIPE\b", name) and all("=" in one.value for one in context.argument.tokens):
         yield from recipes(context)
@@ -27,31 +27,31 @@ def by_name(context: CompletionContext) -> Candidates:
     if "KEY=VALUE" in name:
         yield from keys(word)
     is_run = re.search(r"\bRUN\b|\bTARGET\b|^--run$", name)
-    if is_run and "/" not in word:  # the shell completes a path that has been begun
+    if is_run and "/" not in word:  # the shell completes a path with a slash
         yield from ((str(path), "") for path in _files() if (path / "recipe.yaml").is_file())
 
 
 def recipes(_: CompletionContext) -> Candidates:
-    """Yield the shipped recipes."""
+    """Yield the names of the shipped recipes, with their descriptions."""
     from rankless.recipe.installed import shipped
 
     yield from shipped().items()
 
 
 def models(_: CompletionContext) -> Candidates:
-    """Yield the names of the models."""
+    """Yield the names of the models, with their descriptions."""
     yield from ((word.partition("=")[2], text) for word, text in keys("model.name="))
 
 
 def _files() -> Iterator[Path]:
-    """Yield the files and folders here and in ``runs``."""
+    """Yield the files and folders in the current folder and in ``runs``."""
     for folder in (Path(), Path("runs")):
         if folder.is_dir():
             yield from sorted(folder.iterdir())
 
 
 def keys(word: str) -> Iterator[tuple[str, str]]:
-    """Yield the recipe keys that continue a word, or the choices after ``key=``."""
+    """Yield the recipe keys that begin with ``word``, or the choices that complete ``key=``."""
     from rankless.recipe.installed import schema_text
 
     whole = json.loads(schema_text())
@@ -82,7 +82,7 @@ def keys(word: str) -> Iterator[tuple[str, str]]:
 
 
 def _resolved(node: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the alternatives that a node of the schema stands for."""
+    """Yield the alternatives that a schema node describes, with references resolved."""
     if "$ref" in node:
         yield from _resolved(whole["$defs"][node["$ref"].rpartition("/")[2]], whole)
     elif options := node.get("anyOf") or node.get("oneOf"):

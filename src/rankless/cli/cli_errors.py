@@ -1,4 +1,4 @@
-"""Translation of the argument parser's errors into the form of Rankless' messages."""
+"""Translate the argument parser's errors into the form of Rankless's messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXPECTED = {int: "a whole number", float: "a number", bool: "no value: the opti
 
 
 def in_our_words(error: CycloptsError) -> UserError:
-    """Return the same error as ``where: problem; remedy``, in lower case."""
+    """Rewrite the parser's error as ``where: problem; remedy``, in lower case."""
     see = f"see: {' '.join(('rankless', *(error.command_chain or ())))} --help"
     if isinstance(error, UnusedCliTokensError):
         return UserError(f"'{_first(error)}': unexpected argument; {see}")
@@ -35,7 +35,7 @@ def in_our_words(error: CycloptsError) -> UserError:
         options = dict.fromkeys((word, *(one.partition("=")[0] for one in others)))
         command = (error.command_chain or ("",))[0]
         hints = {one: _from_elsewhere(one, names, command) for one in options if one not in names}
-        if not hints:  # an option that every command has
+        if not hints:  # an option that every command has, such as --help
             return UserError(f"{printable(word)} takes no value; {see}")
         return UserError(
             f"{printable(one)}: no such option{hint or nearest(one, names)}; {see}"
@@ -59,7 +59,7 @@ def in_our_words(error: CycloptsError) -> UserError:
 
 
 def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
-    """Return a hint about the equivalent of another program's option; empty if there is none."""
+    """Return a hint about the equivalent of another program's option, or "" if there is none."""
     from rankless.cli.foreign import COMMANDS, OPTIONS, WORDS, key_of
     from rankless.recipe.familiar import ELSEWHERE, answer
 
@@ -71,7 +71,7 @@ def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
     meant = OPTIONS.get(name) or ELSEWHERE.get(name)
     if meant and "--run" not in names and "--devices" in names and "--devices" in meant:
         return "; here it is --devices N"
-    if not meant or "--run" not in names:  # a command that takes no recipe
+    if not meant or "--run" not in names:  # the command accepts no recipe
         return ""
     said = answer(meant)
     return f"; {said.replace(key, f'{key}=VALUE', 1) if (key := key_of(name)) else said}"

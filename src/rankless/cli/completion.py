@@ -1,4 +1,4 @@
-"""Completion of commands, options, recipes, keys, models and runs in bash, zsh and fish.
+"""Complete commands, options, recipes, keys, models and runs in bash, zsh and fish.
 
 On every Tab, the shell's script calls ``rankless __complete``, which uses cyclopts' engine;
 :mod:`rankless.cli.candidates` adds recipes, keys, models and runs.
@@ -109,7 +109,7 @@ def install_completion(
     shell: _Shell = None,
     /,
 ) -> int:
-    """Have Tab complete commands, recipes, keys and runs."""
+    """Make the Tab key complete commands, recipes, keys and runs."""
     from cyclopts.completion.install import add_to_rc_file, get_default_completion_path
 
     known = _known(shell)
@@ -127,13 +127,13 @@ def show_completion(
     shell: _Shell = None,
     /,
 ) -> int:
-    """Print what --install-completion installs."""
+    """Print the script that --install-completion installs."""
     print(_SCRIPTS[_known(shell)].lstrip("\n"), end="")
     return 0
 
 
 def _known(shell: str | None) -> Literal["bash", "zsh", "fish"]:
-    """Return the given shell, or else the user's."""
+    """Return the given shell, or else the user's shell."""
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 
     try:

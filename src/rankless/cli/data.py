@@ -189,7 +189,7 @@ def show(
         str | None, Parameter(name="--class", help="Show only images with this class.", metavar="NAME")
     ] = None,
     augmented: Annotated[
-        bool, Parameter(help="Show the images as a training sees them, augmented."), flag
+        bool, Parameter(help="Show the images as training sees them, augmented."), flag
     ] = False,
     out: Annotated[Path, Parameter(help="The file to write: .png, .jpg or .html.", metavar="FILE")] = Path(
         "contact-sheet.png"
@@ -226,7 +226,7 @@ def show(
 
 
 def _recipe_for(root: str, words: tuple[str, ...]) -> Callable[[str], Recipe]:
-    """Return a function that loads the recipe named by the words, or a task's default one."""
+    """Return a function that loads the recipe given by ``words``, or else the default recipe of a task."""
     name, overrides = recipe_and_overrides(words)
     refuse_stray(overrides, "data.augment.mosaic=1")
 
@@ -413,7 +413,7 @@ def split(
     link: Link = False,
     as_json: Json = False,
 ) -> int:
-    """Split a data set into train, val and test, whatever splits it has."""
+    """Split a data set into train, val and test, regardless of its existing splits."""
     fractions = check_all(lambda: fraction("--val", val), lambda: fraction("--test", test))
     from rankless.cli.data_text import print_division
     from rankless.curation.splitting import split as divide
@@ -463,7 +463,7 @@ def pack(
     ] = None,
     shard_size: Annotated[str, Parameter(help="Size of a shard in MiB.", metavar="N")] = "512",
     decoded: Annotated[
-        bool, Parameter(help="Fill the cache of data.cache=disk, so that a training decodes no image."), flag
+        bool, Parameter(help="Fill the cache of data.cache=disk, so that training decodes no image."), flag
     ] = False,
     format: Format = "auto",
     classes: Classes = "auto",
@@ -514,5 +514,5 @@ def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
             say(f"  {note}")
         for problem in one.unreadable[:20]:
             say(f"  {problem.path}: {problem.reason}")
-    print("a training finds them with data.cache=disk")
+    print("training finds them with data.cache=disk")
     return 0

@@ -19,14 +19,14 @@ from rankless.errors import counted, escaped
 from rankless.printing import say
 
 FIRST = 3
-"""The number of findings of a kind that are listed; ``--json`` has more."""
+"""Maximum number of findings of each kind to list; ``--json`` has more."""
 MOST_CLASSES = 60
 _WIDEST = 1000
 _THEN = {
-    "stops": "a training stops",
-    "dropped": "a training leaves them out",
-    "clipped": "a training clips them",
-    "replaced": "a training replaces them",
+    "stops": "training stops",
+    "dropped": "training leaves them out",
+    "clipped": "training clips them",
+    "replaced": "training replaces them",
     "reported": "",
 }
 
@@ -70,7 +70,7 @@ def _print_findings(findings: Findings, instead: Mapping[str, str] | None = None
 
 
 def print_fix(fixed: Fixed) -> None:
-    """Print the location of the copy, and the differences."""
+    """Print the location of the fixed copy and its differences from the original."""
     say(f"\nwritten: {fixed.out}")
     for change in fixed.changes or ["no changes were needed"]:
         say(f"  {change}")
@@ -133,7 +133,7 @@ def print_statistics(stats: Statistics) -> None:
 
 
 def _rows(splits: Sequence[SplitStatistics]) -> list[tuple[str, list[str]]]:
-    """Return the rows' titles with a cell for each split; rows that do not apply have empty cells."""
+    """Return the title of each row with a cell for every split; rows that do not apply have empty cells."""
     boxed = [each.boxes is not None for each in splits]
 
     def share(part: int, whole: int | None) -> str:
@@ -170,7 +170,7 @@ def _most_common(each: SplitStatistics) -> str:
 
 
 def _spread(values: Spread | None, digits: int) -> str:
-    """Return minimum, median and maximum, or one number if they are equal."""
+    """Return the minimum, median and maximum as text, or one number if all three are equal."""
     if values is None or values.median is None:
         return ""
     three = [f"{value:,.{digits}f}" for value in (values.least, values.median, values.most)]

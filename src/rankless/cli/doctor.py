@@ -1,4 +1,4 @@
-"""The command doctor."""
+"""The command ``rankless doctor``."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def doctor(
 
 
 def _recipe(words: tuple[str, ...]) -> tuple[Recipe | None, list[Check]]:
-    """Return the recipe, or None without a readable one, and the checks that report on reading it."""
+    """Return the recipe (None without a readable one) and the findings about reading it."""
     from rankless.launch.doctor.check import error, ok
 
     if not words:

@@ -98,17 +98,17 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "nms": "--nms",
     },
 }
-"""Rankless command to other programs' options for it, with the Rankless equivalent of each."""
+"""Other programs' options for each Rankless command, mapped to their Rankless equivalents."""
 
 WORDS: Mapping[str, str] = {
     **dict.fromkeys(("model", "weights"), "the first word, a run or a weights file"),
     "source": "the words after the first",
 }
-"""Other programs' options that are positional arguments in those commands."""
+"""Other programs' options whose values are positional arguments in Rankless."""
 
 
 def key_of(name: str) -> str:
-    """Return the recipe key for another trainer's option; an empty string if there is none."""
+    """Return the recipe key for another trainer's option, or an empty string if there is none."""
     if name in SECTIONS and name not in OPTIONS:
         return f"{name}.{SECTIONS[name]}"
     key = (OPTIONS.get(name) or ELSEWHERE.get(name, "")).partition(", ")[0]
@@ -180,11 +180,11 @@ def _line_of_darknet(words: Sequence[str]) -> str:
 
 
 def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], Sequence[str]]) -> None:
-    """Raise for a command line with words of other programs, such as ``predict model=my.pt conf=0.3``.
+    """Raise a UserError for another program's arguments, as in ``predict model=my.pt conf=0.3``.
 
     Args:
         arguments: the command and the words after it.
-        faults: lists what is wrong with the options of a command line.
+        faults: returns the errors in the options of a command line.
     """
     command, *words = arguments or ("",)
     if command not in COMMANDS:

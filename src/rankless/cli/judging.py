@@ -1,4 +1,4 @@
-"""The commands evaluate, errors, digest and audit."""
+"""The commands ``rankless evaluate``, ``errors``, ``digest`` and ``audit``."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def digest(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Print the SHA-256 of the weights: equal weights, equal digest."""
+    """Print the SHA-256 of the weights, which is equal for equal weights."""
     if chain:
         return check_chains([target, *others], as_json=as_json)
     from rankless.models.checkpoints.weights import digest_file
@@ -125,7 +125,7 @@ def digest(
     return 0
 
 
-_UNREADABLE = 20  # unreadable images that are listed at most
+_UNREADABLE = 20  # maximum number of unreadable images to list
 
 
 @app.command(
@@ -211,7 +211,7 @@ def _print_errors(found: ModelErrors, count: int) -> None:
 
 
 def _first(there: int, count: int) -> str:
-    """Return a note that only the first ``count`` items are listed; an empty string if all are."""
+    """Return a note that only the first ``count`` items are listed, or an empty string if all are."""
     return f"; {count:,} of {there:,}" if there > count else ""
 
 

@@ -1,4 +1,4 @@
-"""The commands recipes, models, import and export, and those under ``rankless weights``."""
+"""The commands ``rankless recipes``, ``models``, ``import``, ``export`` and ``weights``."""
 
 from __future__ import annotations
 

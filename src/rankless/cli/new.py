@@ -1,4 +1,4 @@
-"""The command new, and the recipe of ``rankless train DATA``."""
+"""The command ``rankless new``, and the recipe that ``rankless train DATA`` uses."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def new(
 
 
 def holds_data(word: str | None) -> bool:
-    """Check whether a word in place of a recipe is a folder with a data set."""
+    """Check whether a word given in place of a recipe is a folder with a data set."""
     if word is None or not Path(word).is_dir() or (Path(word) / "recipe.yaml").exists():
         return False
     from rankless.data.formats.registry import recognize
@@ -145,7 +145,7 @@ def _check_weights(pretrained: str, facts: Facts) -> None:
 
 
 def folders_like(name: str) -> str:
-    """Return the end of a message about a recipe that is not there, with a folder of a similar name."""
+    """Return the end of a message about a missing recipe, which suggests a folder with a similar name."""
     folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
     return f"; a folder with data is taken as well{nearest(name.rstrip('/'), folders)}"
 
@@ -156,7 +156,7 @@ def _say_values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -
 
 
 def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> Iterator[str]:
-    """Yield ``key=value`` for those of the keys that the recipe's network has, then the other overrides."""
+    """Yield ``key=value`` for each of ``keys`` that the recipe has, then the other overrides."""
     from rankless.recipe import load
     from rankless.recipe.keys import at
 
@@ -168,7 +168,7 @@ def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> It
 
 
 def _check(overrides: Sequence[str]) -> None:
-    """Raise for overrides that fit neither task, before reading and perhaps dividing the data."""
+    """Raise a UserError for overrides that fit neither task, before the data is read and perhaps split."""
     from rankless.recipe.load import default
 
     try:
@@ -181,7 +181,7 @@ def _check(overrides: Sequence[str]) -> None:
 
 
 def name_of(root: str) -> str:
-    """Return the name of the data set's folder, or ``data`` if it has none."""
+    """Return the name of the data set's folder, or ``data`` if the folder has no name."""
     path = Path(root).expanduser().resolve()
     return (path.name if path.is_dir() else path.parent.name) or "data"
 

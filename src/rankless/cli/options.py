@@ -43,7 +43,7 @@ app["--help"].group = app["--version"].group = OPTIONS
 
 
 def group(**options: Any) -> App:
-    """Add a command that has commands of its own, and return it."""
+    """Add a command with subcommands to the command line, and return it."""
     added = App(**_SHARED, **options)
     added["--help"].group = OPTIONS
     added["--version"].show = False
@@ -82,7 +82,7 @@ RecipeWords = Annotated[
 
 
 def _refuse_recipe(_: Any, root: str) -> None:
-    """Raise if a recipe is given instead of a data set."""
+    """Raise a UserError if a recipe is given instead of a data set."""
     if not root.endswith((".yaml", ".yml")) or not Path(root).is_file():
         return
     from rankless.recipe import load
@@ -92,7 +92,7 @@ def _refuse_recipe(_: Any, root: str) -> None:
 
 
 def _data_of(recipe: str) -> str:
-    """Describe the data set that a recipe names, and give the command that checks it."""
+    """Describe the data set of a recipe file, and give the command that checks this data set."""
     from rankless.data.datasets.torchvision_sets import located
     from rankless.recipe import load
 
@@ -185,7 +185,7 @@ def compute_on(device: str) -> None:
     """Apply ``--device``: for ``cpu``, hide the GPUs from this process and its ranks.
 
     Raises:
-        UserError: no GPU for ``cuda``, or an unknown device.
+        UserError: there is no GPU for ``cuda``, or the device is unknown.
     """
     if device == "cpu":
         os.environ["RANKLESS_CPU"] = "1"
@@ -204,7 +204,7 @@ def compute_on(device: str) -> None:
 
 
 def device_count(devices: str) -> int | None:
-    """Return the number given by ``--devices``; None for ``auto``."""
+    """Return the number given by ``--devices``, or None for ``auto``."""
     if "," in devices:
         raise UserError(
             f"--devices is {devices}, which names GPUs, but here only their number can be given: expected a "
@@ -271,19 +271,19 @@ def class_pairs(given: str) -> list[list[str]]:
 
 
 def refuse_stray(words: Sequence[str], example: str) -> None:
-    """Raise for words that are not ``key=value``, with ``example`` in the message."""
+    """Raise a UserError for words that are not ``key=value``; the message contains ``example``."""
     if stray := [word for word in words if "=" not in word]:
         raise UserError(f"'{word}': expected key=value, as in {example}" for word in stray)
 
 
 def is_override(word: str) -> bool:
-    """Check whether a word among paths is ``key=value`` and not an existing path."""
+    """Check whether ``word`` is a ``key=value`` override and not an existing path."""
     key, equals, _ = word.partition("=")
     return bool(equals) and key.replace(".", "").replace("_", "").isalnum() and not os.path.lexists(word)
 
 
 def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split words into the recipe's name, which is the first word without ``=``, and the overrides.
+    """Split words into the recipe's name (the first word without ``=``, if any) and the overrides.
 
     The overrides are not checked here.
     """
@@ -297,12 +297,12 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def recipe_of(words: Sequence[str]) -> tuple[Recipe, str]:
-    """Return the recipe and the run's name for a command's words; see :func:`loaded`."""
+    """Return the recipe and the run's name given by a command's words; see :func:`loaded`."""
     return loaded(*recipe_and_overrides(words))
 
 
 def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = True) -> tuple[Recipe, str]:
-    """Return a recipe, and the name of its run; an error also names a data set that does not exist.
+    """Return a recipe and the name of its run; errors also mention a data set that does not exist.
 
     Args:
         name, overrides, check_model: see :func:`_loaded`.
@@ -321,7 +321,7 @@ def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = Tr
 
 
 def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
-    """Return a recipe, and the name of its run.
+    """Return a recipe and the name of its run.
 
     Without a name, the recipe is ``fine-tune`` for pretrained weights without a model name, the defaults for
     other data or another model, and otherwise ``digits``, whose values suit only the digits. ``fine-tune``
@@ -347,12 +347,12 @@ def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) ->
         try:
             return load.default(overrides, check_name=check), "run"
         except UserError as error:
-            if "data" not in keys:  # another program's name for data.root; its command lines need no recipe
+            if "data" not in keys:  # ``data`` comes from other programs, whose command lines need no recipe
                 raise
             values = dict(word.partition("=")[::2] for word in overrides)
             file = values.get("model", "")
             instead = line_of_file(file, values) if key_of_file(file, "") else _NO_RECIPE
-            note = imported(file)[1]  # the last line repeats it
+            note = imported(file)[1]  # the message's last line repeats the note
             raise UserError([*(one.removesuffix(f" {note}") for one in error.problems), instead]) from None
     recipe = load.load(name or "digits", overrides, check_name=check)
     if name == "fine-tune" and check_model:

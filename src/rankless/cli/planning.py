@@ -1,4 +1,4 @@
-"""The commands plan, fit and benchmark, which measure speed and memory."""
+"""The commands ``rankless plan``, ``fit`` and ``benchmark``, which measure speed and memory."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def fit(
     devices: Devices = "auto",
     as_json: Json = False,
 ) -> int:
-    """Find the largest micro-batch that fits into this device's memory, by training."""
+    """Train with growing micro-batches to find the largest that fits into this device's memory."""
     count, (chosen, name) = check_all(lambda: device_count(devices), lambda: recipe_of(recipe))
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.fit import fit as find
@@ -133,7 +133,7 @@ def fit(
 def _asked(
     devices: str | None, bandwidth: str | None, latency: str | None, step_ms: str | None, check: str | None
 ) -> units.PlanOptions:
-    """Read the options of a plan; report all wrong ones together."""
+    """Parse the options of a plan; report all invalid options together."""
     others = {"--devices": devices, "--bandwidth": bandwidth, "--latency": latency, "--step-ms": step_ms}
 
     def refuse_both() -> None:
@@ -215,7 +215,7 @@ def benchmark(
 def bench(
     *words: str, devices: str | None = None, seconds: float | None = None, as_json: Json = False
 ) -> int:
-    """Run ``benchmark``, which was called ``bench`` before."""
+    """Run ``benchmark`` under its former name, ``bench``."""
     say("note: 'bench' is now called 'benchmark'", file=sys.stderr)
     return benchmark(*words, devices=devices, seconds=seconds, as_json=as_json)
 

@@ -1,4 +1,4 @@
-"""The command predict."""
+"""The command ``rankless predict``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _LOW = 0.05  # if the highest score is below this, the model has hardly learned
-_SHOWN = 20  # unreadable or classified images that are listed at most
+_SHOWN = 20  # maximum number of unreadable or classified images to list
 _KEYS = {"--iou": "evaluate.iou", "--max": "evaluate.detections", "--tta": "evaluate.tta"}
 
 
@@ -159,7 +159,7 @@ def predict(
 
 
 def check_kinds(save: str) -> None:
-    """Check the kinds of results of ``--save``."""
+    """Check the kinds of results given by ``--save``."""
     from rankless.inference.formats import kinds_named
 
     kinds_named(_words(save))
@@ -231,7 +231,7 @@ def _fix_instruction_set(target: Path) -> None:
     from rankless.runs.directory import weights_of
 
     if "torch" not in sys.modules:  # a loaded PyTorch does not change its instruction set
-        with suppress(UserError):  # reported later, with the other problems
+        with suppress(UserError):  # the error is reported later, with the other problems
             fix(instruction_set_of(weights_of(target, warn=lambda _: None)))
 
 
@@ -292,7 +292,7 @@ def _is_answered(image: ImageReport) -> bool:
 
 
 def _lower_confidence(best: float, confidence: float) -> str:
-    """Return a hint to show when nothing was detected."""
+    """Return a hint about a lower confidence, to show when nothing was detected."""
     if not best:
         return f"no score came near --confidence {confidence:g}; train for longer"
     steps = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)

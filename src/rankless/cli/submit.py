@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 submit = group(
     name="submit",
-    help="Submit a training to a cluster, which starts and restarts its ranks.",
+    help="Submit a training run to a cluster, which starts and restarts its ranks.",
     help_epilogue="Start with:\n  rankless submit slurm digits --nodes 2 --devices 2 --dry-run",
     usage="Usage: rankless submit CLUSTER RECIPE [KEY=VALUE ...] [OPTIONS]",
     sort_key=5.5,
@@ -62,9 +62,9 @@ Options = Annotated[JobOptions, Parameter(name="*")]
 def _request(
     words: Sequence[str], nodes: str, devices: str, options: JobOptions, *, sends_recipe: bool = False
 ) -> Request:
-    """Return the training to submit, with the text of a recipe file if ``sends_recipe``.
+    """Return the training run to submit, with the text of a recipe file if ``sends_recipe``.
 
-    Raise all errors in it together.
+    Raise a UserError that lists all errors in the options and the recipe.
     """
     from rankless.files.reading import MIB, read_text
     from rankless.launch.sharing import refuse_idle

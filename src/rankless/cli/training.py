@@ -1,4 +1,4 @@
-"""The commands train, attach and verify.
+"""The commands ``rankless train``, ``attach`` and ``verify``.
 
 ``train`` runs as a rank of another launcher, on several hosts, or on this machine.
 """
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The options of ``rankless train``, and the words before them: the recipe and changes to it."""
+    """The arguments of ``rankless train``: options, and words that give the recipe and changes to it."""
 
     words: Annotated[tuple[str, ...], Parameter(parse=False)] = ()
     run: Annotated[
@@ -113,7 +113,7 @@ class TrainOptions:
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise for given options that cannot be used; each argument is the reason for one option."""
+        """Raise a UserError for options that cannot be used; each argument is the reason for one option."""
         in_threads = self.parallel != "processes"
         options = (
             ("--device", self.device != "auto", device),
@@ -197,7 +197,7 @@ def here(given: TrainOptions) -> int:
 
 
 def on_hosts(given: TrainOptions, hosts: str) -> int:
-    """Train on several machines; with ``--detach``, the first of them coordinates the training."""
+    """Train on several machines; with ``--detach``, the first one coordinates the run."""
     given.refuse(
         device="applies only to this machine; leave it out with --hosts: each host uses its GPUs, if any",
         inline="trains in this process, but --hosts starts others; leave out one",
@@ -292,7 +292,7 @@ def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | 
 
 
 def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
-    """Return the minimum number of hosts, and the hosts; check them before slow imports."""
+    """Return the minimum number of hosts, and the hosts; check both before slow imports."""
     from rankless.launch.hosts.names import parse_hosts
 
     least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)
@@ -371,7 +371,7 @@ def attach(
     *,
     stop: Annotated[bool, Parameter(help="Make the training save and stop."), flag] = False,
 ) -> int:
-    """Show what a detached training prints; Ctrl-C leaves it running."""
+    """Show the output of a detached run; Ctrl-C leaves it running."""
     from rankless.launch.hosts.detach import attach as follow
 
     return follow(run, stop=stop)

@@ -1,4 +1,4 @@
-"""The command tune."""
+"""The command ``rankless tune``."""
 
 from __future__ import annotations
 

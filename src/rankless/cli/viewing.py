@@ -1,4 +1,4 @@
-"""The commands runs, watch, report and plot."""
+"""The commands ``rankless runs``, ``watch``, ``report`` and ``plot``."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def watch(
     ssh: Ssh = "ssh",
     python: Python = None,
 ) -> int:
-    """Follow a training in this terminal, from its first epoch. Ctrl-C leaves it running."""
+    """Follow a run in this terminal, from its first epoch. Ctrl-C leaves it running."""
     if port is not None and not web:
         raise UserError("--port says where --web shows the report: add --web, or leave --port out")
     if web:
@@ -135,7 +135,7 @@ def _on_a_page(target: str, port: int | None) -> int:
 
 
 def _recipe(run: RunDirectory) -> dict[str, Any]:
-    """Return a run's recipe as plain data; an empty dict if it cannot be read."""
+    """Return a run's recipe as plain data, or an empty dict if it cannot be read."""
     from rankless.files import yaml12
     from rankless.files.reading import MIB, read_text
 
@@ -148,7 +148,7 @@ def _recipe(run: RunDirectory) -> dict[str, Any]:
 
 def _line(one: Overview) -> str:
     steps = f"{one.step:,}/{one.steps:,}" if one.steps else f"{one.step:,}" if one.step else "–"
-    if one.saved not in (None, one.step):  # it resumes there
+    if one.saved not in (None, one.step):  # a resumed run continues from there
         steps += f" ({one.saved:,})"
     score = f"{one.score_name or 'score'} {one.score:.4f}" if one.score is not None else "–"
     minutes, seconds = divmod(round(one.seconds), 60)
@@ -244,7 +244,7 @@ def plot(
 
 
 def _collected(runs: tuple[Path, ...]) -> list[Collected]:
-    """Read all runs; report all unreadable ones together."""
+    """Read all runs; report all unreadable runs together."""
     from rankless.report.collected import Collected
 
     collected = [Collected(path) for path in dict.fromkeys(runs)]
@@ -252,7 +252,7 @@ def _collected(runs: tuple[Path, ...]) -> list[Collected]:
 
 
 def _named_apart(runs: list[Collected]) -> list[Collected]:
-    """Rename runs that have the same name to their paths."""
+    """Rename runs that have the same name, using their paths as names."""
     names = [one.name for one in runs]
     for one in runs:
         if names.count(one.name) > 1:

@@ -1,4 +1,4 @@
-"""Agreement between ranks that a cluster's launcher started separately."""
+"""Let ranks that a cluster's launcher started separately agree on their errors and recipes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankless.recipe.load import differences, from_json, to_json
 from rankless.recipe.schema import Recipe
 from rankless.world.process_group import World
 
-_OWN = "data.root"  # keys that may differ between machines; the data itself is compared later
+_OWN = "data.root"  # this key may differ between machines; the data itself is compared later
 _T = TypeVar("_T")
 
 
@@ -25,7 +25,7 @@ def together(world: World, work: Callable[[], _T]) -> _T:
 
 
 def on_first(world: World, work: Callable[[], _T]) -> _T | None:
-    """Run ``work`` on rank 0 and return its result there, None elsewhere; raise its error on all ranks."""
+    """Run ``work`` on rank 0 and return its result there, else None; raise its error on all ranks."""
     done, error = _tried(work) if world.is_first else (None, None)
     _raise_everywhere(world, (error.exit_code, list(error.problems)) if error else None)
     return done
@@ -46,7 +46,7 @@ def _raise_everywhere(world: World, error: tuple[int, list[str]] | None) -> None
 
 
 def _merged(errors: Sequence[tuple[int, list[str]] | None]) -> tuple[int, list[str]] | None:
-    """Merge the ranks' errors; name the ranks of each problem that did not occur on all of them."""
+    """Merge the ranks' errors, and add the rank numbers to each problem that not all ranks report."""
     ranks: dict[str, list[int]] = {}
     for rank, error in enumerate(errors):
         for problem in error[1] if error else ():
@@ -72,7 +72,7 @@ def _differing(gathered: Sequence[tuple[str, str]]) -> list[str]:
     texts = [text for _, text in gathered]
     recipes = {text: from_json(text) for text in dict.fromkeys(texts)}
     first = recipes[texts[0]]
-    found: dict[str, dict[str, object]] = {}  # the values of each key that differs, by recipe
+    found: dict[str, dict[str, object]] = {}  # key -> recipe -> value
     for text, other in recipes.items():
         for key, ours, theirs in differences(first, other):
             found.setdefault(key, dict.fromkeys(recipes, ours))[text] = theirs

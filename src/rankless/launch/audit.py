@@ -1,4 +1,4 @@
-"""Audit of a run: train intervals between its checkpoints again and compare them bit for bit."""
+"""Audit a run: train intervals between its checkpoints again and compare the results bit for bit."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from rankless.tasks.custom import BUILT_IN, absolute, refuse_unasked
 
 _PLACES = ("data.root", "data.folder")
 _MAY_CHANGE = (*_PLACES, "model.pretrained", "workers")
-_LONGEST_LIST = 1 << 30  # the most bytes of the list of the data's files
-_SHOWN = 8  # the most changed files to name
-_LATER = 10**8  # steps; a copy saves only at its end
+_LONGEST_LIST = 1 << 30  # maximum number of bytes of the list of data files
+_SHOWN = 8  # maximum number of changed files to list
+_LATER = 10**8  # steps between checkpoints, so that a copy saves only at its end
 
 
 class Interval(NamedTuple):
-    """The steps from the checkpoint of step ``first`` (0 for the start) to that of step ``last``."""
+    """The steps between the checkpoints of steps ``first`` (0 for the start) and ``last``."""
 
     first: int
     last: int
@@ -56,7 +56,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of training an interval again; ``difference`` names the first differing tensor, if any."""
+    """The result of training an interval again; ``difference`` is the first differing tensor, if any."""
 
     interval: Interval
     images: int
@@ -70,12 +70,12 @@ class AuditReport:
     """The result of an audit.
 
     Attributes:
-        seed: the seed that intervals were drawn with.
-        link: the last link of the run's chain; None if it has none.
+        seed: the seed for drawing intervals.
+        link: the last link of the run's chain; None without a chain.
         problems: sentences about differences from the recorded run.
         notes: sentences about missing records.
-        results: one per interval trained again.
-        not_shown: the other intervals, each with the reason.
+        results: the result of each interval that was trained again.
+        not_shown: the intervals that were not trained again, each with the reason.
         stopped: number of the signal that stopped the audit; 0 if none did.
     """
 
@@ -89,7 +89,7 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all comparisons were equal and no problem was found."""
+        """Whether all compared states are equal and no problem was found."""
         return not self.problems and all(one.difference is None for one in self.results)
 
     def as_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class AuditReport:
 
 
 def examined(run: RunDirectory) -> Chain:
-    """Compare a run's chain with its files and its ``recipe.yaml`` without training; return the chain."""
+    """Compare a run's chain with its files and its ``recipe.yaml``, without training; return the chain."""
     if not run.steps():
         what = "has no checkpoints" if run.path.exists() else "no such directory"
         raise UserError(f"{run.path}: {what}; expected the directory of a run that has saved")
@@ -126,7 +126,7 @@ class Audit:
         overrides: changes to the recipe that say where the data and the pretrained weights are.
         task: the run's custom task, whose code will be executed; None for a built-in task.
         devices: as for :func:`rankless.launch.local.train`.
-        echo: receives the report line by line.
+        echo: called with each line of the report.
     """
 
     def __init__(
@@ -146,12 +146,12 @@ class Audit:
         by_name = root == "digits" or root.startswith("torchvision/") or self.recipe.task not in BUILT_IN
         if not by_name and (missing := missing_data(root)):
             raise UserError(f"{text}; say where it is: data.root=FOLDER" for text in missing)
-        with computes_like(self.recipe):  # which sets variables, as in a rank
+        with computes_like(self.recipe):  # sets environment variables, as in a rank
             self.here = starts.facts(describe(device()))
         self.starts = [starts.facts(entry) for entry in starts.read(self.run.environment)[0]]
 
     def repeat(self, steps: int | None, seed: int) -> AuditReport:
-        """Draw intervals with at least ``steps`` steps in total, or take all, and train them again."""
+        """Draw intervals of at least ``steps`` steps in total (all for None), and train them again."""
         link = self.chain.lines[-1].link if self.chain.lines else None
         report = AuditReport(seed, link, self.chain.problems, self.chain.notes)
         intervals = [Interval(*pair) for pair in pairwise([0, *self.chain.sound])]
@@ -192,7 +192,7 @@ class Audit:
                     self.echo(f"{'steps':>15}  {'images':>10}  {'seconds':>8}  result")
                 try:
                     result = self._result(one)
-                except (KeyboardInterrupt, UserError):  # while it was stopped
+                except (KeyboardInterrupt, UserError):  # a signal may have stopped the interval
                     if not requests.first:
                         raise
                     break
@@ -216,12 +216,12 @@ class Audit:
         return replace(
             recipe,
             task=absolute(self.task or recipe.task),
-            data=replace(recipe.data, cache="none"),  # which may hold images that were changed since
+            data=replace(recipe.data, cache="none"),  # a cache may hold outdated images
             checkpoint=replace(recipe.checkpoint, every=_LATER, name=""),
         )
 
     def _refusal(self, interval: Interval) -> str | None:
-        """Return why an interval cannot be trained again on this machine; None if it can."""
+        """Return the reason why an interval cannot be trained again on this machine, or None if it can be."""
         lines = self.chain.between(*interval)
         for line in reversed(lines):
             for what in ("recipe", "data", "images"):
@@ -241,7 +241,7 @@ class Audit:
         return None
 
     def _unfit_data(self) -> Iterator[str]:
-        """Yield the differences of the data here with which the steps cannot be trained again."""
+        """Yield the differences in the local data that prevent training the steps again."""
         task, folder = open_task(resolve_recipe(self.recipe)), self.run.step_directory(self.chain.sound[-1])
         root, count = f"data.root={self.recipe.data.root}", len(task.training_data())
         names = tuple(weights.load(folder / "model.safetensors", checked=True).class_names)
@@ -252,7 +252,7 @@ class Audit:
             yield f"{root}: has {counted(count, 'image')}, but the run was trained on {images:,}"
 
     def _problems_of_data(self, unfit: Sequence[str]) -> Iterator[str]:
-        """Yield what else differs between the data here and the data of the run's last start."""
+        """Yield the other differences between the local data and the data of the run's last start."""
         recipe = resolve_recipe(self.recipe)
         data = capabilities(open_task(recipe).training_data())
         before = read_state(self.run.step_directory(self.chain.sound[-1])).get("data")
@@ -263,7 +263,7 @@ class Audit:
             return
         sums = [line.images for line in self.chain.lines if line.images]
         if sums and sums[-1] != chain.sum_of(self.run.data_sums):
-            return  # a problem of the chain; another list says nothing about the files
+            return  # the check of the chain reports this; a different list says nothing about files
         lines = read_text(self.run.data_sums, _LONGEST_LIST, errors="surrogateescape").split("\n")
         recorded = {name: digest for digest, _, name in (line.partition("  ") for line in lines) if name}
         here, root = dict(sums_of(files)), Path(common_folder(files))
@@ -308,11 +308,11 @@ class Audit:
         names = weights.load(self.run.step_directory(step) / "model.safetensors", checked=True).class_names
         checkpoint.save(copy, start, recipe, names)
         copy.recipe.write_text(dump(recipe), encoding="utf-8")
-        copy.environment.write_bytes(self.run.environment.read_bytes())  # which marks a run
+        copy.environment.write_bytes(self.run.environment.read_bytes())  # marks the folder as a run
 
 
 def _conclusions(report: AuditReport) -> Iterator[str]:
-    """Yield sentences about what the audit has shown and has not shown."""
+    """Yield sentences about the steps that the audit has and has not confirmed, and about problems."""
     shown: list[Interval] = []
     for one in (result.interval for result in report.results if result.difference is None):
         begins = shown.pop().first if shown and shown[-1].last == one.first else one.first
@@ -328,7 +328,7 @@ def _conclusions(report: AuditReport) -> Iterator[str]:
 
 
 def _by_reason(intervals: Iterable[tuple[Interval, str]]) -> Iterator[str]:
-    """Yield each reason once, after the intervals it applies to."""
+    """Yield each reason once, preceded by the intervals it applies to."""
     found: dict[str, list[str]] = {}
     for one, reason in intervals:
         found.setdefault(reason, []).append(str(one))
@@ -336,7 +336,7 @@ def _by_reason(intervals: Iterable[tuple[Interval, str]]) -> Iterator[str]:
 
 
 def _drawn(possible: Sequence[Interval], steps: int | None, seed: int) -> list[Interval]:
-    """Draw intervals with at least ``steps`` steps in total, or all of them; return them in order."""
+    """Draw intervals of at least ``steps`` steps in total (all for None), and return them in order."""
     order, drawn = random.Random(seed).sample(possible, len(possible)), list[Interval]()
     while order and (steps is None or sum(last - first for first, last in drawn) < steps):
         drawn.append(order.pop())
@@ -344,10 +344,10 @@ def _drawn(possible: Sequence[Interval], steps: int | None, seed: int) -> list[I
 
 
 def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Recipe) -> Iterator[str]:
-    """Yield the facts that differ between the run and this machine and can change bits."""
+    """Yield the differences between the run's machine and this one that can change bits."""
     for name in {**recorded, **here}:
         section, _, key = name.partition(".")
-        # An unset variable counts as a value; missing packages compute nothing.
+        # An unset variable may change bits, too; a missing package computes nothing.
         counts = section == "variables" or (name in recorded and name in here)
         is_free = name == "hardware.CPU" and recipe.cpu_isa != "native"
         was, has = recorded.get(name, "not set"), here.get(name, "not set")

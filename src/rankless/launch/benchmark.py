@@ -1,4 +1,4 @@
-"""Size, speed and score of a model's exports on this machine."""
+"""Measure the size, speed and score of a model's exports on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rankless.world.process_group import World, join
 
 PYTORCH, CPU = "pytorch", "CPU"
 _HALF = ("onnx", "openvino")
-"""Formats that are also measured in float16, which does not help PyTorch on a CPU."""
+"""Formats that are also measured in float16; PyTorch gains nothing from it on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Row:
     """The measurements of one export.
 
     Attributes:
-        format: ``pytorch`` for the weights themselves.
+        format: the export's format; ``pytorch`` for the weights themselves.
         precision: ``fp32`` or ``fp16``.
         megabytes: size of the files; None for PyTorch.
         images_per_second: speed of the network and decoding, without image reading and NMS; None if it
             failed.
         score: AP of a detector, top1 of a classifier; None if the data cannot be read.
         difference: largest difference of a score from PyTorch's; None for PyTorch.
-        problem: reason why there are no numbers; empty if there are some.
+        problem: reason why the measurement failed; empty if it succeeded.
     """
 
     format: str
@@ -55,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The measurements of all exports, with their conditions.
+    """The measurements of all exports, with the conditions of the measurement.
 
     Attributes:
         score_name: ``AP`` or ``top1``.
@@ -118,7 +118,7 @@ def benchmark(
     seconds: float = 3.0,
     note: Callable[[str], None] = lambda _: None,
 ) -> Benchmark:
-    """Export a model to all ``formats`` (every known one if empty) and measure each on this machine.
+    """Export a model to ``formats`` (all known formats if empty) and measure each export on this machine.
 
     ``target`` is a run directory, whose best weights are used, or a weights file. Each measurement takes
     ``seconds``; before it starts, ``note`` is called with the name of the export.
@@ -164,7 +164,7 @@ def benchmark(
 
 @dataclass(frozen=True)
 class _Bench:
-    """The plan, input images (float32, B × 3 × H × W) and settings of all measurements."""
+    """The export plan, input images (float32, B × 3 × H × W) and settings for all measurements."""
 
     plan: Plan
     seen: torch.Tensor
@@ -173,7 +173,7 @@ class _Bench:
     world: World
 
     def row(self, format: str, plan: Plan, *, scored: bool) -> Row:
-        """Export to one format and measure the export."""
+        """Export the model to one format and measure the export."""
         precision = plan.facts.recipe.precision
         folder = self.folder / f"{format}-{precision}"
         folder.mkdir()
@@ -187,7 +187,7 @@ class _Bench:
         return Row(format, precision, size, rate, score, done.agreement.scores)
 
     def score(self, model: nn.Module, *, exported: bool = False) -> float:
-        """Return the score on the evaluation data."""
+        """Return the model's score on the evaluation data."""
         facts = self.plan.facts
         task = open_task(facts.recipe, facts.class_names, exported=exported)
         scores = engine.evaluate(task, model.to(self.world.device), facts.recipe, self.world)

@@ -1,4 +1,4 @@
-"""Selection of the devices that a job uses."""
+"""Select the devices that a job uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
     """Limit child processes to the chosen GPUs within the block, and yield the number of GPUs.
 
     A list contains GPU numbers as PyTorch counts them within ``CUDA_VISIBLE_DEVICES``. A single
-    number, or None, is yielded unchanged. Raise a UserError if a number is repeated or is not that of a GPU.
+    number, or None, is yielded unchanged. Raise a UserError if a number is repeated or belongs to no GPU.
     """
     if devices is None or isinstance(devices, int):
         yield devices
@@ -43,31 +43,32 @@ def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
 
 
 class LeftOut:
-    """The devices of this machine that ranks no longer use, because they computed wrongly.
+    """The devices of this machine that ranks no longer use because they computed wrongly.
 
-    Without GPUs there is one rank less for each, as ranks are not bound to cores.
+    On a machine without GPUs, each of them reduces the number of ranks by one, because ranks are not bound to
+    cores.
 
     Attributes:
-        numbers: of GPUs, as PyTorch counts them here.
+        numbers: the numbers of these GPUs, as PyTorch counts them on this machine.
     """
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         self.numbers = list(numbers)
 
     def remaining(self) -> list[int]:
-        """Return the numbers of the GPUs that ranks may use; empty if there are no GPUs."""
+        """Return the numbers of the GPUs that ranks may use, or an empty list without GPUs."""
         there = [number for number in range(cards()) if number not in self.numbers]
         if cards() and not there:
             raise UserError("every GPU here has computed wrongly: test them, and continue on other ones")
         return there
 
     def add(self, ranks: Sequence[int]) -> None:
-        """Leave out the devices that these ranks have used; they are numbered on this machine."""
+        """Leave out the devices that ``ranks``, numbered within this machine, have used."""
         there = self.remaining()
         self.numbers += {there[rank % len(there)] for rank in ranks} if there else ranks
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variable that hides the GPUs from ranks."""
+        """Return the environment variable that hides the left-out GPUs from ranks."""
         if not self.numbers or not (there := self.remaining()):
             return {}
         names = (os.environ.get(_VISIBLE) or ",".join(map(str, range(cards())))).split(",")
@@ -75,7 +76,7 @@ class LeftOut:
 
 
 def _problem(numbers: list[int], there: int, limited: str | None) -> str:
-    """Describe what is wrong with the numbers; return "" if nothing is wrong."""
+    """Describe the error in the given GPU numbers; return "" if there is none."""
     given = f"--devices is {','.join(map(str, numbers)) or 'an empty list'}"
     count = len(set(numbers))
     if not there:

@@ -1,4 +1,4 @@
-"""Detection of the launcher that started this process as a rank; each kind of launcher has a class.
+"""Detect the launcher that started this process as a rank; each kind of launcher has a class.
 
 :meth:`Environment.export` sets PyTorch's environment variables for every launcher. The rest of the package
 reads only these variables.
@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Environment(ABC):
-    """The environment of a rank under a launcher.
+    """The environment that a launcher gives a rank.
 
     Attributes:
         name: the launcher's name in messages.
@@ -59,26 +59,26 @@ class Environment(ABC):
 
     @classmethod
     def job_of(cls, variables: Mapping[str, str]) -> str:
-        """Return the job's name, which survives restarts and requeues; "" if the launcher has none."""
+        """Return the job's name, which survives restarts and requeues; "" if the launcher gives none."""
         return ""
 
     @abstractmethod
     def _read(self) -> None:
-        """Set the rank's numbers from the environment variables."""
+        """Set the ranks and world sizes, global and local, from the launcher's variables."""
 
     @property
     def address(self) -> str:
-        """Address of rank 0: the user's MASTER_ADDR, or the launcher's."""
+        """The address of rank 0: the user's MASTER_ADDR, or the address that the launcher gives."""
         if given := self.variables.get("MASTER_ADDR"):
             return given
         return LOOPBACK if self.is_on_one_machine else self._address()
 
     @property
     def port(self) -> int:
-        """Port of the ranks' store: the user's MASTER_PORT, or one derived from the job's name."""
+        """The port of the ranks' store: the user's MASTER_PORT, or one derived from the job's name."""
         if self.variables.get("MASTER_PORT"):
             return self.number("MASTER_PORT")
-        # Below the range of ephemeral ports.
+        # The port is below the range of ephemeral ports.
         return 15_000 + zlib.crc32(self._port_seed().encode()) % 15_000
 
     @property
@@ -87,7 +87,7 @@ class Environment(ABC):
         return self.local_world_size == self.world_size
 
     def _address(self) -> str:
-        """Return the launcher's address of rank 0."""
+        """Return the address that the launcher gives for rank 0."""
         raise UserError(
             f"{self.name}: there are ranks on several machines, and nothing says where rank 0 is; expected "
             f"its address in MASTER_ADDR: {self.address_hint}"
@@ -98,7 +98,7 @@ class Environment(ABC):
         return ""
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """Return the integer value of the first of these variables that is set, or else the default."""
+        """Return the integer value of the first variable in ``names`` that is set, or else ``default``."""
         name = next((name for name in names if self.variables.get(name)), None)
         if name is None and default is not None:
             return default
@@ -116,7 +116,7 @@ class Environment(ABC):
         return int(text)
 
     def export(self, variables: MutableMapping[str, str] = os.environ) -> None:
-        """Set the environment variables of PyTorch's launchers to this rank's values."""
+        """Set the environment variables that PyTorch's launchers set to this rank's values."""
         found = {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -129,12 +129,12 @@ class Environment(ABC):
 
 
 def is_set(variables: Mapping[str, str], names: Sequence[str]) -> bool:
-    """Return whether each of these variables is set and not empty."""
+    """Return whether each variable in ``names`` is set and not empty."""
     return all(variables.get(name) for name in names)
 
 
 RAY_WORKER = "RANKLESS_RAY_WORKER"
-"""Variable that a Ray Train worker sets for its rank in addition to PyTorch's variables."""
+"""Environment variable that a Ray Train worker sets for its rank in addition to PyTorch's variables."""
 
 
 class Standard(Environment):
@@ -147,7 +147,7 @@ class Standard(Environment):
         return is_set(variables, ("RANK", "WORLD_SIZE"))
 
     def _read(self) -> None:
-        self.leaves_orphans = "TORCHELASTIC_RUN_ID" in self.variables  # torchrun
+        self.leaves_orphans = "TORCHELASTIC_RUN_ID" in self.variables  # set by torchrun
         self.rank, self.world_size = self.number("RANK"), self.number("WORLD_SIZE")
         # Kubeflow's PyTorchJob starts one rank per machine and sets none of these. A script under srun or
         # mpirun often sets only RANK and WORLD_SIZE itself.
@@ -247,7 +247,7 @@ class Slurm(Environment):
 
 
 def _node_address(node: str) -> str:
-    """Return the node address that Slurm's daemons use; "" if unknown."""
+    """Return the node address that Slurm's daemons use, or "" if unknown."""
     command = shutil.which("scontrol")
     if command is None:
         return ""
@@ -359,7 +359,7 @@ _KINDS: tuple[type[Environment], ...] = (Ray, Standard, OpenMPI, Slurm, PMI)
 
 
 def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
-    """Return the launcher that started this process as a rank; None without a launcher."""
+    """Return the launcher that started this process as a rank, or None without a launcher."""
     for kind in _KINDS:
         if kind.is_here(variables):
             return kind(variables)

@@ -33,7 +33,7 @@ from rankless.hardware.processes import die_with_parent, fork
 from rankless.launch.requests import ASKS
 from rankless.messages import Lines, line
 
-# Modules that every rank imports in addition to the launcher's.
+# Modules that every rank imports in addition to those that the launcher imports.
 _PRELOADED = ("rankless.launch.worker", "rankless.launch.rank_job")
 _PATIENCE = 300.0  # seconds for the imports and a fork, even from a cold network disk
 _allowed = False
@@ -67,7 +67,7 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code; None while the process is running."""
+        """Return the exit code, or None while the process is running."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -94,7 +94,7 @@ class ForkServer:
 
     Attributes:
         alive: whether the server was running when last seen.
-        code: its exit code, or the negative number of the signal that killed it; None while it runs.
+        code: the server's exit code, or the negative number of the signal that killed it; None while it runs.
     """
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
@@ -107,7 +107,7 @@ class ForkServer:
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
         """Fork a rank with the worker's arguments and its complete environment.
 
-        The rank dies with the server, not with the launcher that ``arguments`` name. If the server is dead,
+        The rank dies with the server, not with the launcher given in ``arguments``. If the server is dead,
         the returned rank counts as killed.
         """
         with contextlib.suppress(ConnectionError):
@@ -119,11 +119,11 @@ class ForkServer:
                     return ForkedProcess(self, message.pid)
             if not messages and not self._lines.rest:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGKILL)  # it hangs
+                    os.kill(self.pid, signal.SIGKILL)  # the server hangs
         return ForkedProcess(self, self.pid)
 
     def code_of(self, pid: int, seconds: float | None) -> int | None:
-        """Wait for a process and return its exit code; None if it is still running after ``seconds``.
+        """Wait for a process and return its exit code, or None if it is still running after ``seconds``.
 
         Ranks die with the server. If the server is dead, ranks without an exit code count as killed.
         """
@@ -147,7 +147,7 @@ class ForkServer:
             self.code = os.waitstatus_to_exitcode(status)
 
     def _messages(self, seconds: float | None) -> list[Forked]:
-        """Return the messages that arrive within ``seconds``, and store the exit codes in them."""
+        """Return the messages that arrive within ``seconds``, and store the exit codes that they report."""
         ready, _, _ = select.select([self._connection], [], [], seconds)
         if not ready:
             return []
@@ -176,7 +176,7 @@ def start(task: str | None = None) -> None:
     global _running, _allowed
     if not _allowed:
         return
-    _allowed = False  # once
+    _allowed = False  # fork the server only once
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError:  # an old kernel, or a sandbox
@@ -215,7 +215,7 @@ def start(task: str | None = None) -> None:
 
 
 def running() -> ForkServer | None:
-    """Return the server if it was started and is alive."""
+    """Return the server if it was started and is alive; otherwise None."""
     return _running if _running is not None and _running.alive else None
 
 
@@ -269,7 +269,7 @@ def _fork(request: Fork, private: Sequence[int]) -> int:
         code = _rank(request, server)
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    finally:  # as at the end of an interpreter
+    finally:  # as an interpreter does at its end
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):

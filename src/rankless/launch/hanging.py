@@ -1,4 +1,4 @@
-"""Detection of ranks that hang: they are stopped, or their current work takes longer than allowed.
+"""Detect ranks that hang because they are stopped or their current work takes longer than allowed.
 
 A rank that waits for another one does not hang. Only the time in which this process itself runs counts, so a
 sleeping machine or a suspended job does not make ranks appear to hang.
@@ -18,7 +18,7 @@ from rankless.launch.job import Pulse
 
 VARIABLE = "RANKLESS_PATIENCE"
 STOPPED = 60.0
-"""Seconds that a process may be stopped if the user sets no limit."""
+"""Seconds for which a process may be stopped if the user sets no limit."""
 FORK_SERVER = -1
 """Number used for the fork server, which has no pulse."""
 _EVERY = 1.0  # seconds between two checks
@@ -43,7 +43,7 @@ class _Seen:
     """The last observation of a process.
 
     Attributes:
-        begun: ``begun`` from the pulse of the process; -1 if it has none.
+        begun: ``begun`` from the pulse of the process; -1 without a pulse.
         since: seconds without progress.
         stopped: seconds for which it has been stopped.
     """
@@ -69,7 +69,7 @@ class Hanging:
         self._seen: dict[int, _Seen] = {}
 
     def look(self, processes: Mapping[int, int]) -> dict[int, str]:
-        """Return a sentence about each process that hangs; ``processes`` maps ranks to process ids."""
+        """Return a sentence about each hanging process; ``processes`` maps ranks to process ids."""
         passed = self._clock() - self._looked
         if passed < _EVERY:
             return {}
@@ -87,7 +87,7 @@ class Hanging:
                 stopped[rank] = f"rank {rank} was stopped for {seen.stopped:.0f} s{doing} and then killed"
             elif pulse and seen.since > self._allowed(pulse):
                 late[rank] = f"rank {rank} hung for {seen.since:.0f} s{doing} and was killed"
-        # Others may be late only because they wait for a stopped one: a wait on a GPU cannot be seen.
+        # Other ranks may be late only because they wait for a stopped one: waiting on a GPU is not visible.
         return stopped or late
 
     def _allowed(self, pulse: Pulse) -> float:

@@ -1,4 +1,4 @@
-"""Training in the current process, as the only rank or with a thread per rank: for breakpoints and notebooks.
+"""Train in the current process, as its only rank or with a thread per rank, for debuggers and notebooks.
 
 With threads, the ranks exchange in memory; rank 0 is the calling thread, so that its breakpoints, signals and
 output work as usual. Unlike with Rankless's launcher, a dead rank is not restarted, and libraries print on
@@ -33,7 +33,7 @@ from rankless.world.threads import Meeting, join_threads
 
 
 def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:
-    """Describe everything that prevents ranks from being threads."""
+    """Return the reasons why the ranks cannot be threads."""
     found = []
     if recipe.reduce == "fast":
         found.append(
@@ -61,7 +61,7 @@ def _in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
     """
     kind = device().type
     devices = [torch.device(kind, number) if kind == "cuda" else torch.device(kind) for number in range(size)]
-    # One after another, not in the threads: importing a task affects the process.
+    # Open the tasks one after another, not in the threads: importing a task affects the process.
     tasks = [open_task(recipe) for _ in devices]
     meeting = Meeting(size)
     finished = [False] * size
@@ -94,7 +94,7 @@ def _in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
 
 
 def _first(errors: Sequence[BaseException | None]) -> BaseException | None:
-    """Return the error to raise for all ranks; errors that only report a lost peer count last."""
+    """Return the error to raise for all ranks, preferably one that does not just report a lost peer."""
     met = [error for error in errors if error is not None]
     causes = [error for error in met if not isinstance(error, LostPeerError)]
     others = [error for error in causes if not isinstance(error, UserError)]
@@ -107,7 +107,7 @@ def _first(errors: Sequence[BaseException | None]) -> BaseException | None:
 
 
 def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
-    """Raise a UserError with all reasons why this process cannot train inline or in threads."""
+    """Raise a UserError with all reasons, if any, why this process cannot train inline or in threads."""
     in_threads = parallel == "threads"
     given, option = ("parallel", "--parallel threads") if in_threads else ("inline", "--inline")
     problems = _problems_of_threads(recipe, devices) if in_threads else []
@@ -156,7 +156,7 @@ def _python_rng_left_alone() -> Iterator[None]:
 
 
 def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
-    """Train in ``ranks`` threads of this process, or in the calling thread if None.
+    """Train in ``ranks`` threads of this process, or in the calling thread if ``ranks`` is None.
 
     PyTorch's settings and random state are restored afterwards.
 

@@ -1,7 +1,7 @@
-"""A launcher's job for its ranks and the notes that the ranks leave, as JSON files in a private folder.
+"""The job that a launcher gives its ranks, and the notes that ranks leave: JSON files in a private folder.
 
-Launchers and ranks share nothing else. A training's folder lies in its run directory, because the system's
-temporary folder may be cleaned during a long run.
+Launchers and ranks share nothing else. For training, the folder lies in the run directory, because the
+system's temporary folder may be cleaned during a long run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
 
 LOST_PEER = 75
-"""Exit code of a rank that failed only because it lost another one."""
+"""Exit code of a rank that failed only because it lost another rank."""
 LEFT_OUT = 76
-"""Exit code of a rank whose device is to be left out, because it computed wrongly."""
+"""Exit code of a rank whose device computed wrongly and is to be left out."""
 _NOTE = 8192  # bytes
 
 JOB = ".job"
@@ -34,7 +34,7 @@ _PARALLEL = ("processes", "threads")
 
 
 def check_parallel(kind: str) -> None:
-    """Raise if this is not a valid kind of ranks."""
+    """Raise a UserError unless ``kind`` is a valid kind of ranks."""
     if kind not in _PARALLEL:
         raise UserError(f"--parallel is '{kind}': expected {one_of(_PARALLEL)}{nearest(kind, _PARALLEL)}")
 
@@ -44,7 +44,7 @@ DRY_RUN_IMAGES = 32
 
 @dataclass(frozen=True)
 class Job:
-    """The work of the ranks.
+    """The work that a launcher gives its ranks.
 
     Attributes:
         verb: ``train`` or ``evaluate``.
@@ -73,14 +73,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The user's options for a training with the ranks of another launcher, or on several hosts.
+    """The user's options for training with the ranks of another launcher, or on several hosts.
 
     Attributes:
-        recipe: the recipe; None uses that of the run to resume, which other machines may have, with
+        recipe: the recipe; None uses the recipe of the run to resume, possibly on another machine, with
             ``overrides``.
         name: name of a new run.
-        devices: number of ranks that another launcher should have started, or of devices to use on hosts that
-            give no number; None accepts any, or uses all.
+        devices: expected number of ranks from another launcher, or number of devices to use on hosts without
+            their own number; None accepts any number, or uses all devices.
         run: the run directory; None chooses one.
         sinks: names of the user's sinks.
         least: minimum number of hosts to continue with when others are lost.
@@ -100,7 +100,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of one machine's ranks among those of several.
+    """The place of one machine's ranks among the ranks of several machines.
 
     Attributes:
         first: number of the first rank on this machine.
@@ -118,7 +118,7 @@ class Place:
 def job_folder(run: Path | None, first: int = 0) -> Iterator[Path]:
     """Create a private folder (mode 0700) for a job and its notes, and remove it at the end.
 
-    It lies in the locked run directory ``run``, or in the temporary folder if that is None. ``first``, the
+    It lies in the locked run directory ``run``, or in the temporary folder if ``run`` is None. ``first``, the
     number of the first rank here, tells apart machines that share a run directory.
     """
     if run is None:
@@ -173,7 +173,7 @@ def read_notes(path: Path) -> list[dict[str, Any]]:
 
 
 def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
-    """Return the error that the ranks' notes report; None if there is none."""
+    """Return the error that the ranks' notes report, or None if there is none."""
     failed = [note for note in notes if note.get("problems")]
     for note in failed:
         if note.get("once"):
@@ -184,8 +184,8 @@ def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
 
 
 def leave_cause(path: Path, rank: int, text: str) -> None:
-    """Record why a rank is about to exit, if a restart may fix the error."""
-    with suppress(OSError):  # then only its exit code is known
+    """Record the reason why a rank is about to exit, if a restart may fix the error."""
+    with suppress(OSError):  # otherwise only the rank's exit code is known
         path.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
 
 
@@ -193,7 +193,7 @@ class Pulse(NamedTuple):
     """The progress of a rank.
 
     Attributes:
-        begun: a number that grows whenever the rank begins something.
+        begun: a number that grows whenever the rank begins new work.
         allowed: seconds that the current work may take; None while the rank waits for others.
         doing: description of the current work.
     """
@@ -214,7 +214,7 @@ def leave_pulse(path: Path, rank: int, begun: int, allowed: float | None, doing:
 
 
 def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
-    """Read the pulse of a rank; None if it is missing, incomplete, or from another ``process``."""
+    """Return the pulse of a rank, or None if it is missing, incomplete, or from another ``process``."""
     try:
         pid, *told = json.loads(path.with_name(f"pulse-{rank}").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -223,7 +223,7 @@ def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
 
 
 def take_cause(path: Path, rank: int) -> str | None:
-    """Return and remove the cause that a dead rank reported; None if it reported none."""
+    """Return and remove the cause that a dead rank reported, or None if it reported none."""
     cause = path.with_name(f"cause-{rank}")
     try:
         text = cause.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Training and evaluation with ranks on this machine."""
+"""Train and evaluate with ranks on this machine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def train(
     inline: bool = False,
     parallel: str = "processes",
 ) -> int:
-    """Train on this machine and print how it went.
+    """Train on this machine and print the outcome.
 
     Args:
         recipe: the recipe; ``precision: auto`` is resolved here.
@@ -147,8 +147,8 @@ def evaluate(
         split: the split to score; None uses the recipe's ``data.val``.
 
     Returns:
-        The scores; ``weights``, the file's path; ``images``, the number of images in the evaluation data; and
-        for a built-in task ``data`` and ``split``, the data's path and the split's name.
+        The scores; ``weights``, the path of the weights file; ``images``, the number of evaluation images;
+        and, for a built-in task, ``data`` and ``split``, the data's path and the split's name.
 
     Raises:
         UserError: an error that the user can fix, such as weights of a custom task without ``task``.
@@ -187,7 +187,7 @@ def evaluate(
 
 
 def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list[float]:
-    """Train some steps without keeping the run, and return the seconds of each step after the warm-up."""
+    """Train some steps without keeping the run, and return the seconds of each step after warm-up."""
     with tempfile.TemporaryDirectory(prefix="rankless-steps-") as folder:
         run = RunDirectory(Path(folder) / "run")
         code = train(recipe, run.path, devices=devices, dry_run_steps=steps)
@@ -202,7 +202,7 @@ def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list
 
 @contextmanager
 def _split_is_an_option(split: str | None) -> Iterator[None]:
-    """Make errors about a missing split blame the option instead of the recipe."""
+    """Within the block, make errors about a missing split name the option instead of the recipe."""
     try:
         yield
     except UserError as error:
@@ -217,7 +217,10 @@ def _split_is_an_option(split: str | None) -> Iterator[None]:
 
 @contextmanager
 def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]:
-    """Write the job to ``traces`` or a private folder and yield its path; the first rank is ``first``."""
+    """Write the job to ``traces`` or a private folder and yield its path.
+
+    ``first`` is the number of the first rank here.
+    """
     with ExitStack() as stack:
         try:
             folder = traces or stack.enter_context(job_folder(Path(job.run) if job.run else None, first))
@@ -286,7 +289,7 @@ def server_for(job: Job) -> ForkServer | None:
 
 
 def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
-    """Return the number of ranks to start."""
+    """Return the number of ranks to start on this machine."""
     if devices is None:
         devices = devices_here(recipe.threads if recipe else 1)
         if recipe and devices > (most := recipe.batch.micro_batches):

@@ -1,4 +1,4 @@
-"""Training as one rank of a cluster's launcher: torchrun, srun, mpirun, Ray, …
+"""Train as one rank of a cluster's launcher, such as torchrun, srun, mpirun or Ray.
 
 This module sets up the process before PyTorch is imported; ``member_run`` does the training.
 """
@@ -17,7 +17,7 @@ from rankless.launch.rank_log import RankOutput
 
 
 def train(environment: Environment, ask: Callable[[], Wanted]) -> int:
-    """Train as the rank that a launcher started this process as; on rank 0, print how it went.
+    """Train as one of the ranks that a launcher has started; on rank 0, print the outcome.
 
     ``ask`` reads the options and fixes the instruction set before PyTorch is imported.
 

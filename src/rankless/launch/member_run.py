@@ -1,4 +1,4 @@
-"""One rank of a training whose ranks were started by a cluster's launcher.
+"""One rank of a training run that a cluster's launcher has started.
 
 Each rank reads the recipe and the data by itself. Then the ranks meet, compare both, and raise any rank's
 error together. Only rank 0 opens the run directory and prints. If the launcher restarts the ranks, or the
@@ -46,7 +46,7 @@ _PATIENCE = 5.0  # seconds to wait for the notes of the other ranks
 
 
 class MemberRun:
-    """The life of a rank from start to end, given the user's options or the error in them.
+    """The work of a rank from start to end, given the user's options or the error in them.
 
     Attributes:
         job: the job of all ranks, once they agree.
@@ -75,7 +75,7 @@ class MemberRun:
             raise
 
     def _prepared(self) -> Recipe | None:
-        """Check the options; the first rank of each machine also reads the data."""
+        """Check the user's options; the first rank of each machine also reads the data."""
         size, devices = self.environment.world_size, self.asked.devices
         if devices not in (None, size):
             raise UserError(
@@ -131,7 +131,7 @@ class MemberRun:
 
         found = together(world, own)
         has_recipe = world.all_gather(found is not None)
-        if not any(has_recipe):  # no machine has the run to take the recipe from
+        if not any(has_recipe):  # no machine has the run that would give the recipe
             on_first(world, lambda: refuse_nothing(RunDirectory(self.asked.run or Path())))
         text = world.broadcast(to_json(found) if found else None, has_recipe.index(True))
         if found is None or self.environment.local_rank:
@@ -151,7 +151,7 @@ class MemberRun:
         return replace(agreed, data=replace(agreed.data, root=mine.data.root))
 
     def _train(self, world: World, recipe: Recipe, stop: StopRequest) -> tuple[bool, int]:
-        """Train; return whether all steps are done, and the signal that ended the training (0 for none)."""
+        """Train and return whether all steps are done, and the signal that ended the training (or 0)."""
         with computes_like(recipe):
             finished = rank_job.train(self.job, recipe, world, stop)
         numbers = world.gather(int(stop.signal))
@@ -197,7 +197,7 @@ class MemberRun:
         return {"rank": rank, **rank_job.note_of(known, self.job)}
 
     def _report(self, notes: Sequence[Note]) -> None:
-        """Print why the ranks could not continue."""
+        """Print the reason why the ranks could not continue."""
         self.output.to_terminal()
         silent = sorted(set(range(self.environment.world_size)) - {note["rank"] for note in notes})
         for note in notes:
@@ -229,7 +229,7 @@ def _sent(job: Job) -> dict[str, Any]:
 
 
 def _foremost(numbers: Sequence[int]) -> int:
-    """Choose the signal to report from those that reached the ranks (0 if none did)."""
+    """Choose the signal to report among the signals that reached the ranks; return 0 if none did."""
     if signal.SIGINT in numbers:
         return int(signal.SIGINT)
     return next(filter(None, numbers), int(signal.SIGTERM))
@@ -297,7 +297,7 @@ def _is_mine(path: Path) -> bool:
 
 
 def _job_and_path(world: World, asked: Wanted) -> tuple[str, Path]:
-    """Return the job's name, "" if restarts cannot be recognized, and its run directory."""
+    """Return the job's name ("" if restarts cannot be recognized) and its run directory."""
     cluster = environments.job()
     name = cluster or world.recall("job")
     if not name and world.launcher_store is not None:

@@ -1,4 +1,4 @@
-"""Steps shared by all starts of a training: checks, the run directory, reports, entries in the journal."""
+"""Steps that every start of a training run shares: checks, run directory, reports, journal entries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_while_open
 
 
 def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]) -> tuple[Recipe, list[str]]:
-    """Check task, sinks and instruction set; return the recipe with the task's full name, and sink names."""
+    """Check the task, the sinks and the instruction set.
+
+    Return the recipe with the task's full name, and the names of the sinks.
+    """
     refuse_while_opening()
     if not isinstance(recipe, Recipe):
         raise UserError(
@@ -44,7 +47,7 @@ def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]
     refuse_unable(recipe.cpu_isa)
     names = [absolute(name_of(sink, "sink")) for sink in sinks]
     for name in names:
-        sink_class(name)  # raises its errors before anything is created
+        sink_class(name)  # raises errors before anything is created
     return replace(recipe, task=absolute(name_of(task or recipe.task))), names
 
 
@@ -63,7 +66,7 @@ def opened(run: RunDirectory, recipe: Recipe, *, resume: bool, token: str = "") 
 
 
 def begin(run: RunDirectory, recipe: Recipe) -> None:
-    """Write the recipe and the empty list of starts of a new run."""
+    """Write the recipe of a new run, and an empty list of its starts."""
     try:
         write_atomically(run.recipe, dump(recipe))
         write_atomically(run.environment, "[]\n")  # rank 0 adds its hardware and versions
@@ -81,7 +84,7 @@ def training_job(
     traced: bool = False,
     launched: Mapping[str, Any] | None = None,
 ) -> Job:
-    """Return the job of training ``recipe``; ``launched`` is added to the record of this start."""
+    """Return the job that trains ``recipe``; ``launched`` is added to the record of this start."""
     return Job(
         "train",
         to_json(recipe),
@@ -103,16 +106,16 @@ def this_start() -> dict[str, Any]:
 
 
 def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool = False) -> int:
-    """Print how a training ended and return the exit code; ``number`` is the signal that ended it, if any.
+    """Print how a run ended and return the exit code; ``number`` is the signal that ended the run, if any.
 
-    With ``quiet``, print nothing about a finished or stopped training.
+    With ``quiet``, print nothing about a finished or stopped run.
     """
     again = f"rankless train --resume --run {run.path}"
     if finished:
         if not quiet:
             report_finished(run)
         return 0
-    if number and quiet:  # in a directory that is removed
+    if number and quiet:  # the run directory will be removed
         return INTERRUPTED if number == signal.SIGINT else STOPPED
     if number:
         return report_stopped(signal.Signals(number), run.pointed("last"), again)
@@ -121,7 +124,10 @@ def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool
 
 
 def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: bool = True) -> int:
-    """Print what stopped a training, what is saved (if known), and how to continue; return the exit code."""
+    """Print which signal stopped a run, which step is saved (if known), and how to continue.
+
+    Return the exit code.
+    """
     saved = f"saved after step {step}" if step else "nothing was saved yet"
     saved = saved if known else "what was saved is on the hosts that were lost"
     say(f"stopped by {by.name}; {saved}; continue with: {again}", file=sys.stderr)
@@ -158,7 +164,7 @@ def report_finished(run: RunDirectory) -> None:
     scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
     best, task = run.pointed("best"), load(run.recipe).task
     following = f"rankless predict {run.path} IMAGES"
-    if task not in BUILT_IN:  # which predict does not know
+    if task not in BUILT_IN:  # predict does not know custom tasks
         following = f"rankless evaluate {run.path} --task {shlex.quote(task)}"
     with _output_is_optional(run):
         for entry in scores:
@@ -195,7 +201,7 @@ def with_precision(recipe: Recipe) -> Recipe:
 
 
 def device() -> torch.device:
-    """Return the device that the ranks compute on."""
+    """Return the device on which the ranks compute."""
     return compute_device()
 
 

@@ -1,4 +1,4 @@
-"""Access to the ranks from a user's own training loop."""
+"""Let a user's own training loop join the ranks of a launcher."""
 
 from __future__ import annotations
 

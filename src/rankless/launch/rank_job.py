@@ -1,4 +1,4 @@
-"""The work of one rank under Rankless's launcher (``worker``) or a cluster's (``member``).
+"""The work of one rank under Rankless's launcher (``worker``) or a cluster's launcher (``member``).
 
 This module imports PyTorch, so set the instruction set before importing it.
 """
@@ -44,7 +44,7 @@ from rankless.world.process_group import TIMEOUT, LostPeerError, World, is_lost_
 
 
 def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> int:
-    """Do a job as a rank of our own launcher, leave a note of how it ended, and return the exit code.
+    """Do a job as a rank of Rankless's launcher, leave a note of how it ended, and return the exit code.
 
     Args:
         path: the job's file, beside which notes are left.
@@ -96,7 +96,7 @@ def _left(error: UserError, job: Job, path: Path, rank: int) -> int:
 def train_and_answer(
     job: Job, path: Path, rank: int, stop: StopRequest, meeting: Path | None
 ) -> dict[str, Any]:
-    """Join the other ranks, train, and return the note of how it ended."""
+    """Join the other ranks, train, and return a note of how the training ended."""
     recipe = from_json(job.recipe)
     pulse = partial(leave_pulse, path, rank)
     pulse(0, TIMEOUT.total_seconds(), "starting")
@@ -196,14 +196,14 @@ def fork_loaders_early(recipe: Recipe) -> None:
 
 
 def understood(error: Exception) -> UserError | None:
-    """Return an error that a restart would only repeat as a UserError; None if a restart may help."""
+    """Convert an error that a restart would only repeat to a UserError; return None for other errors."""
     return shortage(error) or of_a_path(error) or blamed(error)
 
 
 def note_of(error: UserError, job: Job) -> dict[str, Any]:
     """Return a rank's note about an error, with advice that depends on the recipe and the run.
 
-    With ``once``, only one such error is reported, because ranks may word the same error differently.
+    Of the errors whose note contains ``once``, only one is reported, because ranks may word them differently.
     """
     once = isinstance(error, TaskError | ShortageError)
     if isinstance(error, TaskError):

@@ -1,4 +1,4 @@
-"""Output of the ranks: rank 0 prints on the terminal, and everything else is appended to logs."""
+"""The output of ranks: rank 0 prints on the terminal, and all other output is appended to logs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def log_or_nothing(path: Path, why: str) -> int:
 
 
 def last_traceback(path: Path) -> list[str]:
-    """Return the last start's lines from its last traceback on; empty if there is none."""
+    """Return the lines of the last start from its last traceback on; empty without a traceback."""
     try:
         lines = _lines(path)
     except OSError:
@@ -76,7 +76,7 @@ class RankOutput:
         self._streams = streams_of(rank)
         _flush()
         self._before = {stream: os.dup(stream) for stream in self._streams}
-        self._early = tempfile.TemporaryFile() if rank else None  # noqa: SIM115  # as long as the rank
+        self._early = tempfile.TemporaryFile() if rank else None  # noqa: SIM115  # open while the rank runs
         if self._early:
             self._send_to(self._early.fileno())
 
@@ -90,7 +90,7 @@ class RankOutput:
         os.close(log)
 
     def to_terminal(self) -> None:
-        """Redirect the output back to where it went at the start."""
+        """Redirect the output back to its original destination."""
         _flush()
         for stream, before in self._before.items():
             os.dup2(before, stream)

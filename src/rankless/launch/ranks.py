@@ -1,4 +1,4 @@
-"""The ranks of one machine in one round: their start, supervision and end."""
+"""Start, supervise and end the ranks of one machine in one round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import saving_process
 from rankless.world.rendezvous import private_meeting
 
-NOTICE = 3.0  # seconds for ranks that lost another one to end by themselves
+NOTICE = 3.0  # seconds for ranks that lost another rank to end by themselves
 SHOWN = 30
 """Maximum number of lines printed from a log."""
 # -P: do not import files of the current folder as if they were libraries.
@@ -54,7 +54,7 @@ class Ranks:
         grace: seconds for the ranks to end after a request to stop.
         number: number of the round, from 1.
         place: place among the ranks of other machines; None if there are no others.
-        abandoned: returns whether ranks of other machines are gone, so that this machine's cannot continue.
+        abandoned: returns whether ranks of other machines are gone, so that these ranks cannot continue.
         watching: called repeatedly while the ranks run.
         more: further environment variables of the ranks.
     """
@@ -83,7 +83,7 @@ class Ranks:
         self._touched = time.monotonic()
 
     def run(self) -> RoundEnd:
-        """Run the ranks until all have ended, and return the end of the round."""
+        """Run the ranks until all have ended, and return the outcome of the round."""
         with private_meeting() if self.place is None else contextlib.nullcontext() as meeting:
             try:
                 self._start(meeting)
@@ -108,7 +108,7 @@ class Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _variables(self, local: int) -> dict[str, str]:
-        """Return a rank's environment variables, named as by torchrun."""
+        """Return a rank's environment variables, with the names that torchrun uses."""
         place = self.place
         found = {
             "RANK": self.first + local,
@@ -125,7 +125,7 @@ class Ranks:
         return {name: str(value) for name, value in found.items()}
 
     def _watch(self, meeting: Path | None) -> dict[int, int]:
-        """Wait until all ranks have ended, and return the exit codes of those that failed by themselves.
+        """Wait until all ranks have ended, and return the exit codes of ranks that failed by themselves.
 
         A failed rank, or a request to stop, ends the others.
         """
@@ -141,7 +141,7 @@ class Ranks:
         return {} if self.requests.first else {rank: code for rank, code in codes.items() if code}
 
     def _codes(self) -> dict[int, int | None]:
-        """Return the exit codes by rank; None for a running rank."""
+        """Return the exit code of each rank, or None if the rank is running."""
         return {rank: process.poll() for rank, process in self.processes.items()}
 
     def _stop(self, by: signal.Signals) -> None:
@@ -201,17 +201,17 @@ class Ranks:
                 ) from None
 
     def _touch(self, meeting: Path | None) -> None:
-        """Touch the job's and the meeting's files regularly, so that no cleanup removes them as old."""
+        """Touch the job file and the meeting file regularly, so that no cleanup removes them as old."""
         if time.monotonic() < self._touched + _TOUCH:
             return
         self._touched = time.monotonic()
         for folder in filter(None, (self.path.parent, meeting and meeting.parent)):
             for path in (folder, *folder.rglob("*")):
-                with contextlib.suppress(OSError):  # removed meanwhile
+                with contextlib.suppress(OSError):  # the file was removed meanwhile
                     os.utime(path)
 
     def _ended(self, codes: dict[int, int]) -> RoundEnd:
-        """Collect the notes and logs of ranks that have ended."""
+        """Return the outcome of the round, with the notes and logs of the ranks."""
         death = None
         if codes and self.server is not None and not self.server.alive:
             code = self.server.code or 0
@@ -232,7 +232,7 @@ class Ranks:
 
 
 def saved_step(job: Job) -> int:
-    """Return the newest saved step of a training; 0 if there is none."""
+    """Return the newest saved step of a run, or 0 if there is none."""
     return (RunDirectory(Path(job.run)).pointed("last") or 0) if job.run else 0
 
 

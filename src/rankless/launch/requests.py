@@ -1,4 +1,4 @@
-"""Signals that ask a launcher to stop: recorded at once, handled later."""
+"""Record signals that ask a launcher to stop, so that they can be handled later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TWICE = 0.25  # seconds within which two signals count as one: ``timeout`` and s
 
 
 class Requests:
-    """A context that records SIGTERM, SIGINT, SIGHUP and SIGUSR1, except those that were ignored before.
+    """A context that records the signals SIGTERM, SIGINT, SIGHUP and SIGUSR1 unless they were ignored before.
 
     Attributes:
         first: the first signal.
@@ -47,7 +47,7 @@ class Requests:
 
     def _note(self, number: int, frame: object) -> None:
         outer = getattr(self._before.get(signal.Signals(number)), "__self__", None)
-        if isinstance(outer, Requests):  # around this one
+        if isinstance(outer, Requests):  # a context around this one
             outer._note(number, frame)
         if self.first is None:
             self.first, self._at = signal.Signals(number), time.monotonic()

@@ -1,4 +1,4 @@
-"""Checks before a run is resumed."""
+"""Check a run before it is resumed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROOT = "data.root"  # may change if the data is the same
 
 
 def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
-    """Return the recipe with which to resume a run, given the one requested now.
+    """Return the recipe with which to resume a run, given the requested recipe.
 
     Raise a UserError that names every differing key that affects past results, with both values.
     """
@@ -55,7 +55,7 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
 def recipe_of_run(
     run: RunDirectory, overrides: Sequence[str] = (), warn: Callable[[str], None] = warn
 ) -> Recipe:
-    """Return a run's recipe with ``overrides``; if ``recipe.yaml`` is unusable, the newest checkpoint's.
+    """Return a run's recipe with ``overrides``; if ``recipe.yaml`` is unusable, the last checkpoint's.
 
     ``warn`` is called if ``recipe.yaml`` is damaged or missing. Raise a UserError if there is also no
     complete checkpoint, if an older version wrote the recipe, or if the overrides have errors.
@@ -74,7 +74,7 @@ def recipe_of_run(
 
 
 def was_started_by(run: RunDirectory, job: str) -> bool:
-    """Check whether the named job last started this run and the run has a checkpoint; False for no name."""
+    """Check whether ``job`` last started this run and the run has a checkpoint; False without a name."""
     if not job or not run.steps():
         return False
     before, _ = starts.read(run.environment)
@@ -82,7 +82,7 @@ def was_started_by(run: RunDirectory, job: str) -> bool:
 
 
 def _damage(run: RunDirectory) -> str:
-    """Describe the damage of a run's ``recipe.yaml``; return "" if there is none."""
+    """Describe the damage to a run's ``recipe.yaml``; return "" if there is none."""
     if not os.path.lexists(run.recipe):
         return "is missing"
     try:
@@ -93,7 +93,7 @@ def _damage(run: RunDirectory) -> str:
 
 
 def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> Recipe | None:
-    """Return the recipe in the newest complete checkpoint; None if there is none.
+    """Return the recipe in the newest complete checkpoint, or None if there is none.
 
     A checkpoint with the ``expected`` recipe need not be complete: damage cannot make another recipe equal
     it.
@@ -108,9 +108,9 @@ def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> 
 
 
 def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> None:
-    """Raise a UserError unless the data was only moved, with the same classes, sizes and annotations."""
+    """Raise a UserError unless the data was only moved: its classes, sizes and annotations are the same."""
     if run.pointed("last") is None:
-        return  # nothing was trained on it yet
+        return  # no step has used the data yet
     used, now = _state(run).get("data"), data_digest(recipe)
     if used is None or now is None:
         why = "whether that is the same data cannot be determined"
@@ -126,14 +126,14 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """Return the state in the newest checkpoint, empty if it cannot be read."""
+    """Return the training state in the newest checkpoint, or an empty dict if it cannot be read."""
     with suppress(UserError):
         return read_state(run.step_directory(run.pointed("last") or 0))
     return {}
 
 
 def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Return the last step of a run with nothing left to do or repair; None for any other run."""
+    """Return the last step of a run with nothing left to do or repair, or None for any other run."""
     step, repairs = run.pointed("last"), list[str]()
     if step is None or _steps(run, recipe) != step or _state(run).get("unscored") is not False:
         return None
@@ -145,7 +145,7 @@ def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
 
 
 def _steps(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Return the number of steps that the recipe asks for; None if the run has not saved yet."""
+    """Return the number of steps that the recipe asks for, or None if the run has not saved yet."""
     samples = _state(run).get("images")
     if type(samples) is not int or samples < 1:
         return None

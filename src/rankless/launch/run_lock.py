@@ -1,4 +1,4 @@
-"""The lock of a run directory, which admits one training at a time, and the directory's cleanup."""
+"""Lock a run directory, so that only one training run uses it at a time, and clean it up."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _usable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
-    """Lock a run directory and yield whether this process is the first of its training there.
+    """Lock a run directory and yield whether this process is the first of its training run there.
 
-    With ``resume``, the directory may contain a run. Hosts of one training pass the same ``token``; hosts
+    With ``resume``, the directory may contain a run. Hosts of one training run pass the same ``token``; hosts
     that share the directory hold its lock together. The system releases the lock of a dead process. Raise a
-    UserError if another training has the lock or the directory cannot be used.
+    UserError if another run holds the lock or the directory cannot be used.
     """
     if resume:
         refuse_nothing(run)
@@ -53,7 +53,7 @@ def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
             return
         if token:
             _take(file, run.path, fcntl.LOCK_EX)
-        _refuse_another(run, resume)  # only once locked: another training here is reported first
+        _refuse_another(run, resume)  # only after locking, so that another run here is reported first
         _sweep(run)
         _refuse_another(run, resume)  # a checkpoint may have been restored
         if not resume and run.journal.exists():
@@ -108,7 +108,7 @@ def _is_run(run: RunDirectory) -> bool:
 
 
 def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
-    """Open and lock the lock file, keeping its content and following no link."""
+    """Open and lock the lock file without following links or changing its content."""
     path, flags = run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         with _usable(run.path):
@@ -124,7 +124,7 @@ def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
         except BaseException:
             file.close()
             raise
-        file.close()  # a failed start removed it before it was locked
+        file.close()  # a failed start removed the file before it was locked
 
 
 def _take(file: io.FileIO, path: Path, how: int) -> None:
@@ -154,14 +154,14 @@ def _refuse_another(run: RunDirectory, resume: bool) -> None:
 
 
 def _has_trained(run: RunDirectory) -> bool:
-    """Check whether a step was done or anything saved."""
+    """Check whether the run has done a step or saved anything."""
     if run.checkpoints.exists():
         return True
     try:
         return any(journal.step_of(entry) for entry in journal.read(run.journal))
     except FileNotFoundError:
         return False
-    except OSError:  # unknown: assume that it has
+    except OSError:  # assume that the run has trained
         return True
 
 
@@ -184,7 +184,7 @@ def _sweep(run: RunDirectory) -> None:
 
 
 def _put_last_right(run: RunDirectory) -> None:
-    """Point ``last`` to the newest complete checkpoint, if a killed process did not do so."""
+    """Point the link ``last`` to the newest complete checkpoint, if a killed process did not do so."""
     steps, named = run.steps(), run.pointed("last")
     if named in steps[-1:]:  # reading it checks whether it is complete
         return
@@ -193,5 +193,5 @@ def _put_last_right(run: RunDirectory) -> None:
         return
     if problem := dangling(run, "last"):
         warn(f"{problem}; using the newest complete one ({run.step_directory(newest).name})")
-    with suppress(OSError):  # the next save does it
+    with suppress(OSError):  # the next save updates the link
         run.point("last", newest)

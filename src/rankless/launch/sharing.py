@@ -9,7 +9,7 @@ from rankless.recipe.schema import Recipe
 
 
 def too_few(ranks: int, devices: int, kind: str) -> str:
-    """Return a note that only ``ranks`` of the ``devices`` have a micro-batch; ``kind`` is a plural noun."""
+    """Return a note that only ``ranks`` of ``devices`` devices have a micro-batch; ``kind`` is plural."""
     return (
         f"a step has only {counted(ranks, 'micro-batch', 'micro-batches')} (batch.images / batch.micro), so "
         f"only {ranks} of the {devices} {kind} will train"

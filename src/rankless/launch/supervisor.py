@@ -22,10 +22,10 @@ HOPELESS = 3  # restarts without progress
 
 
 class Death(msgspec.Struct):
-    """A death, as the journal records it.
+    """The death of a rank, the fork server or a host, as the journal records it.
 
     Attributes:
-        rank: None for the fork server, and for a host.
+        rank: number of the rank; None for the fork server or a host.
         code: exit code, or negative number of the signal.
         text: a sentence about the death.
     """
@@ -36,7 +36,7 @@ class Death(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """A rank's own failure: exit code, cause, and the end of its log."""
+    """A rank's failure: its exit code, its cause, and the end of the log."""
 
     code: int
     cause: str
@@ -44,10 +44,10 @@ class Failure(msgspec.Struct):
 
 
 class RoundEnd(msgspec.Struct):
-    """The end of a round, on one host or on all of them.
+    """The outcome of a round, on one host or on all hosts.
 
     Attributes:
-        notes: the ranks' notes, the first rank's first.
+        notes: the notes that the ranks left, in order of the ranks.
         failed: failures by rank; ranks that were killed because of another rank's failure are left out.
         signal: signal that ended the round; 0 if none did.
         step: newest saved step.
@@ -82,23 +82,23 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def note(self) -> dict[str, Any]:
-        """First note; empty if there is none."""
+        """The note of the first rank that left one; empty if no rank did."""
         return self.notes[0] if self.notes else {}
 
     @property
     def error(self) -> UserError | None:
-        """Error of the ranks that a restart would only repeat; None if there is none."""
+        """The ranks' error that a restart would only repeat; None if there is none."""
         return error_in(self.notes)
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are done."""
+        """Whether all steps of the job are done."""
         return any(note.get("finished") for note in self.notes)
 
     @property
     def stopped_by(self) -> int:
-        """Signal sent to a host or a rank from outside; 0 if there was none."""
-        if self.regrouping:  # the supervisor sent it
+        """The signal that a host or a rank received from outside; 0 if there was none."""
+        if self.regrouping:  # the supervisor sent the signal
             return 0
         return self.signal or next((note["signal"] for note in self.notes if note.get("signal")), 0)
 
@@ -119,18 +119,18 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def left_out(self) -> list[int]:
-        """Ranks whose devices are not to be used again."""
+        """The ranks whose devices must not be used again."""
         return [rank for rank, failure in self.failed.items() if failure.code == LEFT_OUT]
 
     @property
     def culprit(self) -> int | None:
-        """Rank whose failure ended the round: one killed by a signal, or else one that lost no other rank."""
+        """The rank whose failure ended the round: one killed by a signal, or else one that lost no peer."""
         codes = {rank: failure.code for rank, failure in self.failed.items()}
         return min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]), default=None)
 
     @property
     def why(self) -> str:
-        """Reason for the end, as a clause."""
+        """The reason why the round ended, as a clause."""
         if self.lost:
             return f"without {', '.join(self.lost)}"
         if self.fork_server:
@@ -139,7 +139,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def deaths(self) -> list[Death]:
-        """Deaths that were not caused by another one; the culprit's comes last."""
+        """The deaths that no other death has caused; the culprit's comes last."""
         if self.fork_server:
             return [self.fork_server]
         ranks = sorted(self.failed, key=lambda rank: rank == self.culprit)
@@ -151,7 +151,7 @@ class RoundEnd(msgspec.Struct):
 
 
 def how_it_ended(code: int) -> str:
-    """Return the end of a sentence that says how a process ended."""
+    """Describe how a process ended, as the end of a sentence."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return "lost the connection to the others" if code == LOST_PEER else f"ended with code {code}"
@@ -176,7 +176,7 @@ class Progress:
 
 
 class Hosts(Protocol):
-    """The hosts of a job; without SSH, only this machine."""
+    """The hosts that run a job; without SSH, only this machine."""
 
     progress: Progress
 
@@ -193,7 +193,7 @@ class Hosts(Protocol):
 def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | None:
     """Run rounds until the ranks are done, and report why each ended.
 
-    Return how the last round ended, or None if there were too few hosts for another one.
+    Return how the last round ended, or None if there were too few hosts for another round.
     """
     for end in hosts.rounds():
         if end.is_final:

@@ -1,4 +1,4 @@
-"""A check of the user's recipe and machine: every number of ranks must give the same bits."""
+"""Check on the user's machine that a recipe gives the same bits with every number of ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WARM_UP = 2  # steps that do not count for the speed
 
 @dataclass(frozen=True)
 class WorldResult:
-    """The result of one number of ranks.
+    """The result of training with one number of ranks.
 
     Attributes:
         world: number of ranks.
@@ -61,7 +61,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all worlds always gave the same bits."""
+        """Whether all worlds gave the same bits at every step."""
         return all(result.difference is None for result in self.worlds)
 
     def as_json(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def verify_on_hosts(
         outcome, traces = coordinator.outcome, coordinator.traces
         return judged(coordinator.training.recipe, traces, outcome.digest, outcome.seconds, first)
 
-    # All hosts first, so that an unusable one is found before anything is trained.
+    # Train on all hosts first, so that an unusable host is found before anything is trained.
     worlds = (list(hosts), [replace(hosts[0], devices=1)])
     return compare([partial(train, there) for there in worlds], steps, echo)
 
@@ -118,7 +118,7 @@ def verify_on_hosts(
 def compare(
     worlds: Sequence[Callable[[Trace], tuple[WorldResult, Trace]]], steps: int, echo: Callable[[str], None]
 ) -> VerifyReport:
-    """Train with one world after another and report the differences.
+    """Train with one number of ranks after another and report the differences.
 
     Each function in ``worlds`` receives the trace of the first world, empty at first. ``echo`` receives the
     table line by line.
@@ -140,7 +140,7 @@ def compare(
 
 
 def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -> tuple[WorldResult, Trace]:
-    """Train with ``world`` ranks and compare with the first world's trace."""
+    """Train with ``world`` ranks and compare the result with the first world's trace."""
     run = RunDirectory(folder / "run")
     code = local.train(recipe, run.path, devices=world, resume=False, dry_run_steps=steps, traces=folder)
     last = run.pointed("last")
@@ -154,7 +154,7 @@ def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -
 def judged(
     recipe: Recipe, texts: Sequence[str], digest: str, seconds: Sequence[float], first: Trace
 ) -> tuple[WorldResult, Trace]:
-    """Compare the traces of a world's ranks with each other and with the first world's, if there is one."""
+    """Compare the traces of all ranks with each other and with the first world's trace, if there is one."""
     traces = [[json.loads(line) for line in text.splitlines()] for text in texts]
     difference = None
     for rank, trace in enumerate(traces[1:], 1):
@@ -166,7 +166,7 @@ def judged(
 
 
 def _first_difference(one: Trace, other: Trace, who: str) -> str | None:
-    """Return the first step and tensor in which two traces differ; None if they are equal."""
+    """Return the first step and tensor in which two traces differ, or None if they are equal."""
     for a, b in zip(one, other, strict=False):
         both = {**a["tensors"], **b["tensors"]}
         names = [name for name in both if a["tensors"].get(name) != b["tensors"].get(name)]

@@ -64,7 +64,7 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
 
 
 def wait_for(run: Path) -> None:
-    """If a run on this machine may be about to begin, wait for it; raise a UserError if it does not begin."""
+    """Wait for a run on this machine that may be about to begin; raise a UserError if it does not begin."""
     if (run / "journal.jsonl").exists() or not following.may_begin(run):
         return
     say(f"{run}: no training here yet; waiting for one to begin, {following.PATIENCE:.0f} s at most")
@@ -93,7 +93,7 @@ def _here(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
 
 @contextmanager
 def _there(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
-    """Yield the same as :func:`_here` for a run on another machine."""
+    """Yield the recipe and the record of a run on another machine, and the lines of its journal."""
     command = sent(following, of.host, of.ssh, of.python)
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -124,7 +124,7 @@ def _recipe(head: dict[str, str]) -> dict[str, Any]:
 
 
 def _ranks(head: dict[str, str]) -> tuple[str, bool]:
-    """Return the type of the ranks' devices, and whether ranks are threads, as recorded at the last start."""
+    """Return the type of the ranks' devices at the last start, and whether the ranks were threads."""
     try:
         start = json.loads(head["environment"])[-1]
         return "cpu" if start["hardware"]["device"] == "cpu" else "cuda", start.get("backend") == "threads"

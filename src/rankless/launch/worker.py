@@ -26,7 +26,7 @@ from rankless.runs.journal import ending
 
 
 def main() -> int:
-    """Do the job that the first argument names and return the exit code."""
+    """Do the job in the file given as the first argument, and return the exit code."""
     path = Path(sys.argv[1])
     job = read_job(path)
     rank = int(os.environ.get("RANK", "0"))
@@ -62,7 +62,7 @@ def _init_process(job: Job, rank: int, launcher: int) -> int:
 if __name__ == "__main__":
     code = main()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # the reader may be gone
+        with contextlib.suppress(OSError):  # the reader of the output may be gone
             stream.flush()
     # Everything is written: skip the teardown of dozens of native threads.
     os._exit(code)

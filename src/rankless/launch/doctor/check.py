@@ -1,4 +1,4 @@
-"""The findings of ``rankless doctor``: the thing checked, its state and the fix, and a table of them."""
+"""The findings of ``rankless doctor``, each with an observed state and a fix, and a table of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Check:
-    """The finding about one thing.
+    """A finding about one checked item, such as the memory.
 
     Attributes:
-        name: name of the thing.
-        level: ``error`` prevents a training; ``warning`` may do so.
+        name: name of the item.
+        level: ``error`` prevents training; ``warning`` may do so.
         value: observed state.
-        fix: what to do, if possible a command; empty if all is well.
-        host: name of the host; empty for this machine, or for all.
+        fix: advice, if possible a command; empty if all is well.
+        host: name of the host; empty for this machine, or for all hosts.
     """
 
     name: str
@@ -50,7 +50,7 @@ def error(name: str, value: str, fix: str) -> Check:
 
 
 def run(looks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check]:
-    """Run all checks in parallel; one that fails, or takes more than ``seconds``, becomes a finding."""
+    """Run all checks in parallel; a check that fails or exceeds ``seconds`` becomes a finding."""
     found: dict[str, Check] = {}
 
     def look(name: str) -> None:
@@ -74,7 +74,7 @@ def run(looks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check]
 
 
 _ORDER = ("ok", "warning", "error")
-_LONG = 24  # columns for names of hosts
+_LONG = 24  # maximum width of the host names, in columns
 
 
 def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
@@ -94,7 +94,7 @@ def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
 
 
 def lines(checks: Sequence[Check], hosts: Sequence[str], columns: int | None = None) -> list[str]:
-    """Return a table (level, thing, hosts, value), each fix below its finding, and a summary."""
+    """Return the lines of a table (level, item, hosts, value), with fixes below findings, and a summary."""
     rows = merged(checks, hosts)
     columns = max(columns or shutil.get_terminal_size((110, 24)).columns, 60)
     thing = max([len(row.name) for row in rows], default=0)

@@ -1,4 +1,4 @@
-"""Checks that each machine runs itself: of its software, processors, limits, network, disks and ranks."""
+"""Checks that each machine runs on itself: software, processors, limits, network, disks and ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def software(running: str = __version__, installed: str | None = None) -> Check:
     """Check the versions of Python, PyTorch and Rankless."""
     try:
         installed = installed or metadata.version("rankless")
-    except metadata.PackageNotFoundError:  # the code was copied here
+    except metadata.PackageNotFoundError:  # the code was copied here, not installed
         installed = running
     value = f"rankless {running}, torch {metadata.version('torch')}, Python {platform.python_version()}"
     if installed != running:
@@ -66,7 +66,7 @@ def processor(model: str | None = None, flags: frozenset[str] | None = None) -> 
 
 
 def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) -> Check:
-    """Check that there are enough usable cores for the ``threads`` of a rank."""
+    """Check that there are enough usable cores for a rank with ``threads`` threads."""
     usable, every = usable_cores(root), every or os.cpu_count() or 1
     value = f"{usable} of {every}"
     if usable < every:
@@ -104,7 +104,7 @@ def shared_memory(folder: Path = _SHM) -> Check:
 
 
 def open_files(limit: int | None = None) -> Check:
-    """Check ``ulimit -n``, the limit for sockets to ranks and for files of loader processes."""
+    """Check ``ulimit -n``, which limits the sockets to ranks and the files of loader processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = soft if limit is None else limit
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
@@ -135,8 +135,8 @@ class Cards:
 
     Attributes:
         names: names of the GPUs that PyTorch sees.
-        free: unused fraction of each one's memory.
-        driver: version of the kernel driver; empty without one.
+        free: unused fraction of each GPU's memory.
+        driver: version of the kernel driver; empty without a driver.
         library: versions of CUDA and NCCL in PyTorch.
         switched: whether there is an NVSwitch.
         managed: whether the fabric manager runs.
@@ -151,7 +151,7 @@ class Cards:
 
 
 def cards(root: Path = Path("/")) -> Cards:
-    """Return the GPUs of this machine; ``root`` is the parent of ``dev`` and ``proc``."""
+    """Return the visible GPUs of this machine; ``root`` is the parent of ``dev`` and ``proc``."""
     import torch
 
     from rankless.engine.environment import nvidia_driver
@@ -168,7 +168,7 @@ def cards(root: Path = Path("/")) -> Cards:
         library += f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     running: set[str] = set()
     for path in (root / "proc").glob("[0-9]*/comm"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             running.add(path.read_text(encoding="utf-8", errors="replace").strip())
     return Cards(
         names,
@@ -181,7 +181,7 @@ def cards(root: Path = Path("/")) -> Cards:
 
 
 def gpus(seen: Cards | None = None) -> Check:
-    """Check that the GPUs are seen by PyTorch, of one kind, unused, and connected."""
+    """Check that PyTorch sees the GPUs, and that they are of one kind, unused and connected."""
     seen = seen or cards()
     if not seen.names:
         if not seen.driver:
@@ -263,7 +263,7 @@ def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = No
 
 
 def existing(path: Path) -> Path:
-    """Return the path itself, or its nearest existing parent."""
+    """Return the path if it exists, otherwise its nearest existing parent."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
@@ -276,7 +276,7 @@ _CONTAINERS = ("docker", "br-", "virbr", "cni", "flannel", "veth", "podman")
 def own_name(
     name: str | None = None, found: Sequence[str] | None = None, own: Sequence[str] | None = None
 ) -> Check:
-    """Check the addresses of the machine's own name."""
+    """Check the addresses to which the machine's own name resolves."""
     name = name or platform.node()
     found = addresses_of(name) if found is None else found
     own = [address for every in interfaces().values() for address in every] if own is None else own
@@ -293,7 +293,7 @@ def own_name(
 
 
 def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
-    """Check the interfaces, their addresses and MTUs."""
+    """Check the network interfaces, their addresses and their MTUs."""
     found = interfaces() if found is None else found
     shown = []
     families = set()
@@ -313,7 +313,7 @@ def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
 def chosen_interface(
     environment: Mapping[str, str] = os.environ, found: Mapping[str, Sequence[str]] | None = None
 ) -> Check:
-    """Check the interface that environment variables name for gloo and NCCL."""
+    """Check the network interface that environment variables select for gloo and NCCL."""
     found = interfaces() if found is None else found
     asked = {name: environment[name] for name in _VARIABLES if environment.get(name)}
     missing = {
@@ -343,7 +343,7 @@ def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:
 
 
 def _is_meant(value: str, interface: str) -> bool:
-    """Check whether the value of a gloo or NCCL variable names an interface."""
+    """Check whether the value of a gloo or NCCL variable selects ``interface``."""
     if value.startswith("^"):
         return True
     exact = value.startswith("=")
@@ -375,7 +375,7 @@ class Process:
 
 
 def processes(root: Path = Path("/proc")) -> list[Process]:
-    """Return all visible processes."""
+    """Return all processes that are visible in ``root``."""
     found = []
     for folder in root.iterdir():
         if not folder.name.isdigit():
@@ -387,7 +387,7 @@ def processes(root: Path = Path("/proc")) -> list[Process]:
             if state != "Z":
                 command = (folder / "cmdline").read_bytes()
                 found.append(Process(int(folder.name), int(parent), name, command, folder.stat().st_uid))
-        except (OSError, ValueError):  # it has ended
+        except (OSError, ValueError):  # the process has ended
             continue
     return found
 
@@ -408,19 +408,19 @@ def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -
 
 def _is_adopted(parent: Process | None) -> bool:
     """Check whether a process has lost the parent that started it."""
-    if parent is None:  # outside this container
+    if parent is None:  # the parent is outside this container
         return False
     is_reaper = parent.id == 1 or parent.name in _REAPERS
     return is_reaper and not _LAUNCHER.search(parent.command)
 
 
-_LIMIT = 30.0  # seconds, imports included
+_LIMIT = 30.0  # seconds for a check, imports included
 DATA_LIMIT = 300.0
-"""Seconds that reading the data for the first time may take."""
+"""Time limit in seconds for reading the data for the first time."""
 
 
 def checks(directory: Path, threads: int = 1) -> list[Check]:
-    """Run all checks of this machine."""
+    """Run all checks of this machine and return the findings."""
     return run(
         {
             "software": software,
@@ -444,7 +444,7 @@ def checks(directory: Path, threads: int = 1) -> list[Check]:
 
 
 def data(recipe: Recipe) -> Check:
-    """Check that the data can be read."""
+    """Check that the recipe's data can be read."""
 
     def look() -> Check:
         from rankless.tasks import data_digest

@@ -1,4 +1,4 @@
-"""Checks of several hosts and the network between them, over the connections that a training uses."""
+"""Checks of several hosts and the network between them, over the connections that training uses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def alike(members: Sequence[Member]) -> list[Check]:
 def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
     """Check how far the clocks differ.
 
-    ``skews`` gives, for each host, the seconds by which its clock is ahead of this machine's, and the
+    ``skews`` maps each host to the seconds by which its clock is ahead of this machine's, and the
     uncertainty.
     """
     ahead, behind = max(skews, key=lambda name: skews[name][0]), min(skews, key=lambda name: skews[name][0])
@@ -138,13 +138,13 @@ _SLOW = 100e6  # bytes/s; a link of 1 Gbit/s carries 117e6
 
 
 def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
-    """Return the bytes per second that every host sends; an all-reduce sends its vector twice."""
+    """Return the bytes per second that each host sends in an all-reduce, which sends its vector twice."""
     passes = 2 if timing["name"] == "all-reduce" else 1
     return float(passes * (hosts - 1) / hosts * timing["size"] / timing["seconds"])
 
 
 def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
-    """Return the latency and bandwidth, with a warning if the network is slower than 1 Gbit/s."""
+    """Return a finding about latency and bandwidth; it is a warning if the network is below 1 Gbit/s."""
     latency = min(timing["seconds"] for timing in timings)
     largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
     rate = bandwidth(largest, hosts)
@@ -156,7 +156,9 @@ def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
 
 
 def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
-    """Estimate the seconds of a step and the network's share; upper bounds, because the two partly overlap.
+    """Estimate the duration of a step and the network's share of it.
+
+    Both are upper bounds, because computing and communication partly overlap.
 
     Args:
         alone: seconds of a step on the first host by itself.
@@ -222,7 +224,7 @@ class Examination:
 
 
 def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -> Examination:
-    """Check the hosts as far as possible; problems of a host become findings, never exceptions.
+    """Check the hosts as far as possible; a host's problems become findings, never exceptions.
 
     With a recipe, also check its data and estimate the network's share of its step.
     """
@@ -241,7 +243,7 @@ def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -
 
 
 class _Doctor:
-    """One examination; a failure on one host does not stop the checks of the others."""
+    """One examination of hosts; a failure on one host does not stop the checks of the others."""
 
     def __init__(self, pool: HostPool, recipe: Recipe | None, run: Path) -> None:
         self.pool, self.recipe, self.run = pool, recipe, run
@@ -250,7 +252,7 @@ class _Doctor:
         self.reported: set[int] = set()
 
     def look(self) -> None:
-        """Run all checks."""
+        """Run all checks of the hosts and the network."""
         self.pool.connect(self.pool.members)
         self.pool.wait_ready()
         self._report_lost()
@@ -319,7 +321,7 @@ class _Doctor:
             self.found.checks.append(clocks(skews))
 
     def _connections(self, members: list[Member]) -> bool:
-        """Have every host try every other; return whether all reach each other."""
+        """Have every host try to connect to every other; return whether all succeed."""
         for index, reply in self._ask(messages.Listen(echo=True), _TRY).items():
             self.pool.members[index].ports = reply.value
         members = [member for member in members if not member.lost]
@@ -388,7 +390,7 @@ class _Doctor:
         return True
 
     def _step(self, training: Training, lead: Member) -> None:
-        """Measure a step on the first host only."""
+        """Measure a step of the recipe on the first host only."""
         command = messages.Step(recipe=training.json(lead), devices=self.found.shares[0])
         reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.Value(value=0.0))
         self.found.step = reply.value or 0.0

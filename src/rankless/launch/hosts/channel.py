@@ -37,9 +37,9 @@ BEAT = 1.0
 SILENCE = 30.0
 """Seconds of silence after which a host counts as lost; shorter network outages are tolerated."""
 MISSED = 8.0
-"""The same if ranks of other hosts have lost a peer."""
+"""Seconds of silence after which a host counts as lost if ranks of other hosts have lost a peer."""
 OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-"""SSH options of every connection, which never prompts."""
+"""SSH options for every connection, so that SSH never prompts."""
 # SSH's own keepalive, which gives up a silent host later than the coordinator does.
 _ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=8")
 _KEPT_LINES = 20
@@ -71,7 +71,7 @@ class Package:
     """The code of this copy of rankless, to be sent to hosts and run there (``--sync``).
 
     Attributes:
-        folder: the folder below the home directory to unpack it in; the name depends on the content.
+        folder: the folder below the home directory in which to unpack it; its name depends on the content.
         data: a zip archive in base64.
     """
 
@@ -103,10 +103,10 @@ class Way:
 
 
 def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
-    """Return the way that the command line describes; if ``python`` is None, use this interpreter's path."""
+    """Return the settings from the command line; if ``python`` is None, use this interpreter's path."""
     env = {name: text for name, text in os.environ.items() if name.startswith("RANKLESS_") and name != HERE}
     env.setdefault("RANKLESS_SECRET", secrets.token_hex(32))  # sent only over SSH (world/secret)
-    if sys.stdout.isatty():  # rank 0 shows its bar through a pipe
+    if sys.stdout.isatty():  # rank 0 shows its progress bar through a pipe
         size = os.get_terminal_size(1)
         env |= {"FORCE_COLOR": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}
     words = ssh_words(ssh)
@@ -120,7 +120,7 @@ def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
 
 
 def _package() -> Package:
-    """Pack the code that runs here, without its dependencies."""
+    """Pack the code of Rankless that runs here, without its dependencies."""
     root = Path(rankless.__file__).parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -136,13 +136,13 @@ Events = queue.Queue[tuple["Channel", Event]]
 
 
 class Channel:
-    """A connection to the supervisor of a host, which it starts.
+    """A connection to a host's supervisor, which is started with the connection.
 
     All events are put into ``events`` as (channel, event); the last one says why the connection was ``lost``.
 
     Attributes:
         heard: monotonic time of the last sign of life.
-        is_open: whether events are wanted.
+        is_open: whether events are still wanted.
     """
 
     def __init__(self, host: Host, ssh: Sequence[str], python: str, events: Events) -> None:
@@ -170,7 +170,7 @@ class Channel:
         self._written.put(line({"do": do, **request}))
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-        """Have the supervisor start its process."""
+        """Tell the supervisor to start its process."""
         self.send("start", argv=list(argv), env=dict(env), cwd=cwd)
 
     def command(self, command: Command[Any]) -> None:
@@ -178,7 +178,7 @@ class Channel:
         self.send("input", text=msgspec.json.encode(command).decode())
 
     def close(self, grace: float = 0.0) -> None:
-        """Tell the supervisor to end, with everything that it started; do not wait for it."""
+        """Tell the supervisor to end, with everything that it started, without waiting for it."""
         self.send("end", grace=grace)
 
     def drop(self) -> None:
@@ -220,7 +220,7 @@ class Channel:
                     self._said.append(said)
 
     def _write(self) -> None:
-        """Write the queued requests, and a beat whenever the queue is empty."""
+        """Write queued requests to the supervisor, and a sign of life whenever the queue is empty."""
         pipe = _piped(self._process.stdin)
         beat = line(Beat())
         with suppress(OSError, ValueError):
@@ -238,14 +238,14 @@ class Channel:
 
 
 def _piped(stream: IO[bytes] | None) -> IO[bytes]:
-    """Return a stream of a process that was started with pipes."""
+    """Return a stream of a process; raise a ValueError if it was not opened as a pipe."""
     if stream is None:
         raise ValueError("the process was started without this pipe")
     return stream
 
 
 def quoted(said: str) -> str:
-    """Return SSH's output; if a host key has changed, only the sentence about it."""
+    """Return SSH's output; if a host key has changed, return only the sentence about that."""
     changed = re.search(_CHANGED, said)
     return changed[0] if changed else said
 

@@ -1,4 +1,4 @@
-"""Training on several hosts: start it, run rounds of ranks, and continue with the remaining hosts.
+"""Coordinate training on several hosts: run rounds of ranks, and continue with the remaining hosts.
 
 A round is one start of all ranks. It ends when the training ends, when a rank or a host is lost, or when a
 returning host is to join. Every round continues from the newest checkpoint.
@@ -36,11 +36,11 @@ _REPORTED = 4  # refusals for one reason before it is reported: the host's run m
 
 
 class StopNow(BaseException):
-    """A request to stop before there is anything to save, or a second one."""
+    """A request to stop before there is anything to save, or a second request to stop."""
 
 
 class Coordinator:
-    """The coordinator of one training on several hosts.
+    """The coordinator of a training run on several hosts.
 
     Attributes:
         outcome, traces: results of a dry run.
@@ -57,7 +57,7 @@ class Coordinator:
         self.has_started = False
         self.outcome = messages.DryRunOutcome()
         self.traces = list[str]()
-        self.members: list[Member] = []  # hosts of the last round, the one with rank 0 first
+        self.members: list[Member] = []  # hosts of the last round, the host of rank 0 first
         self.deaths: list[Death] = []  # deaths for the next round's first host to record
         self.number = 0
         self.answered = True  # whether a host has reported how the last round ended
@@ -99,7 +99,7 @@ class Coordinator:
             raise StopNow
 
     def _start(self) -> bool:
-        """Begin on every host; return False if the run to resume is already finished."""
+        """Begin the run on every host; return False if the run to resume is already finished."""
         wanted, members = self.wanted, self.pool.members
         if not wanted.dry_run_steps:
             say(f"connecting to {names(members)}", file=sys.stdout)
@@ -152,7 +152,7 @@ class Coordinator:
             yield self._round(members)
 
     def record(self, end: RoundEnd) -> None:
-        """Count a round's progress; the next round's first host writes its deaths into the journal."""
+        """Record a round's progress; the next round's first host writes the deaths to the journal."""
         self.unheard = not self.answered
         if self.answered:
             self._count(end.step)
@@ -165,7 +165,7 @@ class Coordinator:
         return f"{where_from(saved)} on {left or 'the hosts that come back'}"
 
     def _present(self) -> list[Member]:
-        """Return the hosts that hold the run. If there are too few, wait; return none after a time limit."""
+        """Return the hosts that hold the run, or none if there are still too few after a time limit."""
         while self.requests.first is None:
             self._see_losses()
             members = [member for member in self.pool.members if member.index in self.hosts.joined]
@@ -193,7 +193,7 @@ class Coordinator:
             self.deaths.append(Death(None, 0, text))
 
     def _meet(self, members: list[Member]) -> list[Member]:
-        """Find out which hosts reach each other, and return those that can train together."""
+        """Find out which hosts reach each other, and return the hosts that can train together."""
         while members := [member for member in members if not member.lost]:
             missed = preflight.find_addresses(self.pool, members)
             if not missed and not any(member.lost for member in members):
@@ -239,7 +239,7 @@ class Coordinator:
             self._see_losses()
             if self.requests.first is not None and not asked:
                 asked, until = True, time.monotonic() + GRACE
-                if not regrouping:  # otherwise they are already saving, and a second request would kill them
+                if not regrouping:  # otherwise ranks are already saving, and a second request would kill them
                     self._send_to_round(members, self._request(self.requests.first))
             failed = any(m.lost or (m.replies and _is_failed(m.replies[0])) for m in members)
             self.pool.missing = failed
@@ -273,7 +273,7 @@ class Coordinator:
         return end
 
     def _leave_out(self, members: list[Member], replies: Mapping[int, messages.RoundEnded]) -> list[Member]:
-        """Leave out and return hosts that could not run their ranks; raise a UserError if too few remain."""
+        """Drop and return the hosts that could not run their ranks; raise a UserError if too few remain."""
         problems = {index: reply.problems for index, reply in replies.items() if reply.problems}
         unable = [member for member in members if member.index in problems]
         if unable and len([m for m in members if not m.lost]) - len(unable) < self.wanted.least:
@@ -287,12 +287,12 @@ class Coordinator:
         return messages.Request(of=self.number, number=int(number))
 
     def _send_to_round(self, members: Sequence[Member], command: messages.Request | messages.Abandon) -> None:
-        """Send a command about the current round."""
+        """Send hosts a command about the current round."""
         for member in members:
             self.pool.send(member, command)
 
     def _count(self, step: int) -> None:
-        """Record the progress of the last round."""
+        """Record the progress of the last round, whose newest saved step is ``step``."""
         if self.progress.count(step):
             self.hosts.has_trained()
 
@@ -332,7 +332,7 @@ class Coordinator:
 
 
 class Returning:
-    """The hosts that hold the run, and the lost ones that may return.
+    """The hosts that hold the run, and the lost hosts that may return.
 
     Attributes:
         joined: indices of hosts whose run directory is locked.
@@ -349,7 +349,7 @@ class Returning:
     def lost(self) -> list[Member]:
         """Return the hosts lost since the last call."""
         found = [member for member in self.pool.members if member.lost and member.index in self.joined]
-        for member in found:  # its process is gone, and so is the lock
+        for member in found:  # the lock is gone with the host's process
             self.joined.discard(member.index)
             self._wait(member)
         return found
@@ -371,7 +371,7 @@ class Returning:
         self._retry_at[member.index] = float("inf")
 
     def has_trained(self) -> None:
-        """Reset the refusals of the joined hosts, because they have trained."""
+        """Forget earlier refusals of the joined hosts, because these hosts have trained."""
         for index in self.joined:
             del self._refused[index]
 
@@ -382,7 +382,7 @@ class Returning:
             if member.index in self.joined:
                 continue
             if member.lost:
-                if member.index in self._asked:  # lost again
+                if member.index in self._asked:  # the host was lost again
                     self._wait(member)
                 elif now > self._retry_at.get(member.index, 0.0):
                     self._wait(member)
@@ -426,12 +426,12 @@ class Returning:
 
 
 def _is_failed(reply: messages.RoundEnded) -> bool:
-    """Check whether ranks of a host failed."""
+    """Check whether any rank of a host failed."""
     return bool(reply.end.failed or reply.problems)
 
 
 def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], way: Way) -> int:
-    """Train on several hosts and print how it went.
+    """Train on several hosts and print the outcome.
 
     Returns:
         The exit code: 0 if finished, 85 if stopped by a signal and saved, 130 after Ctrl-C, 1 if the training

@@ -1,4 +1,4 @@
-"""``--detach`` and ``attach``: a run that the first host coordinates, independent of this machine."""
+"""``--detach`` and ``attach``: runs coordinated by their first host, independently of this machine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rankless.recipe.load import dump
 from rankless.runs.overview import DETACHED
 
 _SSH_FAILED = 255
-"""Exit code of SSH for its own failures; otherwise it returns the command's."""
+"""Exit code of SSH for its own failures; otherwise SSH returns the command's exit code."""
 
 
 class Coordinator(NamedTuple):
-    """The coordinator of a detached training.
+    """The coordinator of a detached run.
 
     Attributes:
-        host: the host that coordinates.
+        host: the host on which the coordinator runs.
         ssh, python: the SSH command, and the interpreter on that host, which needs no packages.
         cwd: the working directory there.
         hosts: all hosts as the user gave them.
@@ -60,7 +60,7 @@ def recorded(run: Path) -> Coordinator:
 
 
 def sent(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:
-    """Return the command that runs a module's source on a host; the module must need no packages."""
+    """Return the command that runs a module's source on a host; the module must not need packages."""
     source = base64.b64encode(Path(str(program.__file__)).read_bytes()).decode()
     words = [python, "-u", "-c", f"import base64;exec(base64.b64decode('{source}'))"]
     return words if host.is_here else [*ssh, *OPTIONS, host.address, shlex.join(words)]
@@ -126,7 +126,7 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
 
 
 def _record(run: Path, record: Coordinator) -> None:
-    """Record on this machine which host coordinates a training."""
+    """Record on this machine which host coordinates a run."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         fields = {**record._asdict(), "host": str(record.host)}
@@ -136,10 +136,10 @@ def _record(run: Path, record: Coordinator) -> None:
 
 
 def attach(run: Path, *, stop: bool) -> int:
-    """Show the output of a detached training until it ends, and return its exit code.
+    """Show the output of a detached run until it ends, and return its exit code.
 
-    With ``stop``, first ask the training to save and end. Raise a UserError if the directory has no detached
-    training or the host does not answer.
+    With ``stop``, first ask the run to save and end. Raise a UserError if the directory has no detached run
+    or the host does not answer.
     """
     record = recorded(run)
     request = {"cwd": record.cwd, "run": str(run)}
@@ -155,7 +155,7 @@ def attach(run: Path, *, stop: bool) -> int:
 
 
 def _if_lost(run: Path, record: Coordinator) -> str:
-    """Describe how to continue a training if its coordinator's host does not answer."""
+    """Describe how to continue a run whose coordinating host does not answer."""
     text, hosts = "if it is up, the training continues", parse_hosts(record.hosts or str(record.host))
     others = [str(host) for host in hosts if host.name != record.host.name]
     if not others:
@@ -167,7 +167,7 @@ def _if_lost(run: Path, record: Coordinator) -> str:
 def _ask(
     host: Host, ssh: Sequence[str], python: str, request: dict[str, Any], *, captured: bool
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run :mod:`rankless.launch.hosts.detached` with a request on a host."""
+    """Send a request to a host by running :mod:`rankless.launch.hosts.detached` there."""
     command = sent(detached, host, ssh, python)
     line = json.dumps(request).encode() + b"\n"
     try:

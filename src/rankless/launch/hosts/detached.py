@@ -1,6 +1,7 @@
-"""A program sent to the first host as source; it starts or follows a coordinator that outlives the client.
+"""A program that is sent to the first host as source, to start or follow a detached coordinator.
 
-It needs only Python 3.8 or newer. The request is a line of JSON on the standard input.
+The coordinator outlives the client. The program needs only Python 3.8 or newer, and reads its request as a
+line of JSON from the standard input.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ STARTS, NUMBERS = ('{"event":"start"', '{"event":"resume"'), ('{"step"', '{"eval
 
 
 def main() -> int:
-    """Handle the request and return the exit code."""
+    """Handle the request on the standard input and return the exit code."""
     request = json.loads(sys.stdin.readline())
     home, cwd = Path.home(), Path(request["cwd"])
     os.chdir(cwd if cwd.is_dir() else home)
@@ -35,7 +36,7 @@ def main() -> int:
         )
         return 2
     if not is_alive(record):
-        print(f"{run}: this training has ended; its output:")
+        print(f"{run}: this run has ended; its output:")
         sys.stdout.flush()
     elif request["do"] == "stop":
         os.kill(record["pid"], signal.SIGTERM)
@@ -43,14 +44,14 @@ def main() -> int:
 
 
 def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -> int:
-    """Start the command in a new session, with its output in the run's folder, and wait until it trains.
+    """Start the command in a new session, with output to the run's folder, and wait until training begins.
 
     Print the process id, and the warnings on the standard error. If the command has ended, print its complete
     output instead and return its exit code; otherwise return 0.
     """
     record = read(run)
     if record is not None and is_alive(record):
-        print(f"error: {run}: a training is coordinated there by process {record['pid']}", file=sys.stderr)
+        print(f"error: {run}: a run is coordinated there by process {record['pid']}", file=sys.stderr)
         return 2
     run.mkdir(parents=True, exist_ok=True)
     if recipe is not None:
@@ -80,7 +81,7 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait until a start not listed in ``before`` has done a step; return the exit code if it has ended."""
+    """Wait for the first step after a start that is not in ``before``; return the exit code, if any."""
     while True:
         code, begun = (read(run) or {}).get("code"), False
         for line in journal(run):
@@ -93,7 +94,7 @@ def wait(run: Path, before: list[str]) -> int | None:
 
 
 def journal(run: Path) -> list[str]:
-    """Return the lines of the journal so far."""
+    """Return the lines of the run's journal so far."""
     try:
         return (run / "journal.jsonl").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -124,7 +125,7 @@ def follow(run: Path, record: dict[str, int]) -> int:
             if not alive:
                 break
             time.sleep(0.2)
-    for _ in range(20):  # the code is recorded a moment later
+    for _ in range(20):  # the exit code is recorded a moment later
         code = (read(run) or {}).get("code")
         if code is not None:
             return code if code >= 0 else 128 - code
@@ -139,7 +140,7 @@ def is_alive(record: dict[str, int]) -> bool:
 
 
 def began(pid: int) -> int:
-    """Return when a process was started, in ticks since boot; 0 if there is no such process."""
+    """Return the start time of a process in ticks since boot, or 0 if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
     except OSError:
@@ -148,7 +149,7 @@ def began(pid: int) -> int:
 
 
 def read(run: Path) -> dict[str, int] | None:
-    """Return the record; None if there is none."""
+    """Return the record of the command's process, or None if there is none."""
     try:
         record = json.loads((run / RECORD).read_text("utf-8"))
     except (OSError, ValueError):
@@ -157,7 +158,7 @@ def read(run: Path) -> dict[str, int] | None:
 
 
 def write(run: Path, record: dict[str, int]) -> None:
-    """Write the record atomically."""
+    """Write the record of the command's process atomically."""
     beside = run / f".{RECORD}.{os.getpid()}.tmp"
     beside.write_text(json.dumps(record), "utf-8")
     beside.rename(run / RECORD)

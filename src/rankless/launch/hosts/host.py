@@ -95,7 +95,7 @@ class HostProcess:
             return Answer(problems=list(known.problems) if known else [f"{type(error).__name__}: {error}"])
 
     def _read(self) -> None:
-        """Read commands; handle beats and commands about a running round at once."""
+        """Read commands, and handle signs of life and commands about a running round at once."""
         for text in sys.stdin:
             self.silent = 0
             try:
@@ -121,7 +121,7 @@ class HostProcess:
         self.commands.put(None)
 
     def _leave_a_hung_supervisor(self) -> None:
-        """Kill this process with its ranks if the supervisor no longer passes on the client's beats."""
+        """Kill this process and its ranks if the supervisor stops passing on the client's signs of life."""
         while self.silent < _SILENCE:
             time.sleep(1)
             self.silent += 1
@@ -283,10 +283,10 @@ class HostProcess:
 
 
 def facts(recipe: str) -> dict[str, Any]:
-    """Return the properties of this host that a training depends on, ready for JSON.
+    """Return the properties of this host that affect training, as plain data for JSON.
 
-    ``recipe`` is JSON with this host's path of the data; if it is empty, no data is read. ``problems`` in the
-    result lists what prevents a training from starting here.
+    ``recipe`` is JSON with the data's path on this host; if it is empty, no data is read. ``problems`` in the
+    result lists the reasons why training cannot start here.
     """
     device = opening.device()
     problems: list[str] = []
@@ -309,7 +309,7 @@ def facts(recipe: str) -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Return an id of this machine, independent of its name; containers with own networks have own ids."""
+    """Return an id of this machine and its network namespace that does not depend on their names."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
@@ -317,7 +317,7 @@ def _machine() -> str:
 
 
 def main() -> int:
-    """Serve one coordinator."""
+    """Serve one coordinator until its supervisor is gone."""
     die_with_parent()
     name_process("rankless host")
     events = os.fdopen(int(os.environ.pop("EVENTS_FD")), "wb")

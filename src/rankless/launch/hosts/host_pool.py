@@ -1,4 +1,4 @@
-"""The hosts of a training: connections, commands and replies, and the loss of silent hosts."""
+"""The hosts of a training run: connections, commands and replies, and the loss of silent hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONNECT = 60.0  # seconds for a connection and the supervisor's first event
 _START = 300.0  # seconds for the imports of a host's process, even from a cold network disk
 _POLL = 0.1
 _ASLEEP = 5.0  # seconds between two checks: a longer gap means that this process was stopped
-_LINES = 12  # last lines of a process's output
+_LINES = 12  # number of a process's last output lines to keep
 _LONGEST = 1 << 16  # bytes per line; a longer line is shown in parts
 _EVENTS = 1000  # events in the queue before the output of hosts has to wait
 _MODULE = ("-P", "-m", "rankless.launch.hosts.host")
@@ -34,7 +34,7 @@ _MODULE = ("-P", "-m", "rankless.launch.hosts.host")
 
 @dataclass(eq=False)
 class Member:
-    """One host and its process.
+    """One host of a training run and its process.
 
     Attributes:
         index: its number among the given hosts.
@@ -46,7 +46,7 @@ class Member:
         left_out: devices that its ranks no longer use.
         replies: replies to the last command.
         order, awaited, doing: number, reply type and name of the last command.
-        answered: time when its process was last known to work.
+        answered: time at which its process was last known to work.
         ports, own: its ports by address, and the address that the other hosts use.
     """
 
@@ -72,7 +72,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """The host's name as it was given."""
+        """The host's name as the user gave it."""
         return self.host.name
 
 
@@ -82,7 +82,7 @@ Asked = Command[A] | Callable[["Member"], Command[A]]
 
 
 class HostPool:
-    """All hosts of a training.
+    """All hosts of a training run.
 
     Args:
         way: how hosts are reached.
@@ -103,7 +103,7 @@ class HostPool:
         self._events: Events = queue.Queue(_EVENTS)
 
     def connect(self, members: Iterable[Member]) -> None:
-        """Start to connect; each member becomes ready or lost within seconds."""
+        """Start to connect to the members; each becomes ready or lost within seconds."""
         for member in members:
             member.lost, member.is_ready, member.has_connected = "", False, False
             member.replies.clear()
@@ -130,7 +130,7 @@ class HostPool:
     ) -> dict[int, A]:
         """Send a command to members that are ready, wait, and return the replies by index.
 
-        Members without a reply after ``seconds`` are lost; lost members are left out of the result.
+        Members without a reply after ``seconds`` count as lost; lost members are left out of the result.
         """
         for member in members:
             self.order(member, command(member) if callable(command) else command)
@@ -223,7 +223,7 @@ class HostPool:
             self.lose(member, event.lost)
 
     def _hear(self, member: Member, text: bytes) -> None:
-        """Handle a message of a host's process; late replies to earlier commands are dropped."""
+        """Handle a message from a host's process, and drop late replies to earlier commands."""
         sign = msgspec.json.decode(text, type=Sign)
         member.answered = time.monotonic() - (sign.beat or 0)
         if sign.ready:

@@ -52,19 +52,19 @@ class Sign(msgspec.Struct):
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An answer to a command; one with ``problems`` has no other content."""
+    """An answer to a command; an answer with ``problems`` has no other content."""
 
     reply_to: int = 0
     problems: list[str] = []
 
 
 class Value(Answer, Generic[T]):
-    """An answer with one value."""
+    """An answer that consists of one value."""
 
-    value: T = None  # type: ignore[assignment]  # with problems alone
+    value: T = None  # type: ignore[assignment]  # None if there are problems
 
 
-class Held(Answer):  # step: that of the newest complete checkpoint, None if there is none
+class Held(Answer):  # step: newest complete checkpoint; None if there is none
     exists: bool = False
     has_run: bool = False
     step: int | None = None
@@ -76,7 +76,7 @@ class Prepared(Answer):  # finished: last step of a run that needs no resuming b
     finished: int | None = None
 
 
-class RoundEnded(Answer):  # left_out: as for :class:`Round`, after it
+class RoundEnded(Answer):  # left_out: as for :class:`Round`, after the round
     end: RoundEnd = msgspec.field(default_factory=RoundEnd)
     left_out: list[int] = []
 
@@ -105,7 +105,7 @@ class Command(msgspec.Struct, Generic[A], kw_only=True, omit_defaults=True, tag_
 
     @classmethod
     def answer_type(cls) -> type[Answer]:
-        """Return the type of the answer."""
+        """Return the type of the answer to this command."""
         found: type[Answer] = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         return found
 
@@ -115,40 +115,40 @@ class Beat(Command[Answer]):
 
 
 class Request(Command[Answer]):
-    """A signal passed on to a round."""
+    """A command to pass a signal on to the running round."""
 
     of: int
     number: int
 
 
 class Abandon(Command[Answer]):
-    """Command to end a round that has lost ranks on other hosts."""
+    """A command to end a round that has lost ranks on other hosts."""
 
     of: int
 
 
 class Holds(Command[Held]):
-    """Query for the state of a run on the host."""
+    """A query for the state of a run on the host."""
 
     run: str
 
 
 class Recipe(Command[Value[str]]):
-    """Query for the recipe of a run on the host, with the given changes applied."""
+    """A query for the recipe of a run on the host, with the given changes applied."""
 
     run: str
     overrides: list[str]
 
 
 class Facts(Command[Value[dict[str, Any]]]):
-    """Query for the properties of the host that a training depends on."""
+    """A query for the properties of the host that affect training."""
 
     recipe: str
     run: str
 
 
 class Prepare(Command[Prepared]):
-    """Command to resolve a recipe with the host's data and devices, and to check it against the run."""
+    """A command to resolve a recipe with the host's data and devices, and to check it against the run."""
 
     recipe: str
     run: str
@@ -157,10 +157,10 @@ class Prepare(Command[Prepared]):
 
 
 class Begin(Command[Value[bool]]):
-    """Command to lock the run directory; the answer is whether another host of this training shares it.
+    """A command to lock the run directory; the answer is whether another host of this run shares it.
 
     Attributes:
-        token: identifies this training.
+        token: identifies this training run.
         stays: whether the run is kept when the process ends.
     """
 
@@ -172,7 +172,7 @@ class Begin(Command[Value[bool]]):
 
 
 class Listen(Command[Value[dict[str, int]]]):
-    """Command to listen for other hosts at every address; the answer is the port at each.
+    """A command to listen for other hosts at every address; the answer is the port at each address.
 
     With ``echo``, received bytes are sent back.
     """
@@ -181,20 +181,20 @@ class Listen(Command[Value[dict[str, int]]]):
 
 
 class Reach(Command[Value[dict[str, dict[str, Any]]]]):
-    """Command to call ``reach.probe``: the fields are its arguments, the answer is its result."""
+    """A command to call ``reach.probe``: the fields are its arguments, the answer is its result."""
 
     targets: Mapping[str, Mapping[str, Any]]
     large: bool = False
 
 
 class OpenStore(Command[Value[int]]):
-    """Command to open the store at which the ranks of the next round meet; the answer is its port."""
+    """A command to open the store at which the ranks of the next round meet; the answer is its port."""
 
     address: str
 
 
 class Round(Command[RoundEnded]):
-    """Command to run the host's ranks until all have ended.
+    """A command to run the host's ranks until all have ended.
 
     Attributes:
         ranks: number of ranks on this host.
@@ -213,41 +213,41 @@ class Round(Command[RoundEnded]):
 
 
 class Outcome(Command[DryRunOutcome]):
-    """Query for the result of a dry run."""
+    """A query for the outcome of a dry run on the host."""
 
     run: str
 
 
 class Withdraw(Command[Answer]):
-    """Command to release the run directory, and to remove a new run that trained nothing."""
+    """A command to release the run directory, and to remove a new run that trained nothing."""
 
 
 class Discard(Command[Answer]):
-    """Command to remove a run that is not kept."""
+    """A command to remove a run that is not kept."""
 
 
 class Report(Command[Value[str]]):
-    """Query for the final report of a training, as lines to print."""
+    """A query for the final report of a run, as lines to print."""
 
     run: str
 
 
 class Doctor(Command[Value[list[dict[str, Any]]]]):
-    """Command to check the machine."""
+    """A command to run the checks of ``rankless doctor`` on the host."""
 
     run: str
     threads: int
 
 
 class Clock(Command[Value[float]]):
-    """Query for the time of the machine's clock, in seconds since 1970."""
+    """A query for the time of the machine's clock, in seconds since 1970."""
 
 
 class Speed(Command[Measured]):
-    """Command to measure the network, with this host as one rank among all hosts.
+    """A command to measure the network, with this host as one rank among all hosts.
 
     Attributes:
-        parameters, micro_batches: their numbers in a recipe; 0 without a recipe.
+        parameters, micro_batches: the recipe's numbers of parameters and micro-batches; 0 without a recipe.
         own: the host's address that the other hosts use.
         address, port, rank, size: as for :func:`rankless.world.speed.connected`.
     """
@@ -262,14 +262,14 @@ class Speed(Command[Measured]):
 
 
 class Step(Command[Value[float]]):
-    """Command to time some steps of a recipe on this host only."""
+    """A command to time some steps of a recipe on this host only."""
 
     recipe: str
     devices: int
 
 
 class Parameters(Command[Value[float]]):
-    """Query for the number of parameters that a recipe trains."""
+    """A query for the number of parameters that a recipe trains."""
 
     recipe: str
 
@@ -278,4 +278,4 @@ COMMANDS = msgspec.json.Decoder(
     Beat | Request | Abandon | Holds | Recipe | Facts | Prepare | Begin | Listen | Reach | OpenStore | Round
     | Outcome | Withdraw | Discard | Report | Doctor | Clock | Speed | Step | Parameters
 )  # fmt: skip
-"""Decoder of all commands."""
+"""A decoder for every kind of command."""

@@ -23,7 +23,7 @@ HERE = "RANKLESS_HERE"
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a training.
+    """One host of a training run.
 
     Attributes:
         name: a name, an address or ``user@name`` for SSH, or an alias from the user's SSH configuration.
@@ -46,7 +46,7 @@ class Host:
 
     @property
     def address(self) -> str:
-        """Address for SSH: the name without the brackets of an IPv6 address."""
+        """The address for SSH: the name without the brackets of an IPv6 address."""
         return re.sub(r"[\[\]]", "", self.name)
 
 
@@ -103,7 +103,7 @@ def _lines(path: Path) -> Sequence[str]:
 
 
 def _host(entry: str) -> Host:
-    """Read one entry; raise a ValueError that describes what is wrong with it."""
+    """Parse one entry of ``--hosts``; raise a ValueError that describes the error in it."""
     if _is_ipv6(entry):
         raise ValueError(f"an IPv6 address needs brackets; expected [{entry}] or [{entry}]:DEVICES")
     found = _NAME.match(entry)
@@ -121,7 +121,7 @@ def _host(entry: str) -> Host:
 
 
 def ssh_words(text: str) -> list[str]:
-    """Return the words of the value of ``--ssh``, a command with its options."""
+    """Split the value of ``--ssh``, a command with its options, into words."""
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A training on several hosts, and the steps before its first round.
+"""A training run on several hosts, and the steps before its first round.
 
 The hosts are connected and compared, open the run, and find the addresses at which they reach each other.
 """
@@ -25,7 +25,7 @@ from rankless.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class Training:
-    """A training on several hosts.
+    """A training run on several hosts.
 
     Attributes:
         wanted: the user's options.
@@ -40,19 +40,19 @@ class Training:
     launched: dict[str, Any] = field(default_factory=dict)
 
     def json(self, member: Member) -> str:
-        """Return the recipe as JSON, with the path of the data on that host."""
+        """Return the recipe as JSON, with the path of the data on the member's host."""
         recipe = self.recipe
         if member.host.data:
             recipe = replace(recipe, data=replace(recipe.data, root=member.host.data))
         return to_json(recipe)
 
     def beginning(self, member: Member, token: str, *, resume: bool) -> messages.Begin:
-        """Return the command for a host to begin or join the training."""
+        """Return the command that makes a host begin or join the run."""
         run, stays = str(self.run), not self.wanted.dry_run_steps
         return messages.Begin(recipe=self.json(member), run=run, token=token, resume=resume, stays=stays)
 
     def job(self, member: Member) -> Job:
-        """Return the job of a host's ranks."""
+        """Return the job for the ranks of a host."""
         return Job(
             "train",
             self.json(member),
@@ -65,7 +65,7 @@ class Training:
         )
 
     def shares(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return each host's number of ranks, by index; in total, at most one rank per micro-batch.
+        """Return the number of ranks of each host, by index, with at most one rank per micro-batch in total.
 
         Raise a UserError if a host would have no rank.
         """
@@ -77,9 +77,9 @@ class Training:
         return counts
 
     def devices_of(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return each host's number of devices to use, by index; some may have no work.
+        """Return the number of devices to use on each host, by index; some devices may have no work.
 
-        Raise a UserError if a host has too few.
+        Raise a UserError if a host has too few devices.
         """
         counts, problems = {}, []
         for member in members:
@@ -104,7 +104,7 @@ _MAY_DIFFER = ("python", "NVIDIA driver")
 
 @dataclass(frozen=True)
 class Difference:
-    """A property in which hosts differ: ``what``, the hosts' ``values``, and a ``fix``."""
+    """A property that differs between hosts: its name (``what``), the hosts' ``values``, and a ``fix``."""
 
     what: str
     values: str
@@ -190,7 +190,7 @@ def _by_value(values: Mapping[str, str]) -> str:
 
 
 def connect(pool: HostPool) -> None:
-    """Connect to all hosts; raise a UserError that names those that cannot be used."""
+    """Connect to all hosts; raise a UserError that names the unusable hosts, if there are any."""
     pool.connect(pool.members)
     pool.wait_ready()
     if missing := [member for member in pool.members if member.lost]:
@@ -201,7 +201,7 @@ def connect(pool: HostPool) -> None:
 
 
 def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> list[str]:
-    """Get the facts of hosts and return warnings about differences that may change bits.
+    """Compare the properties of hosts and return warnings about differences that may change bits.
 
     Raise a UserError if the hosts cannot train together.
     """
@@ -237,7 +237,7 @@ def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
 
 
 def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
-    """Return the training before the hosts are compared, and the host that has the newest checkpoint."""
+    """Return the run, before its hosts are compared, and the host with the newest checkpoint."""
     run = wanted.run or _choose_run(pool, wanted.name)
     newest = _newest_holder(pool, run, resume=wanted.resume)
     recipe = wanted.recipe
@@ -251,7 +251,7 @@ def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
 def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Training, int | None]:
     """Let a host resolve the recipe and check it against its run.
 
-    Return the training with the resolved recipe, and the last step of a run that is already finished.
+    Return the run with the resolved recipe, and its last step if it is already finished.
     """
     command = messages.Prepare(
         recipe=training.json(member),
@@ -267,7 +267,7 @@ def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Trainin
 
 
 def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
-    """Find the address at which others reach each host; raise a UserError if any pair cannot connect."""
+    """Find an address at which the others reach each host; raise a UserError if a pair cannot connect."""
     missed = find_addresses(pool, members)
     refuse_lost(members)
     if missed:
@@ -280,7 +280,7 @@ def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
 
 
 def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[Member]]:
-    """Find the address at which others reach each host; hosts may be lost in the process.
+    """Find an address at which the others reach each host; hosts may be lost in the process.
 
     Return the hosts that cannot reach another one, keyed by the index of the host they cannot reach.
     """
@@ -311,7 +311,7 @@ def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[
 
 
 def loneliest(pool: HostPool, missed: Mapping[int, Sequence[Member]]) -> Member:
-    """Return the host to leave out: the one in most of the pairs that do not connect."""
+    """Return the host to leave out: the one with the most failed connections."""
     broken = Counter(index for index, others in missed.items() for _ in others)
     broken.update(other.index for others in missed.values() for other in others)
     return pool.members[max(broken, key=lambda index: (broken[index], index))]
@@ -343,5 +343,5 @@ def behind(pool: HostPool, members: Sequence[Member], run: str) -> dict[str, str
 
 
 def names(members: Sequence[Member]) -> str:
-    """Return the names of hosts for a message."""
+    """Return the names of hosts as text for a message."""
     return ", ".join(member.name for member in members)

@@ -18,12 +18,12 @@ from rankless.hardware.network import addresses_of, interface_of, listening_at, 
 
 WAIT = 3.0  # seconds for a connection, and for the echoed bytes
 _LARGE = 1 << 18  # bytes: more than one packet on any network
-_AT_ONCE = 256  # connections answered at the same time
+_AT_ONCE = 256  # maximum number of connections answered at the same time
 _LONGEST = 4 * WAIT  # seconds for a name server
 
 
 class Listener:
-    """A listener at every address that other machines may reach; with ``echo``, bytes are sent back."""
+    """A listener at every address that other machines may reach; with ``echo``, it sends bytes back."""
 
     def __init__(self, *, echo: bool = False) -> None:
         self.echo, self._room = echo, threading.Semaphore(_AT_ONCE)
@@ -35,11 +35,11 @@ class Listener:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def ports(self) -> dict[str, int]:
-        """Return the port at each address."""
+        """Return the listener's port at each address."""
         return {address: listener.getsockname()[1] for address, listener in self.sockets.items()}
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening at all addresses."""
         for listener in self.sockets.values():
             if self.echo:
                 with suppress(OSError):
@@ -67,9 +67,9 @@ class Listener:
 def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
     """Connect to a :class:`Listener`.
 
-    Return the reason as ``failed``, or this machine's address as ``source``. If ``large``, send more than one
-    packet; the result then also has the ``interface``, its ``mtu``, and whether the bytes came back
-    (``large``).
+    Return this machine's address as ``source``, or the reason for a failure as ``failed``. If ``large``, send
+    more than one packet; the result then also has the ``interface``, its ``mtu``, and whether the bytes came
+    back (``large``).
     """
     try:
         connection = socket.create_connection((address, port), timeout=WAIT)
@@ -124,7 +124,7 @@ def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str,
 
 
 def _received(connection: socket.socket) -> bytes:
-    """Receive bytes until the connection ends or the size of the test is reached."""
+    """Receive bytes until the connection ends or all bytes of the test have arrived."""
     data = b""
     while len(data) < _LARGE:
         some = connection.recv(_LARGE - len(data))
@@ -142,9 +142,9 @@ def sources(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def best_address(ports: Mapping[str, int], answers: Sequence[Mapping[str, str]]) -> str | None:
-    """Return the address at which all other hosts reach a host; None if there is none.
+    """Return the address at which all other hosts reach a host, or None if there is none.
 
-    ``answers`` has the result of :func:`sources` on each of the others. An address in their network is
+    ``answers`` has the result of :func:`sources` from each other host. An address in their own network is
     preferred, because its traffic is not routed.
     """
     common = [address for address in ports if all(address in answer for answer in answers)]

@@ -1,4 +1,4 @@
-"""A program sent to every host as source; it runs one process for its client.
+"""A program that is sent to every host as source and runs one process for its client.
 
 It needs only Python 3.8 or newer. Requests arrive as lines of JSON on its standard input and events leave on
 its standard output, both through SSH. The input is a lease: if it ends or is silent for some seconds (a cut
@@ -23,7 +23,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
-from typing import Any, Callable  # noqa: UP035  # of Python 3.8
+from typing import Any, Callable  # noqa: UP035  # for Python 3.8
 
 LEASE = 40.0  # seconds of silence from the client, which gives up this host earlier
 GRACE = 8.0  # seconds between asking a process to end and killing it, once the client is gone
@@ -36,8 +36,8 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.received = b""
-        self.waiting = bytearray()  # to be sent
-        self.asked = bytearray()  # to be written to the process
+        self.waiting = bytearray()  # bytes to send to the client
+        self.asked = bytearray()  # bytes to write to the process
         self.child: subprocess.Popen[bytes] | None = None
         self.names: dict[int, str] = {}  # descriptor -> kind of its output
         self.heard = time.monotonic()
@@ -52,7 +52,7 @@ class Supervisor:
         }
 
     def run(self) -> None:
-        """Serve until the client is gone and no process is left."""
+        """Serve the client until it is gone and no process is left."""
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
@@ -68,7 +68,7 @@ class Supervisor:
             self.step()
 
     def serve(self) -> None:
-        """Serve until the process has been asked to end and has ended."""
+        """Serve the client until the process has been asked to end and has ended."""
         while True:
             self.step()
             now = time.monotonic()
@@ -82,7 +82,7 @@ class Supervisor:
                     kill_all()
 
     def step(self) -> None:
-        """Wait until something can be read or written, and handle it."""
+        """Wait until a stream can be read or written, and handle it."""
         reads = [] if self.gone else [0]
         reads += list(self.names) if len(self.waiting) < FULL else []
         writes = [1] if self.waiting and not self.gone else []
@@ -98,7 +98,7 @@ class Supervisor:
                 del self.asked[: os.write(child, self.asked)]
             except BlockingIOError:
                 pass
-            except OSError:  # it has ended; reap() will report how
+            except OSError:  # the process has ended; reap() will report how
                 self.asked.clear()
         if 1 in writable:
             try:
@@ -109,7 +109,7 @@ class Supervisor:
                 self.lose()
 
     def hear(self) -> None:
-        """Read and handle requests."""
+        """Read and handle the client's requests."""
         try:
             data = os.read(0, 1 << 20)
         except BlockingIOError:
@@ -130,7 +130,7 @@ class Supervisor:
                 self.send(failed=str(error))
 
     def beat(self) -> None:
-        """Answer a beat of the client and pass it on to the process."""
+        """Answer a sign of life from the client and pass it on to the process."""
         self.send(beat=1)
         self.input('{"do": "beat"}')
 
@@ -168,7 +168,7 @@ class Supervisor:
                 self.names[pipe.fileno()] = name
 
     def input(self, text: str) -> None:
-        """Write a line to the process."""
+        """Write a line to the standard input of the process."""
         if self.child is not None:
             self.asked += text.encode() + b"\n"
 
@@ -197,13 +197,13 @@ class Supervisor:
                     os.kill(self.child.pid, signal.SIGTERM)
 
     def lose(self) -> None:
-        """Handle the loss of the client."""
+        """Record that the client is gone, and ask the process to end."""
         self.gone = True
         self.waiting.clear()
         self.end(GRACE)
 
     def forward(self, descriptor: int) -> None:
-        """Pass on output of the process."""
+        """Pass output of the process on to the client."""
         data = os.read(descriptor, 1 << 16)
         if data:
             self.send(**{self.names[descriptor]: base64.b64encode(data).decode()})
@@ -241,7 +241,7 @@ class Supervisor:
 
 
 def kill_all() -> None:
-    """Kill every descendant, and wait up to 5 seconds until none is left."""
+    """Kill every descendant of this process, and wait up to 5 seconds until none is left."""
     until = time.monotonic() + 5
     while time.monotonic() < until:
         left = descendants()
@@ -254,13 +254,13 @@ def kill_all() -> None:
 
 
 def descendants() -> set[int]:
-    """Return the ids of all processes below this one that are alive."""
+    """Return the ids of all living descendants of this process."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 state, parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-            except OSError:  # it has ended, or is another user's, which some machines hide
+            except OSError:  # the process has ended, or is another user's, which some machines hide
                 continue
             if state != b"Z":
                 parents[int(folder.name)] = int(parent)

@@ -3,8 +3,8 @@
 The loop uses the same model, loss, memory layout, optimizer and average as Rankless. It keeps the images of a
 step in memory, allows nondeterministic kernels and writes no journal. The process reads the resolved recipe
 (JSON) and a number of threads, then requests ``[images, precision, steps]``: each step trains the full batch
-in parts of ``images``. A precision such as ``pure-bf16`` also converts weights and optimizer state, as Apex's
-O3 does.
+in parts of this many images. A precision such as ``pure-bf16`` also converts weights and optimizer state, as
+Apex's O3 does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PURE = "pure-"
 
 
 class BareLoop:
-    """A plain training loop."""
+    """A plain PyTorch training loop, without Rankless's engine."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         import torch
@@ -82,11 +82,11 @@ class BareLoop:
         self.model.register_forward_pre_hook(self._cast)
 
     def _cast(self, _: Any, inputs: Any) -> Any:
-        """Convert the float32 images to the model's type."""
+        """Convert the float32 images to the model's dtype."""
         return (inputs[0].to(self.dtype), *inputs[1:]) if hasattr(inputs[0], "dtype") else inputs
 
     def _become(self, dtype: torch.dtype) -> None:
-        """Convert the weights, the average and the optimizer's state."""
+        """Convert the weights, their average and the optimizer's state to ``dtype``."""
         if dtype == self.dtype:
             return
         self.dtype = dtype
@@ -98,7 +98,7 @@ class BareLoop:
             )
 
     def step(self, images: int, precision: str) -> float:
-        """Train one step on the full batch in parts of ``images``; return its duration in seconds."""
+        """Train one step on the full batch, ``images`` at a time; return the duration in seconds."""
         import torch
 
         from rankless.hardware.convolutions import SoundConvolutions
@@ -130,7 +130,7 @@ class BareLoop:
         return time.perf_counter() - began
 
     def _ready(self, images: int) -> list[Any]:
-        """Return the images of one step in collated batches of ``images``."""
+        """Return the data of one step in collated batches of ``images`` images."""
         if images not in self.batches:
             from rankless.data.loader import MicroBatches
             from rankless.engine.schedule import StepSchedule

@@ -30,14 +30,14 @@ from rankless.runs.directory import RunDirectory
 from rankless.tasks import resolve_recipe
 
 Mode = tuple[int, str]
-"""Number of images at a time and precision of the plain loop."""
+"""A mode of the plain loop: the number of images at a time and the precision."""
 _MOST = 200  # steps per turn
 _USABLE = 0.9  # fraction of the free memory; other programs need memory as well
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The parts of rank 0's step, as fractions of its time.
+    """The parts of a step on rank 0, as fractions of its duration.
 
     Attributes:
         compute: forward and backward passes.
@@ -57,7 +57,7 @@ class _Processes(ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self.log = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is one
+        self.log = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with this context
         self.processes: list[AskedProcess] = []
 
     def _answers(self) -> list[dict[str, Any]]:
@@ -65,11 +65,11 @@ class _Processes(ExitStack):
 
 
 class Ranks(_Processes):
-    """The ranks of a Rankless training.
+    """The processes in which Rankless trains.
 
     Attributes:
         seconds: duration of every step on rank 0, one list per turn.
-        memory: peak memory of the rank that takes the most, in bytes.
+        memory: peak memory of the rank that uses the most, in bytes.
     """
 
     def __init__(self, recipe: Recipe, ranks: int, folder: Path) -> None:
@@ -138,7 +138,7 @@ class Ranks(_Processes):
 
 
 class Bare(_Processes):
-    """A plain loop in a separate process.
+    """A plain PyTorch loop in a separate process.
 
     Attributes:
         rounds: seconds of every step for each mode, one list per turn.
@@ -206,9 +206,9 @@ _DISTURBED = 1.3
 
 
 _WAITING, _NETWORK, _OTHER = 0.05, 0.15, 0.15
-"""Smallest fractions of a step's time that cause advice."""
+"""Smallest fractions of a step's time that lead to advice."""
 _WORTH = 1.05
-"""Smallest speedup that is worth a change."""
+"""Smallest speedup for which a change is suggested."""
 _BUILT_IN = "digits"
 
 
@@ -283,7 +283,7 @@ class Bench:
         return f"{ranks}, {batch.images} images a step in micro-batches of {batch.micro}"
 
     def lines(self) -> Iterator[str]:
-        """Yield a table of at most 80 columns, the parts of a step, notes and advice."""
+        """Yield the lines of a table of at most 80 columns, the parts of a step, notes and advice."""
         yield f"{'images/s':36}{'best':>8}{'median':>8}{'beside plain':>16}{'memory':>12}"
         for one in self.speeds:
             name = "rankless train" if one.what == "rankless" else "plain loop"
@@ -376,7 +376,7 @@ def bench(
 
     Args:
         recipe: the recipe to measure.
-        devices: number of devices that share a step; None uses as many as a training would.
+        devices: number of devices that share a step; None uses as many as training would.
         seconds: approximate measuring time without startup.
         say: called with a progress line before each slow part.
         pure: also measure the plain loop in half precision without float32 weights.
@@ -406,7 +406,7 @@ def bench(
 
 
 def steady(recipe: Recipe) -> Recipe:
-    """Return the recipe with uniform steps, without evaluation and checkpoints between them."""
+    """Return the recipe with uniform steps and without evaluations or checkpoints between them."""
     return replace(
         with_precision(recipe),
         data=replace(recipe.data, multi_scale=0.0),

@@ -53,7 +53,7 @@ class Timing(Sink):
         self.last: Mapping[str, Any] = {}
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Keep the entry's timing."""
+        """Keep the timing of the step in ``entry``."""
         self.last = entry["timing"]
 
 
@@ -77,7 +77,7 @@ class Turns:
         self.since = time.perf_counter()
 
     def __call__(self, step: int, state: TrainingState, scores: Any) -> None:
-        """Record the step that has ended; at the end of a turn, answer and wait for the next one."""
+        """Record the step that has ended; at the end of a turn, send the answer and wait for a question."""
         wait = waiting_for(state.world.device)
         wait()
         timing = self.timing.last

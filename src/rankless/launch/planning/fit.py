@@ -1,6 +1,6 @@
 """``rankless fit``: a search for the largest micro-batch that this device can train.
 
-With ``batch_norm: sync`` a device holds all its micro-batches at once; the search is then for the largest
+With ``batch_norm: sync`` a device holds all its micro-batches at once; ``fit`` then searches for the largest
 share of a step.
 """
 
@@ -56,7 +56,7 @@ class Fitted:
     Attributes:
         recipe: the recipe with its precision resolved.
         devices: number of devices that share a step; processes on a CPU also share the memory.
-        free: memory for each device in bytes.
+        free: available memory of each device in bytes.
         sees: whether the model has batch norms that compute statistics of each micro-batch.
         tried: the tried sizes, smallest first.
     """
@@ -69,7 +69,7 @@ class Fitted:
 
     @property
     def largest(self) -> Tried:
-        """The largest size that fits."""
+        """The largest size that fits into memory."""
         return [one for one in self.tried if not one.problem][-1]
 
     @property
@@ -79,7 +79,7 @@ class Fitted:
 
     @property
     def needed(self) -> int:
-        """Number of devices that a step needs if each computes the largest share (``batch_norm: sync``)."""
+        """The number of devices for a step if each computes the largest share (``batch_norm: sync``)."""
         batch = self.recipe.batch
         return -(-batch.micro_batches // (self.largest.micro // batch.micro))
 
@@ -95,7 +95,7 @@ class Fitted:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield a table of the tried sizes, the largest and the fastest one, and hints."""
+        """Yield the lines of a table of the tried sizes, the largest and the fastest size, and hints."""
         batch, largest = self.recipe.batch, self.largest
         kind = "process" if device().type == "cpu" else "GPU"
         yield f"{_gib(self.free)} for each {kind}, {counted(self.devices, 'device')}, {self.recipe.precision}"
@@ -133,7 +133,7 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
 
     Args:
         recipe: the recipe to fit.
-        devices: number of devices that share a step; None uses as many as a training would.
+        devices: number of devices that share a step; None uses as many as training would.
         say: called with a progress line before each slow part.
     """
     recipe, _ = checked(recipe, None, [])
@@ -170,7 +170,7 @@ def _sizes(images: int, ranks: int) -> list[int]:
 
 
 def _shares(batch: Batch) -> list[int]:
-    """Return the numbers of images that a device's share of a step can have."""
+    """Return the possible sizes, in images, of a device's share of a step."""
     return [batch.micro * count for count in range(1, batch.micro_batches + 1)]
 
 
@@ -184,7 +184,7 @@ def _at_its_largest(recipe: Recipe) -> Recipe:
 
 
 class _Search:
-    """A search for the largest size that fits.
+    """A search for the largest size that fits into memory.
 
     Attributes:
         tried: the results by size.
@@ -198,7 +198,7 @@ class _Search:
         self.sees = False
 
     def run(self, sizes: Sequence[int]) -> None:
-        """Double the size until it does not fit, then bisect."""
+        """Double the size until it does not fit into memory, then bisect."""
         low, high, at = -1, len(sizes), 0
         while at < high:
             if not self._fits(sizes[at]):
@@ -221,7 +221,7 @@ class _Search:
         return not self.tried[micro].problem or self.tried[micro].too_small
 
     def _expected(self, micro: int) -> int:
-        """Extrapolate the bytes a size needs from the two largest that fit; 0 if fewer are known."""
+        """Extrapolate the bytes that a size needs from the two largest that fit; 0 if fewer than two do."""
         known = sorted((one.micro, one.memory) for one in self.tried.values() if one.memory)
         if len(known) < 2:
             return 0

@@ -108,7 +108,7 @@ def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
 
 
 def quick(seconds: Iterable[float]) -> float:
-    """Return the lower quartile, which other work on the machine affects less than the median."""
+    """Return the lower quartile of durations, which other work affects less than the median."""
     ordered = sorted(seconds)
     return ordered[(len(ordered) - 1) // 4]
 
@@ -138,7 +138,7 @@ def answering(name: str, body: Callable[[Callable[[], Any], Callable[[Any], None
     die_with_parent(os.getppid())
     name_process(name)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # keeps prints of libraries out of the answers
+    os.dup2(2, 1)  # keeps the output of libraries out of the answers
 
     def question() -> Any:
         if text := sys.stdin.readline():

@@ -21,9 +21,9 @@ from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 from rankless.world.reduce import BUCKET_MIB
 
-_ROUNDS, _SECONDS = 2, 2.0  # seconds for measuring steps of one process and of several in turn
+_ROUNDS, _SECONDS = 2, 2.0  # alternations of one process and several, and seconds for each
 _LEAST = 3  # steps
-_LIMIT = 120.0  # seconds for two processes to exchange some hundred megabytes
+_LIMIT = 120.0  # seconds for two processes to exchange a few hundred megabytes
 _INSTEAD = "give --step-ms, --bandwidth and --latency"
 
 
@@ -67,14 +67,14 @@ class Steps:
     def measure(self, busy: int) -> None:
         """Measure one process, then ``busy`` processes side by side, for a few seconds each.
 
-        The two alternate, so that other work on the machine affects both equally.
+        The two measurements alternate, so that other work on the machine affects both equally.
         """
         for _ in range(_ROUNDS):
             self._alone = self._ask(1)
             self._together = self._ask(busy) if busy > 1 else self._alone
 
     def measured(self) -> tuple[Workload, float]:
-        """Return the workload of one process, and the slowdown if several run side by side."""
+        """Return the workload of one process, and its slowdown if several run side by side."""
         work = self._workload(self._alone)
         return work, contended(work, self._workload(self._together))
 
@@ -107,23 +107,23 @@ def opened_steps(recipe: Recipe, processes: int) -> Iterator[Steps]:
 
 
 def _answers(processes: Sequence[StepProcess]) -> dict[str, Any]:
-    """Wait for all answers and return the first process's."""
+    """Wait for the answers of all processes and return the answer of the first one."""
     first, *_ = [process.answer() for process in processes]
     return first
 
 
 def contended(alone: Workload, together: Workload) -> float:
-    """Return the factor by which other processes slow down computing, at least 1."""
+    """Return the factor, at least 1, by which other processes slow down computing."""
     count = alone.micro_batches
     return max(together.computing(count) / alone.computing(count), 1.0)
 
 
 Exchanged = Mapping[str, Mapping[str, float]]
-"""Seconds of an exchange between two processes by size in bytes (a text), through "sockets" and "memory"."""
+"""Transport ("sockets" or "memory") -> size in bytes (as text) -> seconds to exchange that size."""
 
 
 def loopback() -> Exchanged:
-    """Measure the exchange between two processes of this machine."""
+    """Measure the time of exchanges between two processes on this machine."""
     variables = {**environment(), "RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="rankless-") as folder, tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", f"{PAGES}.network_process", str(Path(folder) / "store")]

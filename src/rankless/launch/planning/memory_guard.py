@@ -1,4 +1,4 @@
-"""A memory limit for a process that tries out a size."""
+"""A memory limit for a process that measures whether a size fits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _POLL = 0.05  # seconds
 
 @contextmanager
 def guarded(pid: int, limit: int) -> Iterator[list[int]]:
-    """Kill the process if it takes more memory than the limit, and append its memory to the list.
+    """Kill a process that uses more than ``limit`` bytes, and append its usage to the yielded list.
 
-    Without the limit, the kernel might kill another process. The limit is in bytes; 0 means no limit.
+    Without a limit, the kernel might kill another process instead. A ``limit`` of 0 means no limit.
     """
     over: list[int] = []
     ended = threading.Event()

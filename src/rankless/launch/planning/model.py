@@ -2,13 +2,13 @@
 
 The time of one message is a closed form of latency α, bandwidth 1/β and the time of additions. In the fixed
 tree (:mod:`rankless.world.exchange`) an all-to-all distributes the shards of all node sums, each rank adds up
-one shard, and a ring gathers the sums. For comparison, the model includes a ring all-reduce with the cost by
-Thakur, Rabenseifner and Gropp (2005). The messages of an all-to-all overlap (LogGP, Alexandrov et al. 1995),
-so their latency counts once. The messages of a ring wait for each other.
+one shard, and a ring gathers the sums. For comparison, the model includes a ring all-reduce, with its cost
+according to Thakur, Rabenseifner and Gropp (2005). The messages of an all-to-all overlap (LogGP, Alexandrov
+et al. 1995), so their latency counts once. The messages of a ring wait for each other.
 
 The model follows one rank through its last backward pass, because all ranks are alike. There are three
-orders: bucket after bucket over NCCL (:func:`buckets_exposed`), in parts over gloo (:func:`parts_exposed`),
-and through memory between the CPU ranks of one machine (:func:`memory_exposed`).
+kinds of exchange: bucket after bucket over NCCL (:func:`buckets_exposed`), in parts over gloo
+(:func:`parts_exposed`), and through memory between the CPU ranks of one machine (:func:`memory_exposed`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Workload:
 
     @property
     def gradients(self) -> int:
-        """Number of bytes of one set of gradients."""
+        """The number of bytes of one set of gradients."""
         return sum(bucket.size for bucket in self.buckets)
 
     def with_micro_batches(self, count: int) -> Workload:
@@ -86,7 +86,7 @@ class Workload:
         return replace(self, micro_batches=count)
 
     def computing(self, micro_batches: int) -> float:
-        """Return the seconds that a rank needs for this many micro-batches on an idle machine."""
+        """Return the seconds that a rank needs for ``micro_batches`` on an otherwise idle machine."""
         compute = micro_batches * self.forward + (micro_batches - 1) * self.backward + self.last
         load = micro_batches * self.load
         # Loader processes run in parallel with the step and delay it only if they are slower.
@@ -114,7 +114,7 @@ class Link:
 
     @property
     def overhead(self) -> float:
-        """Seconds that a device needs to send one message of any size before it can send the next."""
+        """The seconds that a device needs to send one message of any size before it can send the next."""
         return min(OVERHEAD, self.latency)
 
     def slowed(self, factor: float) -> Link:
@@ -129,7 +129,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """The properties of each machine.
+    """The properties of a machine, which are the same for all machines.
 
     Attributes:
         devices: number of devices per machine.
@@ -158,7 +158,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Gang:
-    """The distribution of a run's ranks on machines, and of the tree's nodes on ranks.
+    """The distribution of ranks over machines, and of the summation tree's nodes over ranks.
 
     Attributes:
         world: number of ranks.
@@ -175,12 +175,12 @@ class Gang:
 
     @property
     def machines(self) -> int:
-        """Number of machines."""
+        """The number of machines."""
         return -(-self.world // self.here)
 
 
 def gang(world: int, devices: int, micro_batches: int) -> Gang:
-    """Return the ranks that share this many micro-batches on machines with ``devices`` devices."""
+    """Return how ``world`` ranks on machines with ``devices`` devices share ``micro_batches``."""
     each, more = divmod(micro_batches, world)
     if not more and not each & (each - 1):
         counts: Sequence[int] = (1,) * world  # every rank owns one node
@@ -204,18 +204,18 @@ def all_to_all(gang: Gang, link: Link, size: int) -> float:
 
 
 def gather(gang: Gang, link: Link, size: int) -> float:
-    """Return the seconds of a ring all-gather of a sum of ``size`` bytes."""
+    """Return the seconds that a ring all-gather of a sum of ``size`` bytes takes."""
     shard = size / gang.world / link.bandwidth
     return (gang.world - 1) * (link.latency + shard)
 
 
 def adding(gang: Gang, add: float, size: int) -> float:
-    """Return the seconds in which a rank adds up its shard of all node sums; ``add`` is per byte."""
+    """Return the seconds that a rank needs to add up its shard of all node sums; ``add`` is per byte."""
     return (gang.nodes - 1) * size / gang.world * add if gang.world > 1 else 0.0
 
 
 def ring_all_reduce(gang: Gang, link: Link, add: float, size: int) -> float:
-    """Return the seconds of a ring all-reduce of ``size`` bytes."""
+    """Return the seconds that a ring all-reduce of ``size`` bytes takes."""
     per_round = link.latency + size / gang.world / link.bandwidth
     return (gang.world - 1) * (2 * per_round + size / gang.world * add)
 
@@ -241,8 +241,8 @@ def memory_exposed(gang: Gang, link: Link, size: int) -> float:
     """Return the seconds that an exchange of ``size`` bytes through shared memory adds to a step.
 
     A rank copies the others' shards of its sums, adds up its own shard of all sums, and copies the total
-    (:mod:`rankless.world.shared_memory`). The cores that compute do this work, so nothing overlaps. Only the
-    signals do, except the last bucket's: an all-to-all and a gather of one byte per rank.
+    (:mod:`rankless.world.shared_memory`). The computing cores do this work, so it does not overlap. Only the
+    signals overlap, except those of the last bucket: an all-to-all and a gather of one byte per rank.
     """
     sent = gang.most * (gang.world - 1) / gang.world
     added = (gang.nodes - 1) / gang.world
@@ -260,7 +260,7 @@ def parts_exposed(
     which they start; while it waits for the first byte of one, it carries others.
     """
     waiting = [(0.0, 0, False, totals)] if totals else []  # start, number, whether it is a gather, size
-    added = 0.0  # seconds of additions so far; the rank that computes makes them
+    added = 0.0  # seconds of additions so far; they interrupt the backward pass
     for bucket in buckets:
         count = max(1, -(-bucket.size // (gang.world * MESSAGE_BYTES)))
         ready = bucket.ready * backward + added
@@ -290,7 +290,7 @@ def buckets_exposed(
     When a bucket is ready, the rank waits for the previous bucket, sums and gathers it, and then continues
     the backward pass (:meth:`rankless.world.reduce.GradientSum.exchange`).
     """
-    free = all_to_all(gang, link, totals) if totals else 0.0  # when the network is
+    free = all_to_all(gang, link, totals) if totals else 0.0  # when the network is free
     clock = ready = 0.0
     arrived, before = 0.0, 0
     for number, bucket in enumerate(buckets):
@@ -334,7 +334,7 @@ class Row:
         devices, machines: number of devices and machines.
         batch: global batch in images; larger than the recipe's if the recipe has too few micro-batches.
         step: time of a step with the fixed tree.
-        network: part of the step that waits for the network.
+        network: part of the step spent waiting for the network.
         ring: time of a step with ring all-reduces in place of the tree.
         images_per_second: speed of all devices together.
         epoch: time of one epoch.
@@ -357,14 +357,14 @@ class Row:
 
     @property
     def network_share(self) -> float:
-        """Fraction (0–1) of the step that waits for the network."""
+        """The fraction (0–1) of the step spent waiting for the network."""
         return self.network / self.step
 
     @property
     def uneven(self) -> float:
-        """Time of a step if the devices' own times vary by :data:`SIGMA`, log-normally.
+        """The time of a step if the devices' own times vary by :data:`SIGMA`, log-normally.
 
-        All wait for the slowest. This is the median: in half of the steps, all devices are faster.
+        All devices wait for the slowest. This is the median: in half of the steps, all devices are faster.
         """
         slowest = math.exp(SIGMA * NormalDist().inv_cdf(0.5 ** (1 / self.devices)))
         return self.network + (self.step - self.network) * slowest

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from rankless.world.exchange import Pending
 
 SIZES = (1 << 10, 1 << 20, 16 << 20)
-"""Measured sizes in bytes."""
+"""Sizes in bytes for which the exchange is measured."""
 _TIMES = (90, 30, 15)
 
 
 def main() -> int:
-    """Measure as the rank that the environment variables name."""
+    """Measure exchanges as the rank given by the environment variables."""
     die_with_parent(os.getppid())
     name_process("network")
     import torch

@@ -54,13 +54,13 @@ def advice(devices: int, micro_batches: int, micro: int) -> Iterator[str]:
 
 LATENCY = 20e-6
 """Assumed latency in seconds if only the bandwidth is given."""
-_STEPS, _WARM_UP = 12, 3  # of a check's training; warm-up steps do not count
-_ROUNDS = 3  # of a check's measurements
+_STEPS, _WARM_UP = 12, 3  # training steps of a check; warm-up steps do not count
+_ROUNDS = 3  # measurements of a check
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Predicted and measured seconds of a step with ``processes`` processes on this machine."""
+    """The predicted and measured seconds of a step with ``processes`` processes on this machine."""
 
     processes: int
     predicted: float
@@ -68,7 +68,7 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction; positive if it is too long."""
+        """The relative error of the prediction; positive if the predicted time is too long."""
         return self.predicted / self.measured - 1.0
 
 
@@ -78,7 +78,7 @@ class Plan:
 
     Attributes:
         work, machine, link: inputs of the model.
-        asked: prediction for the requested number of devices.
+        asked: the prediction for the requested number of devices.
         rows: predictions for 1 to 4,096 devices.
         assumptions: sentences about the origin of the inputs.
         advice: sentences about a larger global batch.
@@ -174,7 +174,7 @@ class _Taken:
 def _measure(
     recipe: Recipe, steps: Steps, busy: int, taken: _Taken, say: Callable[[str], None], *, network: bool
 ) -> None:
-    """Alternate the measurements, so that other work on the machine affects all of them equally."""
+    """Take the measurements in turn, so that other work on the machine affects all of them equally."""
     alone = "one process" if busy == 1 else f"one process and of {busy} side by side"
     for _ in range(_ROUNDS if taken.steps else 1):
         say(f"measuring steps of {alone} …")
@@ -210,7 +210,7 @@ def _of_measured(work: Workload, machine: Machine) -> Iterator[str]:
 def _link(
     asked: PlanOptions, exchanges: Sequence[Exchanged], add: float, *, in_parts: bool
 ) -> tuple[Link, str]:
-    """Return the network, given or as measured by ``exchanges`` on this machine, and a sentence about it."""
+    """Return the given network, or else the one measured by ``exchanges``, and a sentence about it."""
     if asked.bandwidth is not None:
         latency = LATENCY if asked.latency is None else asked.latency
         link = Link(asked.bandwidth, latency, in_parts=in_parts)

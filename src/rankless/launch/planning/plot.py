@@ -1,4 +1,4 @@
-"""A plot of a plan: speed, efficiency and the parts of a step by number of devices."""
+"""Plot a plan: speed, efficiency and the parts of a step by number of devices."""
 
 from __future__ import annotations
 

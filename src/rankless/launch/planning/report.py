@@ -1,4 +1,4 @@
-"""The text output of a plan."""
+"""The text that ``rankless plan`` prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAD = (
 
 
 def lines(plan: Plan) -> Iterator[str]:
-    """Yield the lines of the table, the assumptions and the advice."""
+    """Yield the lines of a plan's table, assumptions and advice."""
     if plan.checks:
         yield from _checks(plan)
         yield ""

@@ -52,7 +52,7 @@ class _Clock:
 
 
 class _Taken:
-    """The measurements under one condition."""
+    """The durations measured under one condition."""
 
     def __init__(self) -> None:
         self.parts: dict[str, list[float]] = defaultdict(list)
@@ -64,7 +64,7 @@ class _Taken:
         ``together`` says whether one backward pass covers all micro-batches.
         """
         backward = self.parts["backward"]
-        # The last backward pass of a step has the copies into buckets.
+        # The last backward pass of a step includes the copies into buckets.
         ends = [value for number, value in enumerate(backward, 1) if not number % count]
         others = [value for number, value in enumerate(backward, 1) if number % count]
         if together:
@@ -134,7 +134,7 @@ class _Steps:
         self.micro_batches = recipe.batch.micro_batches
         self.clock = _Clock(world.device)
         self.done = 0
-        self.buckets: list[tuple[int, float]] = []  # of the current step: bytes and ready time
+        self.buckets: list[tuple[int, float]] = []  # bytes and ready time of the current step's buckets
         self.taken: dict[str, _Taken] = defaultdict(_Taken)
         self._watch_buckets()
 
@@ -161,7 +161,7 @@ class _Steps:
         from rankless.engine.totals import Flags
 
         self.buckets.clear()
-        self.state.begin(0)  # nothing is released meanwhile
+        self.state.begin(0)  # step 0, at which a frozen backbone is not released
         self.clock.begin()
         with explained(self.state.recipe):
             totals = self.state.accumulator.run(self.done, self._drawn(), self._scaled, Flags())
@@ -171,7 +171,7 @@ class _Steps:
         self.done += 1
 
     def _drawn(self) -> Iterator[Any]:
-        """Yield the micro-batches; measure the time of loading and of the backward passes in between."""
+        """Yield the micro-batches, and measure the loading and the backward passes between them."""
         for number in range(self.micro_batches):
             if number:
                 self.clock.end("backward")
@@ -199,7 +199,7 @@ class _Steps:
         gradients.completed = noted
 
     def measure(self, name: str, seconds: float, least: int) -> dict[str, Any]:
-        """Train for ``seconds``, at least ``least`` steps; return the parts' times and the peak memory."""
+        """Train for ``seconds`` but at least ``least`` steps; return the parts' times and the peak memory."""
         if not self.done:
             self.run()  # the first step allocates memory
         taken = self.taken[name]

@@ -1,1 +1,1 @@
-"""Submission of a training to a cluster with Slurm, Kubernetes or Ray."""
+"""Submit training runs to a cluster with Slurm, Kubernetes or Ray."""

@@ -24,14 +24,14 @@ EXPECTED = {
     "--memory": (_SIZE, "a machine's memory, such as 64Gi"),
     "--image": (r"[^\s]{1,500}", "an image, such as registry.example/rankless:1"),
 }
-"""Patterns of options that the cluster would refuse otherwise, and texts about their values."""
+"""Options with the pattern that the cluster requires of their values, and a description of valid values."""
 _RECIPES = "/etc/rankless"
 
 
 def manifests(
     request: Request, python: str, options: Mapping[str, str | None], *, plain: bool
 ) -> list[dict[str, Any]]:
-    """Return the manifests in the order to apply them; with ``plain``, Kubeflow Trainer is not needed.
+    """Return the manifests in the order in which to apply them; ``plain`` ones need no Kubeflow Trainer.
 
     The values are put into the parsed template, so nothing in them is read as YAML.
 
@@ -78,7 +78,7 @@ def manifests(
 
 
 def _filled(node: Any, values: Mapping[str, Any]) -> Any:
-    """Return a part of the template with its words replaced; entries whose value is None are left out."""
+    """Return a part of the template with its placeholders filled; leave out entries filled with None."""
     if isinstance(node, dict):
         every = {key: _filled(value, values) for key, value in node.items()}
         return {key: value for key, value in every.items() if value is not None}

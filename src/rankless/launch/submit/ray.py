@@ -25,13 +25,13 @@ _MISSING = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of Ray.
+    """Settings for training on a Ray cluster.
 
     Attributes:
         address: the cluster's address, as for ``ray.init``.
         folder: working directory of the ranks on machines where it exists.
         job: the job's name, which stays the same after restarts.
-        restarts: largest number of restarts.
+        restarts: maximum number of restarts.
     """
 
     address: str
@@ -41,7 +41,7 @@ class Settings:
 
 
 def work(request: Request, settings: Settings) -> dict[str, Any]:
-    """Return the work for each worker, as for :func:`be_a_rank`."""
+    """Return the configuration with which each worker calls :func:`be_a_rank`."""
     # The choice between CPU and GPU applies to all machines.
     ours = {name: value for name, value in os.environ.items() if name == "RANKLESS_CPU"}
     return {
@@ -66,7 +66,7 @@ def described(request: Request, settings: Settings) -> str:
 
 
 def run(request: Request, settings: Settings) -> int:
-    """Train on the cluster, wait for the end, and return the exit code."""
+    """Train on the Ray cluster, wait until the run ends, and return the exit code."""
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     try:
         import ray
@@ -110,7 +110,7 @@ def run(request: Request, settings: Settings) -> int:
 
 
 def _resources(request: Request, every: Mapping[str, float]) -> dict[str, float]:
-    """Return the resources of a worker."""
+    """Return the resources that each worker needs; raise a UserError if the cluster has too few."""
     each: dict[str, float] = {"CPU": request.cpus or 1}
     if every.get("GPU"):
         each["GPU"] = 1
@@ -128,7 +128,7 @@ def be_a_rank(config: dict[str, Any]) -> int:
 
     ``config`` has the ``words`` after ``python -m``; the working ``folder``, used where it exists; the
     ``recipe_text`` that the worker writes for its rank, None for a shipped recipe; and environment
-    ``variables``. An exit code that calls for a restart raises a RuntimeError.
+    ``variables``. Raise a RuntimeError if the exit code calls for a restart.
     """
     import ray.train
     import ray.util

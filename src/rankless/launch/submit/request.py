@@ -1,4 +1,4 @@
-"""A training to submit to a cluster."""
+"""A request to submit a training run to a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankless.errors import UserError, printable
 
 @dataclass(frozen=True)
 class Request:
-    """A training to submit.
+    """A training run to submit.
 
     Attributes:
         recipe: name of a shipped recipe, or path of a recipe file on the cluster.
@@ -39,7 +39,7 @@ class Request:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks on all machines."""
+        """The number of ranks on all machines."""
         return self.nodes * self.devices
 
     def words(self) -> list[str]:
@@ -51,9 +51,9 @@ class Request:
 
 
 def refuse_unlike(options: Mapping[str, str | None], expected: Mapping[str, tuple[str, str]]) -> None:
-    """Raise for options whose value is not None and does not match.
+    """Raise a UserError for the options whose value is not None and does not match its pattern.
 
-    ``expected`` has a pattern for each option, and a text about the expected value.
+    ``expected`` maps each option to its pattern and a description of the valid values.
     """
     wrong = [
         f"{name}: is '{printable(value)}'; expected {expected[name][1]}: correct it"

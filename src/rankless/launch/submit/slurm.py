@@ -25,7 +25,7 @@ EXPECTED = {
     "--memory": (r"[0-9]+[KMGT]?", "a node's memory, such as 64G"),
     "--time": (_TIME, "minutes, hours:minutes:seconds or days-hours"),
 }
-"""Patterns of options that sbatch would refuse or misread otherwise, and texts about their values."""
+"""Options with the pattern that sbatch requires of their values, and a description of valid values."""
 
 _SCRIPT = Template("""\
 #!/bin/bash
@@ -69,7 +69,7 @@ exit $$code
 
 
 def script(request: Request, folder: str, python: str, options: Mapping[str, str | None]) -> str:
-    """Return the batch script.
+    """Return the batch script that runs the request.
 
     Args:
         folder, python: the working directory and the interpreter of the ranks.
@@ -115,7 +115,7 @@ def submit(text: str) -> str:
 
 
 def _remedy(said: str) -> str:
-    """Return the remedy for sbatch's refusal."""
+    """Return advice on an error that sbatch reported."""
     if _RESOURCES.search(said):
         return (
             "expected resources that the cluster's nodes have: list them with sinfo --format '%N %G' and "

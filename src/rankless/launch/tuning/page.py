@@ -15,13 +15,13 @@ NAME = "report.html"
 
 
 def write(record: Record) -> None:
-    """Write the page of all trials so far."""
+    """Write the report of a search with all trials so far."""
     with beside(record.folder / NAME, durable=False) as part:
         part.write_text(render(record), encoding="utf-8")
 
 
 def render(record: Record) -> str:
-    """Return the page as HTML."""
+    """Return the report of a search as HTML."""
     scored = [one for one in record.trials if one.score is not None and math.isfinite(one.score)]
     charts = _course(record, scored)
     charts += "".join(_of_key(record, scored, key, one) for key, one in record.search.space.items())
@@ -64,7 +64,7 @@ def _course(record: Record, scored: list[Trial]) -> str:
 
 
 def _of_key(record: Record, scored: list[Trial], key: str, one: Range) -> str:
-    """Return a chart of the score against the values of a key; choices are plotted at their index."""
+    """Return a chart of the score against the values of a key; choices are plotted at their indices."""
     tried = [trial for trial in scored if trial.params.get(key) is not None]
 
     def place(value: object) -> float:

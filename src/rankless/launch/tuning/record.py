@@ -51,7 +51,7 @@ class Search:
 
     Attributes:
         recipe: the recipe of all trials, as JSON.
-        name: the recipe's name, for the command that trains the best one.
+        name: the recipe's name, for the command that trains with the best values.
         words: the user's recipe changes as ``key=value``.
         space: the range of each key.
         score_name: the score to improve.
@@ -72,19 +72,19 @@ class Search:
 
 @dataclass
 class Record:
-    """A search and its trials, in a folder."""
+    """A search and its trials, stored in a folder."""
 
     folder: Path
     search: Search
     trials: list[Trial] = field(default_factory=list)
 
     def add(self, trial: Trial) -> None:
-        """Record a trial and write the files."""
+        """Add a trial to the record and write the files."""
         self.trials.append(trial)
         self.write()
 
     def write(self) -> None:
-        """Write both files."""
+        """Write ``search.json`` and ``trials.csv``."""
         content = {"search": asdict(self.search), "trials": [asdict(trial) for trial in self.trials]}
         write_atomically(self.folder / _FILE, json.dumps(content, indent=1) + "\n")
         table = io.StringIO()
@@ -114,7 +114,7 @@ class Record:
         return sorted(done, key=lambda trial: sign * float(trial.score or 0.0))
 
     def table(self) -> list[str]:
-        """Return the header and a row per trial, best first and failed ones last."""
+        """Return the header and a row per trial, the best first and failed trials last."""
         failed = [one for one in self.trials if one.score is None]
         return [self.header(), *map(self.row, [*self.ranked(), *failed])]
 
@@ -136,7 +136,7 @@ class Record:
 
 
 def as_text(value: object) -> str:
-    """Format a value for a table; None, for a recipe's value outside the range, becomes a dash."""
+    """Format a value for a table; None, which stands for a value outside the range, becomes a dash."""
     return "–" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

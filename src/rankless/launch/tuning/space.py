@@ -11,7 +11,7 @@ from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 
 AUGMENTATION = "augmentation"
-"""Name of a factor for all strengths of :data:`_STRENGTHS` that the recipe uses; not a recipe key."""
+"""Name of a factor, not a recipe key, that scales all :data:`_STRENGTHS` that the recipe uses."""
 _STRENGTHS = {
     "hue": 0.5,
     "saturation": 4.0,
@@ -39,7 +39,7 @@ class Range:
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether the scale is logarithmic."""
+        """Whether values are drawn on a logarithmic scale."""
         return bool(self.low and self.high) and float(self.high or 0) / float(self.low or 1) >= _TENFOLD
 
     def text(self) -> str:

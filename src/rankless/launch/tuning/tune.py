@@ -28,7 +28,7 @@ from rankless.runs.scoring import LOWER_IS_BETTER
 from rankless.tasks.best import best_score
 
 LOG = "output.log"
-"""Name of the file with a training's output in the run's ``logs`` directory."""
+"""Name of the file in a run's ``logs`` directory that holds the output of the run."""
 _SHARED = ".output"
 
 
@@ -68,7 +68,7 @@ class TrialOutput:
         self._path.unlink(missing_ok=True)
 
     def began(self, trial: Trial) -> None:
-        """Show a trial that starts or resumes."""
+        """Show that a trial starts or resumes."""
         self._run = self._record.run(trial.number)
         if self._is_live:
             self._print(self._record.row(trial), end="\r")
@@ -81,7 +81,7 @@ class TrialOutput:
         self._print(f"{self._record.row(trial)}{star}", before=clear)
 
     def _keep(self) -> None:
-        """Move the output so far to the end of the run's log."""
+        """Move a trial's output to the end of the run's log."""
         self._flush()
         printed = os.pread(self._file, os.fstat(self._file).st_size, 0)
         if printed:
@@ -235,7 +235,7 @@ def go_on(
 
 
 def _judged(trial: Trial, record: Record, code: int) -> Trial:
-    """Return the trial with its state, score and duration."""
+    """Return the trial with its state, score and duration filled in."""
     run = RunDirectory(record.run(trial.number))
     seen = overview(run, {"evaluate": {"best": record.search.score_name}})
     trial = replace(trial, seconds=seen.seconds)
@@ -253,7 +253,7 @@ def _drop_weights(record: Record) -> None:
         if trial.number not in best and run.checkpoints.is_dir():
             remove_tree(run.checkpoints)
             for name in ("best", "last"):
-                run.link(name)  # removes the dangling link
+                run.link(name)  # removes the link, which now dangles
 
 
 def _check(recipe: Recipe, space: spaces.Space) -> None:
