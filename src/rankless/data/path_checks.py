@@ -1,4 +1,4 @@
-"""Early checks that a data path exists."""
+"""Check early that a data path exists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def refuse_gone(root: str, before: str, weights: Path) -> None:
 
 
 def missing_data(root: str) -> list[str]:
-    """Return a list with an error if nothing exists at ``root``; else an empty list."""
+    """Return a list with one error message if nothing exists at ``root``; otherwise, an empty list."""
     if is_remote(root):  # a request to the server takes time
         return []
     path = Path(root).expanduser()

@@ -14,7 +14,7 @@ from rankless.geometry.letterbox import fit
 from rankless.structures import Sample
 
 TAKEN = 0.5
-"""The probability that an object of the other image is taken."""
+"""The probability that an object of the other image is pasted."""
 MOST = 8
 """The largest number of objects that are pasted."""
 TRIES = 5
@@ -26,7 +26,7 @@ COVERED = 0.3
 def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
     """Return a copy of the image ``sample`` with objects of ``other``; their boxes follow the image's own.
 
-    An object is scaled as its own image would be on an input of ``size`` (H, W), and lies completely in the
+    An object is scaled as its own image would be on an input of ``size`` (H, W), and lies entirely inside the
     image. An object larger than the image is not pasted.
     """
     order = rng.permutation(len(other.labels))
@@ -50,7 +50,7 @@ def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.ran
 
 
 def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the scaled pixels that a box touches, uint8 (3, h, w), and the box in these pixels, (4,)."""
+    """Return the scaled pixels that one box touches, uint8 (3, h, w), and the box in these pixels, (4,)."""
     height, width = sample.image.shape[-2:]
     x1, y1, x2, y2 = sample.boxes[number].tolist()
     left, top = max(0, int(x1)), max(0, int(y1))
