@@ -9,7 +9,7 @@ from rankless.files.remote import is_remote
 
 
 def refuse_gone(root: str, before: str, weights: Path) -> None:
-    """Raise if the data to evaluate on, ``root``, is the training data and no longer exists."""
+    """Raise an error if ``root``, the data to evaluate on, is the training data and no longer exists."""
     by_name = root == "digits" or root.startswith("torchvision/")
     if root == before and not by_name and missing_data(root):
         where = "" if Path(root).is_absolute() else f" (there is no {Path(root).resolve()})"

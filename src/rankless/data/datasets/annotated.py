@@ -148,7 +148,7 @@ class MatchedImages(DetectionImages):
         return replace(truth, boxes=truth.boxes[stays], labels=labels, flags=flags, areas=areas)
 
     def _of_model(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert labels to the model's; return those of the boxes to keep and the mask of these boxes, (N,)."""
+        """Return the model's labels for the boxes to keep, and a mask, (N,), of these boxes."""
         labels = self._labels[labels]
         stays = labels != LEFT_OUT
         return labels[stays], stays

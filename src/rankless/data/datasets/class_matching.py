@@ -48,7 +48,7 @@ class UnmatchedClassesError(UserError):
 
 @contextmanager
 def between_splits(root: str, training: str, other: str) -> Iterator[None]:
-    """Report unmatched classes inside the context as an error: ``other`` has classes that ``training`` lacks."""
+    """Report unmatched classes inside the context as classes of ``other`` that ``training`` lacks."""
     try:
         yield
     except UnmatchedClassesError as error:

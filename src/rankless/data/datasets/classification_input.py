@@ -55,7 +55,7 @@ def placement(shape: Sequence[int], size: tuple[int, int], *, cropped: bool) -> 
 
 
 def _covering(shape: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the (height, width) to which an image of shape (h, w) is resized before its center is cropped."""
+    """Return the (height, width) to which an image of shape (h, w) is resized before it is cropped."""
     height, width = shape
     scale = max(round(size[0] * MARGIN) / height, round(size[1] * MARGIN) / width)
     # Rounding must not make it smaller than the input.

@@ -55,7 +55,7 @@ def open_annotations(
 
 
 def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:
-    """Return the split to train on: ``train``, or the undivided data if no images are to be set aside."""
+    """Return the split to train on: ``train`` or, if ``val`` is ``none``, its data before any division."""
     if val != "none" or is_remote(root):
         return train
     page = format_named(recognize(root, format)[0])
