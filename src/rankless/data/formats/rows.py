@@ -149,7 +149,7 @@ def _columns(tables: Sequence[Table]) -> _Columns:
 
 
 def _first(value: Any) -> Mapping[str, Any]:
-    """Return a mapping with the keys of the objects in a cell: a dict of lists, or the first dict of a list."""
+    """Return the objects in a cell as a mapping, which is a dict of lists or the first dict in a list."""
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, dict) else {}
 

@@ -1,4 +1,4 @@
-"""Provide what all writers need: images, unique names, numbers, and notes about lost information."""
+"""Helpers shared by all writers for images, names, numbers and notes about lost information."""
 
 from __future__ import annotations
 

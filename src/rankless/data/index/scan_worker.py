@@ -1,7 +1,7 @@
-"""Program that scans chunks of files: ``python -m rankless.data.index.scan_worker JOB PARENT``.
+"""Scan chunks of files as a program: ``python -m rankless.data.index.scan_worker JOB PARENT``.
 
-Because it is a separate program, the caller's threads and main script do not matter. It imports everything
-once and forks while it has a single thread. It reports each finished chunk on standard output.
+In a separate program, the caller's threads and main script do not matter. The program imports everything once
+and forks while it has a single thread. It reports each finished chunk on standard output.
 """
 
 from __future__ import annotations
