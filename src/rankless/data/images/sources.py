@@ -1,7 +1,8 @@
 """Image sources, which form a chain of objects with a method ``read(index)``.
 
-``FileImages`` decodes the images. ``CachedImages`` (:mod:`rankless.data.images.image_cache`) saves the decoded
-images. A data set's source adds boxes or a class. ``ReadableImages`` replaces unreadable images in training.
+``FileImages`` decodes the images. ``CachedImages`` (:mod:`rankless.data.images.image_cache`) saves the
+decoded images. A data set's source adds boxes or a class. ``ReadableImages`` replaces unreadable images in
+training.
 """
 
 from __future__ import annotations

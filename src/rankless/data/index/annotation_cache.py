@@ -117,7 +117,7 @@ def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]
 
 
 def _clear(store: Path, rescan: bool) -> None:
-    """Remove incomplete entries or, with ``rescan``, all entries."""
+    """Remove incomplete entries and, with ``rescan``, invalidate all other entries and chunks."""
     for left in store.glob(f"{_BUILDING}*"):
         shutil.rmtree(left, ignore_errors=True)
     if rescan:

@@ -46,7 +46,7 @@ def file_of(path: str) -> str:
 
 
 def original(file: str) -> str:
-    """Return the file from which the images in ``file`` were copied, or ``file`` if it has no copies."""
+    """Return the file from which the images in ``file`` were copied, or ``file`` itself if it holds none."""
     if not os.path.basename(file).startswith(COPY):  # noqa: PTH119 - it may be an address
         return file
     try:

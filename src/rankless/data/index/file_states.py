@@ -18,7 +18,7 @@ MISSING = (-1, -1)
 """The state of a missing file."""
 BLOCK = 25_000
 """The number of files that a process checks at a time. Fewer than two blocks are checked in this process."""
-_PREFIX = "depends-"  # the start of the names of the files with a block each
+_PREFIX = "depends-"  # the names of files that hold a block each begin like this
 
 
 def state(path: str | bytes) -> tuple[int, int]:
