@@ -146,7 +146,7 @@ def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
 
 
 def _undivided(data: DataSet) -> str:
-    """Return a sentence if the only split is for training and can be divided; otherwise, an empty text."""
+    """Return a sentence if the only split is for training and can be divided, or "" otherwise."""
     (name, whole), *others = data.splits.items()
     if others or not is_for_training(name) or is_remote(data.root):
         return ""

@@ -166,7 +166,7 @@ def _aspect(one: Shown) -> float:
 
 
 def _evenly(lengths: Sequence[float], count: int) -> list[int]:
-    """Divide ``lengths`` into ``count`` runs with sums as equal as possible; return the ends of the runs."""
+    """Divide ``lengths`` into ``count`` runs with nearly equal sums, and return the end of each run."""
     total = [0.0, *accumulate(lengths)]
     mean = total[-1] / count
     best = [0.0] + [math.inf] * len(lengths)  # the least cost of the first n lengths in the runs so far

@@ -191,7 +191,7 @@ def _compared(name: str, old: Annotations, new: Annotations, files: list[str | N
 
 
 def _difference(old: Annotations, index: int, new: Annotations, number: int) -> str:
-    """Return how the annotations of an image differ; empty if they are equal."""
+    """Return how the annotations of an image differ, or "" if they are equal."""
     if old.sizes[index].tolist() != new.sizes[number].tolist():
         return f"its size is {new.sizes[number].tolist()}; expected {old.sizes[index].tolist()}"
     before, after = _sorted(old, index), _sorted(new, number)

@@ -180,7 +180,7 @@ def must_be_outside(root: str, out: Path) -> None:
 
 
 def beside(root: str, ending: str) -> Path:
-    """Return a folder next to the data set: ``cells`` and ``cells/data.yaml`` give ``cells-fixed``."""
+    """Return a folder next to the data set, such as ``cells-fixed`` for ``cells`` or ``cells/data.yaml``."""
     path = Path(root).expanduser()
     folder = path.resolve() if path.is_dir() else path.resolve().parent
     if not folder.name:

@@ -60,7 +60,7 @@ def fitted_anchors(
 ) -> FittedAnchors:
     """Compute the anchors that best fit the boxes of a split.
 
-    ``root`` may be ``digits``. ``count`` and ``size``, (H, W) in pixels, default to the model's.
+    ``root`` may be ``digits``. ``count`` and ``size``, (H, W) in pixels, default to the model's values.
     """
     format = known_format(format)
     zoo.check_name(model)

@@ -28,7 +28,7 @@ BY_HAND = "repair or replace the annotation files that cannot be read"
 
 
 def remedy(checked: Checked) -> str:
-    """Return a sentence that says how to fix all errors; empty if there are no errors."""
+    """Return a sentence that says how to fix all errors, or "" if there are no errors."""
     wrong = {kind for found in checked.findings.values() for kind in found.counts if fails(kind)}
     stops = {kind for kind in wrong if KINDS[kind].outcome == "stops"}
     steps = ["give the splits the same classes"] if checked.classes else []

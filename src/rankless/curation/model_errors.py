@@ -67,7 +67,7 @@ class Mistake(NamedTuple):
 
 @dataclass
 class WrongImage:
-    """An image's index and source, and its errors, the costliest first."""
+    """An image's index and source, and a model's errors in it, the costliest first."""
 
     index: int
     source: str

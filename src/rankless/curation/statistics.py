@@ -68,7 +68,7 @@ class SplitStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of each split, and remarks as sentences."""
+    """The statistics of each split, and sentences that remark on them."""
 
     root: str
     format: str

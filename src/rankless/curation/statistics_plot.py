@@ -231,7 +231,7 @@ def _colors(splits: Splits) -> list[str]:
 
 
 def _finish(axes: Any, title: str, x: str = "", y: str = "", *, percent: bool = False) -> None:
-    """Set the title, labels and ticks of a panel."""
+    """Set the title, axis labels and ticks of a panel."""
     axes.set_title(title, fontsize=11, fontweight="bold", loc="left")
     axes.set(xlabel=x, ylabel=y)
     if percent:

@@ -142,7 +142,7 @@ def _lloyd(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> Sizes:
 
 
 def _median(boxes: Sizes, weights: NDArray[Any], before: Sizes) -> Sizes:
-    """Return the weighted median of each side of boxes (N, 2), or ``before`` if there are no boxes."""
+    """Return the weighted median width and height of boxes, (N, 2), or ``before`` if there are no boxes."""
     if not len(boxes):
         return before
     median = np.empty(2)

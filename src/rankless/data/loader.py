@@ -250,7 +250,7 @@ def _init_worker(worker: int) -> None:
 
 
 def _follow(rank: BaseProcess) -> None:
-    """Wait until the rank ends for any reason, then exit."""
+    """Wait until the rank ends for any reason, and then exit."""
     rank.join()
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -67,8 +67,8 @@ def _serve(*descriptors: int) -> NoReturn:
 def ensure(modules: Iterable[str]) -> None:
     """Start the fork server if none is running or the running one lacks one of ``modules``.
 
-    Loader processes import these modules. Every evaluation starts new ones, which would spend seconds on each
-    import.
+    Loader processes import these modules. Every evaluation starts new loader processes, which would otherwise
+    spend seconds on importing them.
     """
     global _imported
     needed = set(modules)
@@ -82,7 +82,7 @@ def ensure(modules: Iterable[str]) -> None:
 
 @contextmanager
 def _ending_signals_blocked() -> Iterator[None]:
-    """Block termination signals inside the context; processes started there inherit this.
+    """Block termination signals inside the context, for processes that are started there as well.
 
     A signal to the process group must not end the loaders of a rank that is about to save.
     """

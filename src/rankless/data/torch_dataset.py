@@ -58,7 +58,7 @@ def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None
 
 
 def _words(number: int) -> list[int]:
-    """Split a 128-bit key into four words."""
+    """Split a 128-bit key into four 32-bit words."""
     return [number >> 32 * word & 0xFFFFFFFF for word in range(4)]
 
 
@@ -126,7 +126,7 @@ class FromDataset:
         return len(self.dataset)
 
     def item(self, index: int, epoch: int) -> Any:
-        """Return ``dataset[index]`` as drawn in ``epoch``."""
+        """Return item ``index`` as it is drawn in ``epoch``."""
         with seeded(self.seed, epoch, index, *self._generators):
             return self.dataset[index]
 

@@ -82,7 +82,7 @@ class Augmenter:
         return blended(image, other[0], weight), boxes, labels, where
 
     def _placed(self, index: int) -> Augmented:
-        """Return the input of an image or of a mosaic around it, before it is blended."""
+        """Place an image or a mosaic around it on the input, before it is blended with another input."""
         options = self.options
         mosaics = options.mosaic and not self.last_epochs
         if mosaics and (rng := self._rng("mosaic", index)).random() < options.mosaic:

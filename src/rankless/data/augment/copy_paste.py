@@ -1,4 +1,4 @@
-"""Copy-paste with boxes (after Ghiasi et al., 2021): paste the rectangles of another image's objects.
+"""Copy-paste augmentation with boxes: paste the boxes of another image's objects (Ghiasi et al., 2021).
 
 There are no masks, so the background inside an object's box is pasted as well.
 """
@@ -18,7 +18,7 @@ TAKEN = 0.5
 MOST = 8
 """The largest number of objects that are pasted."""
 TRIES = 5
-"""The number of positions tried for an object; if none is free, it is not pasted."""
+"""The number of positions that are tried for an object. If none is free, it is not pasted."""
 COVERED = 0.3
 """The largest fraction of an earlier box that a pasted object may cover."""
 
@@ -67,9 +67,10 @@ def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
 def _free_position(
     boxes: Tensor, sides: tuple[int, int], room: tuple[int, int], rng: np.random.Generator
 ) -> tuple[int, int] | None:
-    """Return a free (left, top) for a rectangle of ``sides`` (w, h) in an image of ``room`` (w, h), or None.
+    """Return a free position (left, top) for a rectangle of ``sides`` (w, h) in an image of ``room`` (w, h).
 
-    All attempts are drawn at once, so that the outcome for one object does not change the draws for others.
+    If no position is free, None is returned. All positions are drawn at once, so that the outcome for one
+    object does not change the draws for others.
     """
     draws = rng.random((TRIES, 2))
     lefts = np.rint(draws[:, 0] * (room[0] - sides[0])).astype(int)

@@ -22,7 +22,7 @@ NOISE = (0.01, 0.06)
 QUALITY = (10, 60)
 """The range of the JPEG quality, both ends included."""
 Key = tuple[int, str, int, int]
-"""(seed, "augment", epoch, index): the key of one image's random draws in one epoch."""
+"""The key of an image's random draws in one epoch: (seed, "augment", epoch, index)."""
 
 
 @contextmanager

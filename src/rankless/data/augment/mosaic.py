@@ -110,7 +110,7 @@ class _Tiles:
     def lay(self, tile: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
         """Place an image in ``tile`` (0 to 3, row by row) so that its inner corner is where the tiles meet.
 
-        ``factor`` multiplies the letterbox's scale. ``matrix`` is a (3, 3) color matrix, or None.
+        ``factor`` multiplies the letterbox's scale. ``matrix`` is a (3, 3) color matrix or None.
         """
         height, width = sample.image.shape[-2:]
         scale = fit(height, width, self.size) * factor

@@ -47,12 +47,12 @@ class GroundTruth:
 
     @property
     def difficult(self) -> Tensor | None:
-        """The flag "difficult" of each box, bool (N,); None if no box has it."""
+        """Whether each box is flagged as difficult, bool (N,), or None if no box is."""
         return None if self.flags is None else (self.flags.to(torch.uint8) & DIFFICULT) > 0
 
     @property
     def crowd(self) -> Tensor | None:
-        """The flag "crowd" of each box, bool (N,); None if no box has it."""
+        """Whether each box is flagged as a crowd, bool (N,), or None if no box is."""
         return None if self.flags is None else (self.flags.to(torch.uint8) & CROWD) > 0
 
 
@@ -104,7 +104,7 @@ class BoxedImages(_Annotated, DetectionImages):
     """Images with boxes, read from files."""
 
     def read(self, index: int) -> Sample:
-        """Return image ``index`` with the boxes to train on, which are neither difficult nor crowds."""
+        """Return image ``index`` with its boxes, leaving out difficult boxes and crowds."""
         decoded = self.images.read(index)
         check_size(self.annotations, index, decoded.source)
         rows = self.annotations.rows(index)

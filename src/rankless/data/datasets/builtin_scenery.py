@@ -57,7 +57,7 @@ class Draws:
 
 
 def color(rng: Draws, luma: float, vividness: float = 1.0) -> Color:
-    """Return a color of a random hue with the given luma (0–255), within the headroom."""
+    """Return a color with a random hue and the given luma (0–255), within the headroom."""
     raw = rng.uniform(-1.0, 1.0), rng.uniform(-1.0, 1.0), rng.uniform(-1.0, 1.0)
     mean = _LUMA[0] * raw[0] + _LUMA[1] * raw[1] + _LUMA[2] * raw[2]
     room = 1e9
@@ -129,7 +129,7 @@ def sensor_noise(rng: Draws, planes: Bytes) -> None:
 
 
 def _crop(rng: Draws, bank: Bytes, height: int, width: int) -> Bytes:
-    """Return a random (height, width) crop of a bank's texture, randomly mirrored."""
+    """Return a random (height, width) crop of a texture from ``bank``, randomly mirrored."""
     top, left = rng.below(_MARGIN), rng.below(_MARGIN)
     piece = bank[top : top + height, left : left + width]
     return piece[:: 1 - 2 * rng.below(2), :: 1 - 2 * rng.below(2)]
@@ -170,7 +170,7 @@ def _palette(rng: Draws, low: float, high: float) -> bytes:
 
 
 def _panels_and_lines(rng: Draws, canvas: Image.Image, low: float, high: float) -> None:
-    """Draw large boxes, blobs and lines within the background's range of luma; digits may lie on them."""
+    """Draw large boxes, blobs and lines, on which digits may lie, within the background's luma range."""
     draw = ImageDraw.Draw(canvas)
     width, height = canvas.size
     for _ in range(rng.below(4)):
@@ -187,7 +187,7 @@ def _panels_and_lines(rng: Draws, canvas: Image.Image, low: float, high: float) 
 
 @lru_cache(maxsize=4)
 def _textures(height: int, width: int) -> tuple[list[Bytes], list[Bytes]]:
-    """Return coarse and fine noise over a byte's whole range, uint8 (height + margin, width + margin)."""
+    """Return coarse and fine noise textures over the range 0..255, (height + margin, width + margin)."""
 
     def texture(cell: int) -> Bytes:
         rows, columns = ((side + _MARGIN) // cell + 3 for side in (height, width))

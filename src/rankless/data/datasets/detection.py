@@ -35,7 +35,7 @@ class StretchedImages:
     placing: Placing
 
     def read(self, index: int) -> Sample:
-        """Return image ``index`` and its boxes, stretched."""
+        """Return image ``index`` and its boxes, stretched to the input's size."""
         sample = self.images.read(index)
         image, where = stretched(sample.image, self.size, self.placing)
         return Sample(image, to_input(sample.boxes, where), sample.labels)

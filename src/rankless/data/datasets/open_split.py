@@ -121,7 +121,7 @@ def _tests_instead(split: str, existing: Sequence[str]) -> str:
 
 
 def without_boxes(root: str, split: str, annotations: Annotations) -> str:
-    """Return an error message if no box of the split is usable; otherwise, an empty string."""
+    """Return an error message if no box of the split is usable, or "" otherwise."""
     if not annotations.has_boxes or len(annotations.boxes):
         return ""
     images = counted(len(annotations), "image")

@@ -152,7 +152,7 @@ _KINDS = (
 
 
 def recognize(root: Path) -> str:
-    """Return how CIFAR-10 or CIFAR-100 was recognized in ``root``; empty if it was not."""
+    """Return how CIFAR-10 or CIFAR-100 was recognized in ``root``, or "" if it was not."""
     kind, folder = _found(root)
     return f"it has '{folder.name}/{kind.meta[0]}'" if kind and folder else ""
 

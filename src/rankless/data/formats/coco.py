@@ -59,7 +59,7 @@ _MISSING = -1  # instead of an image's number
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as COCO, by a ``.json`` file with its lists; empty if it was not."""
+    """Return how ``root`` was recognized as COCO, by a ``.json`` file with its lists, or "" if it was not."""
     if root.is_file():
         return "it is a .json file" if root.suffix.lower() == ".json" else ""
     files = _annotation_files(root)
@@ -68,12 +68,12 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the splits that have an annotation file."""
+    """Return the names of the splits that have an annotation file."""
     return usual_order(_annotation_files(root))
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of COCO data; see :class:`rankless.data.formats.registry.Format`."""
     files = _annotation_files(root)
     full = (name for name, file in files.items() if _stem(file) == split)  # such as train2017 for train
     name = next(full, None) or chosen(root, split, files, LAYOUT)

@@ -195,7 +195,7 @@ Tables = dict[str, tuple[Path, Columns]]
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as CSV, by the columns and name of a file; empty if it was not."""
+    """Return how ``root`` was recognized as CSV, by the columns and name of a file, or "" if it was not."""
     files = _files(root)
     for file, columns in (files[name] for name in usual_order(files)):
         if columns.box is not None or file == root or _USUAL.match(_name(file)):
@@ -209,7 +209,7 @@ def splits(root: Path) -> list[str]:
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of CSV annotations; see :class:`rankless.data.formats.registry.Format`."""
     files = _files(root)
     if not files:
         raise UserError(f"{root}: no CSV file of images and classes; expected {EXPECTED}")

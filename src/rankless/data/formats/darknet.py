@@ -96,7 +96,7 @@ def label_folders(folder: str) -> list[str]:
 
 
 def recognize(root: Path) -> str:
-    """Return how a Darknet layout was recognized in ``root``; empty if it was not."""
+    """Return how a Darknet layout was recognized in ``root``, or "" if it was not."""
     if root.is_file():
         return f"'{root.name}' describes it" if description_in(root) else ""
     for name in YAML_NAMES:
@@ -250,7 +250,7 @@ def _from_folders(
 
 
 def _folders(root: Path) -> Mapping[str, Path]:
-    """Return each split's image folder or list of images."""
+    """Return the image folder, or the file that lists the images, of each split."""
     return _lists(root) or folder_splits(root) or ({"train": root} if _beside(root) else {})
 
 
@@ -268,7 +268,7 @@ def _lists(root: Path) -> dict[str, Path]:
 
 
 def _has_labels(file: Path) -> bool:
-    """Return whether one of the first images of a list has a label file."""
+    """Return whether any of the first images in a list has a label file."""
     search = ImageSearch([file.parent, *_bases(file.parent)])
     for _, line in itertools.islice(lines_of(file), _TRIED):
         image = search.find(line)
@@ -298,7 +298,7 @@ def _beside(folder: Path) -> bool:
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of Darknet data; see :class:`rankless.data.formats.registry.Format`."""
     files = find_split(root, split, class_names)
     items = list(_with_labels(files))
     if not any(label for _, label in items):
@@ -358,7 +358,7 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
 
 
 def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
-    """Add the boxes of one label file."""
+    """Add the boxes in the content of one label file."""
     text = content.removeprefix(b"\xef\xbb\xbf")
     if not _is_text(text):
         made.findings.add("unreadable file", file, "not UTF-8 text; expected lines of numbers")

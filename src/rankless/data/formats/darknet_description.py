@@ -47,7 +47,7 @@ class Description:
     unnamed: bool = False
 
     def resolve(self, name: str) -> str:
-        """Return the path of the file or folder that an entry refers to; empty if there is none.
+        """Return the path of the file or folder that an entry refers to, or "" if there is none.
 
         An entry may refer to a folder on another machine, or be like Roboflow's ``../train/images``. Then the
         longest trailing part of its path that exists below a base folder is used.
@@ -64,7 +64,7 @@ class Description:
 
 
 def description_in(root: Path) -> Path | None:
-    """Return the ``data.yaml`` (``dataset.yaml``) or ``.data`` file that ``root`` is or contains."""
+    """Return the description file, such as ``data.yaml``, that ``root`` is or contains, or None."""
     if root.is_file():
         return root if root.suffix.lower() in {".yaml", ".yml", ".data"} else None
     for name in YAML_NAMES:

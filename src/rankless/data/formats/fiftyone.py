@@ -29,7 +29,7 @@ Sample = Mapping[str, Any]
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as a FiftyOne data set; empty if it was not."""
+    """Return how ``root`` was recognized as a FiftyOne data set, or "" if it was not."""
     there = all((root / name).is_file() for name in (_FILE, "metadata.json"))
     return f"it has '{_FILE}' and 'metadata.json'" if there else ""
 
@@ -40,7 +40,7 @@ def splits(root: Path) -> list[str]:
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of a FiftyOne data set; see :class:`rankless.data.formats.registry.Format`."""
     samples = _samples(root)
     by_split = _by_split(samples)
     name = chosen(root, split, by_split, LAYOUT)

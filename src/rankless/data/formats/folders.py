@@ -132,7 +132,7 @@ class FolderNames:
                     self.files.setdefault(stem, f"{stem}{ending}")
 
     def with_stem(self, stem: str) -> str:
-        """Return the path of the file with the given stem in any Unicode form; empty if there is none."""
+        """Return the path of the file with the given stem in any Unicode form, or "" if there is none."""
         name = self.files.get(stem)
         if name is None and not stem.isascii():
             if self._composed is None:
@@ -171,7 +171,7 @@ class ImageSearch:
         self._resolved: dict[str, list[FolderNames]] = {}
 
     def find(self, name: str) -> str:
-        r"""Return the file that ``name`` refers to; empty if there is none.
+        r"""Return the file that ``name`` refers to, or "" if there is none.
 
         The name is tried as it is, then with ``\`` replaced by ``/``, then with another case, Unicode form or
         a missing extension, then without the prefix that Label Studio adds to uploads. All of this is
@@ -207,7 +207,7 @@ class ImageSearch:
         return [f"{counted(self.shortened, one, many)}, and found by the path's end"]
 
     def _folders(self, folder: str) -> list[FolderNames]:
-        """List ``folder`` below every base."""
+        """List the subfolder ``folder`` of every base folder."""
         if folder not in self._resolved:
             paths = dict.fromkeys(os.path.normpath(os.path.join(base, folder)) for base in self.bases)  # noqa: PTH118
             for path in paths:

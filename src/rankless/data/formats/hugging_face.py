@@ -39,7 +39,7 @@ _ENOUGH = 1000  # folders that are searched for an image
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as a data set for ``datasets``; empty if it was not."""
+    """Return how ``root`` was recognized as a data set for ``datasets``, or "" if it was not."""
     if root.is_file():
         return "it is a Parquet file" if root.suffix == ".parquet" else ""
     try:
@@ -55,7 +55,7 @@ def splits(root: Path) -> list[str]:
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of a Hugging Face data set; see :class:`rankless.data.formats.registry.Format`."""
     files = _files(root)
     name = chosen(root, split, files, LAYOUT)
     tables = {

@@ -38,7 +38,7 @@ _ENOUGH = 1000  # maximum number of folders searched for an image
 
 
 def recognize(root: Path) -> str:
-    """Return how class folders were recognized in ``root``; empty if they were not.
+    """Return how class folders were recognized in ``root``, or "" if they were not.
 
     Folders with names from detection formats, such as ``images`` and ``labels``, are not class folders.
     """
@@ -73,12 +73,12 @@ def undivided(root: Path, split: str) -> str:
 def read(root: Path, split: str) -> Raw:
     """Read one split class by class, in the order of file names.
 
-    The class names are the sorted names of the folders that hold images; other splits may differ.
+    The class names are the sorted names of the folders that hold images. They may differ between splits.
 
     Args:
-        root: a folder that holds ``split``, or the class folders.
-        split: a folder in ``root`` or a synonym of its name; if ``root`` holds the class folders, ``train``,
-            ``val`` or ``all``.
+        root: the folder that holds the splits or the class folders.
+        split: the name of a folder in ``root`` or a synonym. If ``root`` holds the class folders, it is
+            ``train``, ``val`` or ``all``.
     """
     if not root.is_dir():
         raise UserError(f"{root}: a file; expected {LAYOUT}")
@@ -199,7 +199,7 @@ def _class_folders(top: Path) -> _Contents:
 
 
 def _unusable(entry: os.DirEntry[str]) -> str:
-    """Return why a file with an image extension cannot be an image; empty if it can. It is not read."""
+    """Return why a file with an image extension cannot be an image, or "" if it can. It is not read."""
     try:
         status = entry.stat()
     except OSError:

@@ -53,7 +53,7 @@ _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|labels?|lines)$", re.IGNORE
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized, by a ``.txt`` file with a box after a path; empty if it was not."""
+    """Return how ``root`` was recognized, by a ``.txt`` file with a box after a path, or "" if it was not."""
     first = next((file for file in _splits(root).values() if list_kind(file) == "boxes"), None)
     return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
 
@@ -70,7 +70,7 @@ def undivided(root: Path, split: str) -> str:
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of annotation lines; see :class:`rankless.data.formats.registry.Format`."""
     files = _splits(root)
     divided = _lone(files) if split in _DIVIDED else ""
     name = divided or chosen(root, split, files, LAYOUT)

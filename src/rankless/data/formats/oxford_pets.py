@@ -25,7 +25,7 @@ _MEANT = {"train": "trainval", "val": "test"}
 
 
 def recognize(root: Path) -> str:
-    """Return how Oxford-IIIT Pet was recognized in ``root``; empty if it was not."""
+    """Return how Oxford-IIIT Pet was recognized in ``root``, or "" if it was not."""
     top = _top(root)
     return f"it has '{top.name}/annotations/trainval.txt'" if top else ""
 
@@ -71,7 +71,7 @@ def _top(root: Path) -> Path | None:
 
 
 def _breeds(lists: Mapping[str, Path]) -> list[str]:
-    """Return the breeds in both lists, ordered by number."""
+    """Return the names of the breeds in both lists, ordered by number."""
     numbers: dict[str, int] = {}
     for file in lists.values():
         for line, image, breed, number in _rows(file) if file.is_file() else ():

@@ -65,7 +65,7 @@ class Format(Protocol):
     """A description of the expected files, as the end of "expected …"."""
 
     def recognize(self, root: Location) -> str:
-        """Return how ``root`` was recognized, as in "it has 'data.yaml'"; empty if it was not."""
+        """Return how ``root`` was recognized, as in "it has 'data.yaml'", or "" if it was not."""
         ...
 
     def splits(self, root: Location) -> list[str]:

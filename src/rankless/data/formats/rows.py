@@ -111,8 +111,8 @@ def read_tables(
     Args:
         root: the data's folder or file.
         tables: the files of the split.
-        others: the files of the other splits, whose classes count as well.
-        given: names for classes that are stored as numbers.
+        others: the files of the other splits, whose classes are included.
+        given: the names of classes that are stored as numbers.
     """
     columns = _columns(tables)
     names, names_file = _names(root, [*tables, *others], columns, given)
@@ -210,7 +210,7 @@ def _names(
 
 
 def _class(value: Any) -> int | str | None:
-    """Return a class as a number or a name; None if it is neither."""
+    """Return a class as a number or a name, or None if it is neither."""
     if isinstance(value, str):
         return value or None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -228,7 +228,7 @@ class _Reader(ListedImages):
         self.labels |= {label: label for label in range(len(self.names))}
 
     def add(self, table: Table) -> None:
-        """Add the rows of one file."""
+        """Add the rows of one table file."""
         self.file = table.file
         if not table.images:
             for number, row in table.rows(self.made.findings):

@@ -99,9 +99,9 @@ def how_to_divide(root: Path, wanted: str) -> str:
 
 
 def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) -> str:
-    """Return the name in ``existing`` that ``wanted`` refers to: itself or a synonym (``valid``, ``val``).
+    """Return the name in ``existing`` that equals ``wanted`` or is a synonym, such as ``valid`` for ``val``.
 
-    If ``root`` is the only file, ``train`` and the file's own name refer to that file.
+    If ``root`` is the only file, ``train`` and the name of the file refer to that file.
 
     Args:
         root: the data's folder or file.

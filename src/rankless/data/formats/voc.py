@@ -86,12 +86,12 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the splits, except lists of single classes, and ``trainval`` if its halves exist."""
+    """Return the names of the splits without lists of single classes and a redundant ``trainval``."""
     return usual_order(_plain_splits(_parts(root)))
 
 
 def find_split(root: Path, split: str) -> VocSplit:
-    """Return the files of ``split`` in every year that has it; ``VOC2012/train`` selects one year."""
+    """Find the files of ``split`` in every year that has it. ``VOC2012/train`` selects a single year."""
     parts = _parts(root)
     by_split: dict[str, list[Part]] = {}
     for part in parts:
@@ -179,7 +179,7 @@ def _has_both(folder: Path) -> bool:
 
 
 def _plain_splits(parts: list[Part]) -> list[str]:
-    """Return the splits, except lists of single classes, and ``trainval`` if its halves exist."""
+    """Return the splits, leaving out lists of single classes, and ``trainval`` if its halves exist."""
     names = dict.fromkeys(name for part in parts for name in part.lists)
     joint = {"trainval"} if {"train", "val"} <= names.keys() else set()
     return [

@@ -176,7 +176,7 @@ _MUCH = 1024**3  # bytes; for less data, starting processes takes longer than re
 
 
 def recognize(root: Location) -> str:
-    """Return how shards were recognized in ``root``; empty if they were not."""
+    """Return how shards were recognized in ``root``, or "" if they were not."""
     first = shards.looks_like_shards(root)
     return f"it has tar shards such as '{str(first).removeprefix(f'{root}/')}'" if first else ""
 
@@ -302,7 +302,7 @@ class _Part:
     made: RawBuilder = field(default_factory=RawBuilder)
 
     def add_shard(self, shard: str) -> None:
-        """Index one shard."""
+        """Add the samples of one shard to the index."""
         with ExitStack() as stack:
             try:
                 ranges = stack.enter_context(opened(shard))

@@ -54,7 +54,7 @@ class Mark(NamedTuple):
 
 
 def color(label: int) -> Color:
-    """Return the color of a class id."""
+    """Return the color in which boxes of a class are drawn."""
     red, green, blue = _COLORS[label % COUNT * 3 :][:3]
     return red, green, blue
 

@@ -76,7 +76,7 @@ class ImageSource(ABC, Generic[Value]):
         """Return the file of image ``index``, or a name for reports if there is no file."""
 
     def digest(self) -> str | None:
-        """Return a hash of the annotations; None if the images are generated."""
+        """Return a hash of the annotations, or None if the images are generated."""
         return None
 
     def files(self) -> list[str]:
@@ -113,7 +113,7 @@ class ImageExamples(Generic[Source]):
 
     @property
     def digest(self) -> str | None:
-        """Return a hash of the annotations; None if the images are generated."""
+        """Return a hash of the annotations, or None if the images are generated."""
         return self.images.digest()
 
     def files(self) -> list[str]:

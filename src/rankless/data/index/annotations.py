@@ -166,7 +166,7 @@ def _gone(folder: Path) -> UserError:
 
 
 def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return N paths as ``path_bytes``, uint8 (bytes,), and ``path_ends``, int64 (N,)."""
+    """Convert N paths to the arrays ``path_bytes``, uint8 (bytes,), and ``path_ends``, int64 (N,)."""
     encoded = [os.fsencode(path) for path in paths]
     ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
     return np.frombuffer(b"".join(encoded), np.uint8), ends
@@ -195,7 +195,7 @@ def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) 
 
 
 def with_boxes(annotations: Annotations, selected: NDArray[np.bool_]) -> Annotations:
-    """Return the same images, in memory, with only the boxes in the mask ``selected``, (T,)."""
+    """Return a copy of the annotations, in memory, with only the boxes in the mask ``selected``, (T,)."""
     rows = np.concatenate(([0], np.cumsum(selected)))
     return replace(
         annotations,

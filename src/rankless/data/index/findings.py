@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Return the end of a sentence such as "3 …"."""
+        """Return the description of several cases without their number, as in "3 …"."""
         return f"{self.many} {self.rest}".rstrip()
 
     def counted(self, count: int) -> str:
@@ -171,7 +171,7 @@ class Findings:
         return sentences
 
     def notes(self, but: Collection[str] = ()) -> list[str]:
-        """Return sentences about the problems that do not stop training, except the kinds in ``but``."""
+        """Return sentences about the problems that do not stop training, except for the kinds in ``but``."""
         made = []
         for kind, count, first in self:
             outcome = KINDS[kind].outcome

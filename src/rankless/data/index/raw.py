@@ -122,7 +122,7 @@ class RawBuilder:
         size: tuple[int, int] = (0, 0),
         byte_range: tuple[int, int] | None = None,
     ) -> int:
-        """Add an image and return its number; see :class:`Raw` for its size and byte range."""
+        """Add an image and return its number. See :class:`Raw` for the meaning of the arguments."""
         self.paths.append(path)
         self.annotated_in.append(annotated_in)
         self.stated.append(stated)
@@ -143,7 +143,7 @@ class RawBuilder:
         self.lines.append(line)
 
     def add_label(self, image: int, label: int, line: int = 0) -> None:
-        """Add the class of an image that has no boxes."""
+        """Add the class of an image in a classification data set."""
         self.add_box(image, (0.0, 0.0, 0.0, 0.0), label, line)
 
     def raw(self, *, boxed: bool = True, **rest: Any) -> Raw:

@@ -26,7 +26,7 @@ _job: dict[str, Any] = {}
 
 
 def main() -> int:
-    """Run the job described by the file in the first argument."""
+    """Run the job that the file in the first command-line argument describes."""
     die_with_parent(int(sys.argv[2]))
     _job.update(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     resolve_name(_job["work"])  # imported before the fork, so only once
