@@ -1,4 +1,4 @@
-"""Check of a data set's annotations and classes, for undecodable images and leaks between splits.
+"""Check a data set's annotations and classes, and find undecodable images and leaks between splits.
 
 A leak is an image that two splits share, byte for byte: a model trained on its test images scores too well.
 An image that was saved again or resized is a leak as well. However, frames of a still camera also look alike,
@@ -42,9 +42,9 @@ class Checked:
         unreadable: the indices of each split's images that cannot be decoded or have a broken header.
         leaked: the indices of each split's images that a later split also contains.
         quick: whether images were neither decoded nor compared.
-        classes: sentences about disagreements between the splits' classes; each stops a training.
-        missing: sentences about splits that a training with default settings does not find, or that have no
-            boxes; each stops it.
+        classes: sentences about disagreements between the splits' classes, each of which stops training.
+        missing: sentences about splits that training with default settings does not find, or that have no
+            boxes; each stops training.
         undivided: a sentence about data without a validation split that ``rankless train ROOT`` divides.
     """
 
@@ -65,7 +65,7 @@ class Checked:
 
     @property
     def wrong(self) -> int:
-        """Number of findings that make the check fail."""
+        """The number of findings that make the check fail."""
         every = (*self.findings.values(), self.between)
         counted = sum(count for found in every for kind, count in found.counts.items() if fails(kind))
         return counted + len(self.classes) + len(self.missing)
@@ -107,10 +107,10 @@ class Checked:
 
 
 def disagreements(data: DataSet) -> list[str]:
-    """Return sentences about class mismatches that prevent training on these splits.
+    """Return sentences about class mismatches that prevent training on the splits of ``data``.
 
-    A model gets its classes from ``train``, or else from the first split. Other splits must not have other
-    classes; order and spelling do not matter.
+    A model gets its classes from ``train``, or else from the first split. The other splits must not have
+    further classes, but order and spelling do not matter.
     """
     parts = data.parts
     first = "train" if "train" in parts else next(iter(parts))
@@ -132,7 +132,7 @@ def disagreements(data: DataSet) -> list[str]:
 
 
 def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
-    """Return the errors about missing or empty splits in a training with default settings."""
+    """Return sentences about missing or empty splits that stop training with default settings."""
     problems: list[str] = []
     for split in (Data().train, Data().val):
         try:
@@ -146,7 +146,7 @@ def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
 
 
 def _undivided(data: DataSet) -> str:
-    """Return a sentence if the only split is for training and can be divided; otherwise an empty text."""
+    """Return a sentence if the only split is for training and can be divided, or "" otherwise."""
     (name, whole), *others = data.splits.items()
     if others or not is_for_training(name) or is_remote(data.root):
         return ""
@@ -165,7 +165,7 @@ def _undivided(data: DataSet) -> str:
 
 
 def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
-    """Return whether an evaluation would find all these classes among the model's."""
+    """Return whether an evaluation would find all ``classes`` among the model's classes, ``among``."""
     try:
         match_classes(classes, among, (), "")
     except UserError:
@@ -174,7 +174,7 @@ def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
 
 
 def fails(kind: str) -> bool:
-    """Return whether a finding of this kind makes the check fail."""
+    """Return whether a finding of the given kind makes the check fail."""
     return KINDS[kind].outcome != "reported" or kind == LEAK
 
 
@@ -186,7 +186,7 @@ def check(
     classes: Classes = "auto",
     quick: bool = False,
 ) -> Checked:
-    """Check a data set; see :func:`open_data_set` for its arguments.
+    """Check a data set; see :func:`open_data_set` for the arguments.
 
     With ``quick``, only the headers of images are read, and no images are compared.
     """
@@ -208,7 +208,7 @@ def check(
 
 @dataclass(frozen=True)
 class _Place:
-    """An image of a split."""
+    """The split and index of an image."""
 
     split: str
     annotations: Annotations
@@ -248,7 +248,7 @@ def _decode_and_compare(made: Checked) -> None:
 
 
 def _report(made: Checked, group: Sequence[_Place]) -> None:
-    """Report images with equal bytes: leaks if in two splits, duplicates if in one."""
+    """Report images with equal bytes as leaks between splits or as duplicates within a split."""
     order = list(made.data.parts)
     last = max(order.index(place.split) for place in group)
     firsts: dict[str, _Place] = {}
@@ -262,7 +262,7 @@ def _report(made: Checked, group: Sequence[_Place]) -> None:
 
 
 def _report_near(made: Checked, compared: Sequence[tuple[_Place, Thumbnails]]) -> None:
-    """Report images that nearly equal an earlier image in another split, and the first such image."""
+    """Report each image that nearly equals an image in another split, and the first such image."""
     splits = [place.split for place, _ in compared]
     if len(set(splits)) < 2:
         return

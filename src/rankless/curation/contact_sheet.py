@@ -1,4 +1,4 @@
-"""Contact sheets of many images, as an image file or a self-contained HTML page."""
+"""Make contact sheets of many images, as an image file or a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rankless.report import markup
 from rankless.report.page import document
 
 WIDTH, HEIGHT = 1656, 300
-"""Maximum width of a sheet's rows, and approximate height of its images, in pixels."""
+"""The maximum width of a sheet's rows and the approximate height of its images, in pixels."""
 PAGE_WIDTH, PAGE_HEIGHT = 1800, 480
-"""Maximum size of an image on a page, which shows it at two thirds of that, sharp on dense screens."""
+"""The maximum size of an image on a page, which shows it at two thirds so that dense screens look sharp."""
 LARGEST_ZOOM = 6
 CROWDED = 24
 COVERED = 0.12
-"""An image with more boxes, or with labels on more of its area, gets short texts or only the legend."""
+"""An image with more boxes, or whose labels would cover more of it, gets short labels or only a legend."""
 _NARROWEST, _WIDEST = 0.35, 6.0  # limits of a cell's aspect (width over height), without its caption
 _HIGHEST = 3 * HEIGHT  # limit of a row's height
 _GAP, _CAPTION, _TITLE, _LEGEND, _HEADING = 14, 24, 46, 30, 38
@@ -48,7 +48,7 @@ body { max-width: 1800px; }
 
 
 def write(selection: Selection, out: Path, outputs: Outputs) -> None:
-    """Write the sheet to ``out``, one of the outputs."""
+    """Write the contact sheet to ``out``, which is one of ``outputs``."""
     if not selection.shown:
         raise UserError(f"{selection.title}: no such image to show")
     outputs.refuse_inputs(selection.files)
@@ -62,7 +62,7 @@ def write(selection: Selection, out: Path, outputs: Outputs) -> None:
 
 
 def sheet(selection: Selection) -> Image.Image:
-    """Arrange all images in full rows, with a title and captions; nothing is cropped."""
+    """Arrange all images in full rows, with a title and captions, without cropping them."""
     starts = [at for at, one in enumerate(selection.shown) if one.heading or not at]
     groups = pairwise([*starts, len(selection.shown)])
     rows = [row for start, end in groups for row in _rows(selection.shown[start:end])]
@@ -93,7 +93,7 @@ def sheet(selection: Selection) -> Image.Image:
 
 
 class _Text:
-    """A text, wrapped to a width."""
+    """A text that is wrapped to a given width."""
 
     def __init__(self, text: str, size: int, room: float) -> None:
         self.font = ImageFont.load_default(size)
@@ -109,7 +109,7 @@ class _Text:
         return self.font.getlength(text.rpartition("\n")[2]) <= room
 
     def _below(self, word: str, room: float) -> str:
-        """Return the text with a word on a new line; a word that is too long is wrapped."""
+        """Return the text with ``word`` on a new line; a word that is too long is wrapped."""
         text = f"{self.text}\n" if self.text else ""
         for letter in word:
             line = text.rpartition("\n")[2]
@@ -124,14 +124,14 @@ class _Text:
         *,
         centered: bool = False,
     ) -> None:
-        """Draw the lines; ``at`` is the top left corner or, if centered, the middle of the top edge."""
+        """Draw the lines. ``at`` is the top left corner or, if centered, the middle of the top edge."""
         for number, line in enumerate(self.text.split("\n")):
             x, y = at
             draw.text((x, y + number * self.spacing), line, ink, self.font, "ma" if centered else "la")
 
 
 class _Room(NamedTuple):
-    """An image's cell on the sheet; all cells of a row have the same height."""
+    """An image's cell on the sheet. All cells in a row have the same height."""
 
     shown: Shown
     width: int
@@ -139,7 +139,7 @@ class _Room(NamedTuple):
 
 
 def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
-    """Return the images in rows of equal width and similar height."""
+    """Arrange the images in rows of equal width and similar height."""
     aspects = [_aspect(one) for one in shown]
     tallest = max((one.image.height for one in shown if one.image is not None), default=HEIGHT)
     height = min(HEIGHT, LARGEST_ZOOM * tallest)
@@ -160,13 +160,13 @@ def _rows(shown: Sequence[Shown]) -> list[list[_Room]]:
 
 
 def _aspect(one: Shown) -> float:
-    """Return the width over height of an image's cell."""
+    """Return the aspect, width over height, of an image's cell."""
     aspect = 2.0 if one.image is None else one.image.width / one.image.height
     return min(max(aspect, _NARROWEST), _WIDEST)
 
 
 def _evenly(lengths: Sequence[float], count: int) -> list[int]:
-    """Divide ``lengths`` into ``count`` runs with sums as equal as possible; return the ends of the runs."""
+    """Divide ``lengths`` into ``count`` runs with nearly equal sums, and return the end of each run."""
     total = [0.0, *accumulate(lengths)]
     mean = total[-1] / count
     best = [0.0] + [math.inf] * len(lengths)  # the least cost of the first n lengths in the runs so far
@@ -188,7 +188,7 @@ def _evenly(lengths: Sequence[float], count: int) -> list[int]:
 
 
 def page(selection: Selection) -> str:
-    """Return a self-contained HTML page."""
+    """Return the selected images as a self-contained HTML page."""
     chips = "".join(
         f'<span class="chip"><i style="background:rgb{color(label)}"></i>'
         f"{markup.text(selection.class_names[label])}</span>"
@@ -215,7 +215,7 @@ def _figure(one: Shown) -> str:
 
 
 def _cell(one: Shown, width: int, height: int) -> Image.Image:
-    """Return an image scaled to a cell; boxes are drawn after scaling, so that labels are legible."""
+    """Return an image scaled to its cell, with boxes drawn after scaling so that labels are legible."""
     if one.image is None:
         made = Image.new("RGB", (width, height), (235, 236, 238))
         font = ImageFont.load_default(16)
@@ -236,7 +236,7 @@ def _cell(one: Shown, width: int, height: int) -> Image.Image:
 
 
 def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
-    """Return the labels for an image of this size: the full texts, or short ones if space is lacking."""
+    """Return the label texts for an image of the given size, shortened if there is not enough space."""
     letters = [len(mark.text) + 1 for mark in one.marks]
     side = 0.7 * (size[0] * size[1]) ** 0.25  # size of a letter, as drawn
     covered = sum(letters) * 0.6 * side * 1.4 * side <= COVERED * size[0] * size[1]
@@ -245,12 +245,12 @@ def _texts(one: Shown, size: tuple[int, int]) -> list[str]:
 
 
 def _classes(shown: Sequence[Shown]) -> list[int]:
-    """Return the classes of the boxes, in order."""
+    """Return the classes of all boxes, in order."""
     return sorted({mark.label for one in shown for mark in one.marks})
 
 
 def _legend(selection: Selection, width: int) -> Image.Image | None:
-    """Draw the colors of the classes that have boxes, in up to three lines; None without boxes."""
+    """Draw the colors of the classes that have boxes, in up to three lines; return None without boxes."""
     labels = _classes(selection.shown)
     if not labels:
         return None

@@ -1,4 +1,4 @@
-"""Conversion of a data set to another format, with a bitwise comparison of the result."""
+"""Convert a data set to another format and compare the result bitwise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankless.files.work_folder import new_folder, refuse_existing
 from rankless.printing import ProgressBar
 
 FIRST = 20
-"""Maximum number of differences listed."""
+"""The maximum number of differences that are listed."""
 _CLASSES = ("image-folder", "webdataset", "csv")  # formats with one class per image
 # Losses that the writers report are not counted as differences: flagged boxes are left out, class names lose
 # line breaks and surrounding spaces, and a box that begins within _EDGE of the edge is moved to it.
@@ -36,7 +36,7 @@ class Converted:
 
     Attributes:
         lost: sentences about information that the new format cannot hold and files that were left out.
-        differences: sentences about data that reads back differently; empty if all is equal.
+        differences: sentences about data that differs when read back; empty if all data is equal.
     """
 
     data: DataSet
@@ -63,7 +63,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Noted(ImageFiles):
-    """An image writer that records each image's final path in ``went``; ``out`` is built as ``folder``."""
+    """An image writer that records each image's final path in ``went``. ``folder`` will become ``out``."""
 
     out: Path = Path()
     folder: Path = Path()
@@ -88,7 +88,7 @@ def convert(
     how: Literal["copy", "link"] = "copy",
     shard_bytes: int | None = None,
 ) -> Converted:
-    """Write all splits into the new folder ``out`` in the format ``to``, read them back, and compare.
+    """Write all splits in the format ``to`` into the new folder ``out``, read them back and compare them.
 
     See :func:`open_data_set` for the other arguments. With ``shard_bytes``, the data is packed into tar
     shards of at most this size.
@@ -128,15 +128,15 @@ def _must_hold(to: str, data: DataSet) -> None:
 def compare(
     splits: Mapping[str, Annotations], out: Path, format: str, went: Mapping[tuple[int, int], str]
 ) -> list[str]:
-    """Return sentences about differences between the splits and those read back from ``out``.
+    """Return sentences about differences between ``splits`` and the splits read back from ``out``.
 
     Classes are compared by name, because some formats renumber them. The boxes of an image may be in any
     order. Information that the format's writer reports as lost is ignored.
 
     Args:
-        splits: the splits as written.
-        out: the new data set.
-        format: its format.
+        splits: the splits that were written.
+        out: the folder of the new data set.
+        format: the format of the new data set.
         went: each image's file, by the split's ``id()`` and the image's index. If a split lacks files of some
             images, it is compared in the order in which it was written.
     """
@@ -191,7 +191,7 @@ def _compared(name: str, old: Annotations, new: Annotations, files: list[str | N
 
 
 def _difference(old: Annotations, index: int, new: Annotations, number: int) -> str:
-    """Return how an image's annotation differs; empty if it is equal."""
+    """Return how the annotations of an image differ, or "" if they are equal."""
     if old.sizes[index].tolist() != new.sizes[number].tolist():
         return f"its size is {new.sizes[number].tolist()}; expected {old.sizes[index].tolist()}"
     before, after = _sorted(old, index), _sorted(new, number)
@@ -204,7 +204,7 @@ def _difference(old: Annotations, index: int, new: Annotations, number: int) -> 
 
 
 def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
-    """Return the class name and coordinates (as bytes) of each box of an image, sorted."""
+    """Return the class name and the coordinates, as bytes, of each box of an image, sorted."""
     rows = annotations.rows(index)
     names = [annotations.class_names[label] for label in annotations.labels[rows].tolist()]
     if not annotations.has_boxes:

@@ -1,4 +1,4 @@
-"""A data set with all its splits: how to open it, and to join, name and protect its files."""
+"""Open a data set with all its splits, and join, name and protect its files."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rankless.files.outputs import Outputs
 from rankless.files.remote import is_remote, location
 
 UNION = "trainval"
-"""Pascal VOC's list that joins two splits."""
+"""The name of Pascal VOC's list that joins the splits ``train`` and ``val``."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set's root as the user gave it, its format's name, and its splits in the format's order."""
+    """A data set's root as the user gave it, the name of its format, and its splits in the usual order."""
 
     root: str
     format: str
@@ -35,18 +35,18 @@ class DataSet:
 
     @property
     def title(self) -> str:
-        """Title of the format."""
+        """The title of the format, such as "Pascal VOC"."""
         return format_named(self.format).TITLE
 
     @property
     def parts(self) -> dict[str, Annotations]:
-        """The splits without VOC's ``trainval`` if its parts are present, so that splits share no images."""
+        """The splits, without VOC's ``trainval`` if its parts are present, so that no images are shared."""
         union = UNION in self.splits and {"train", "val"} <= self.splits.keys()
         return {name: each for name, each in self.splits.items() if not (union and name == UNION)}
 
     @property
     def has_boxes(self) -> bool:
-        """Whether the annotations are boxes; otherwise each image has one class."""
+        """Whether the annotations are boxes; otherwise, each image has one class."""
         return all(each.has_boxes for each in self.splits.values())
 
 
@@ -59,15 +59,16 @@ def open_data_set(
     examined: bool = False,
     rescan: bool = False,
 ) -> DataSet:
-    """Open a data set of files.
+    """Open a data set that is stored in files.
 
     Args:
         root: a folder, or a file such as a ``data.yaml``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
-        splits: the splits to open; all if empty.
+        splits: the splits to open; if empty, all splits are opened.
         classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
-        examined: accept data with errors.
-        rescan: read everything again, including image headers, even if nothing seems to have changed.
+        examined: whether to accept data with errors.
+        rescan: whether to read everything again, including image headers, even if nothing seems to have
+            changed.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError(
@@ -95,7 +96,7 @@ def open_data_set(
 
 
 def spare(outputs: Outputs, root: str, format: str) -> None:
-    """Raise if a forced output would replace a file of the data set.
+    """Raise an error if a forced output would replace a file of the data set.
 
     Every file in the data set's folder counts, including files that no format reads, such as masks.
     """
@@ -116,7 +117,7 @@ def spare(outputs: Outputs, root: str, format: str) -> None:
 
 
 def known_format(name: str, option: str = "--format", known: Sequence[str] = ()) -> str:
-    """Return the format that ``name`` refers to; ``yolo`` means ``darknet``."""
+    """Return the format that ``name`` refers to, where ``yolo`` means ``darknet``."""
     if name == "yolo":
         return "darknet"
     known = known or ("auto", *NAMES)
@@ -127,7 +128,7 @@ def known_format(name: str, option: str = "--format", known: Sequence[str] = ())
 
 
 def together(splits: Sequence[Annotations]) -> Annotations:
-    """Return the images of several splits; an image listed in several of them is included once."""
+    """Join the images of several splits; an image in more than one split is included only once."""
     first = splits[0]
     if any(each.class_names != first.class_names for each in splits):
         classes = "; ".join(listed(each.class_names) for each in splits)
@@ -153,9 +154,9 @@ def together(splits: Sequence[Annotations]) -> Annotations:
 
 
 def names_below(root: str, annotations: Annotations) -> list[str]:
-    """Return each image's path, with ``/``, relative to the data set's folder or its shard.
+    """Return each image's path relative to the data set's folder or to its shard, with ``/`` as separator.
 
-    Such a name does not change when the data set is moved or images are added.
+    Such a name does not change when the data set is moved or when images are added.
     """
     path = Path(root).expanduser()
     top = (path if path.is_dir() else path.parent).resolve()
@@ -168,7 +169,7 @@ def names_below(root: str, annotations: Annotations) -> list[str]:
 
 
 def must_be_outside(root: str, out: Path) -> None:
-    """Raise if the new folder is inside the data set, which would then contain its own copy."""
+    """Raise an error if the new folder is inside the data set, which would then contain its own copy."""
     path = Path(root).expanduser()
     inner = Path(os.path.realpath(out.expanduser()))
     if path.is_dir() and Path(os.path.realpath(path)) in inner.parents:
@@ -179,7 +180,7 @@ def must_be_outside(root: str, out: Path) -> None:
 
 
 def beside(root: str, ending: str) -> Path:
-    """Return a folder next to the data set: ``cells`` and ``cells/data.yaml`` give ``cells-fixed``."""
+    """Return a folder next to the data set, such as ``cells-fixed`` for ``cells`` or ``cells/data.yaml``."""
     path = Path(root).expanduser()
     folder = path.resolve() if path.is_dir() else path.resolve().parent
     if not folder.name:

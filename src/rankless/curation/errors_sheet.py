@@ -1,4 +1,4 @@
-"""Contact sheet of a model's worst images and of labels that are probably wrong."""
+"""Make a contact sheet of a model's worst images and of labels that are probably wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEAST = 96  # minimum side of a close-up, in pixels
 
 
 def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: Outputs) -> None:
-    """Draw the worst ``count`` images and as many likely wrong labels into ``out``."""
+    """Draw the worst ``count`` images and the ``count`` most doubtful labels into the file ``out``."""
     wrong = counted(len(errors.images), "image")
     title = f"{errors.model} · {errors.split} · errors in {wrong} of {errors.looked_at:,}"
     selection = Selection(title, errors.class_names, shown(errors, opened, count))
@@ -33,7 +33,7 @@ def write(errors: ModelErrors, opened: Opened, count: int, out: Path, outputs: O
 
 
 def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
-    """Return the cells of the sheet: the worst images, then close-ups of the doubtful labels."""
+    """Return the cells of the sheet: the worst images, and then close-ups of the doubtful labels."""
     whole = [(image, summary(errors, image), image.mistakes) for image in errors.images[:count]]
     doubtful = [(image, doubt(errors, one), [one]) for image, one in errors.doubtful()[:count]]
     cells: list[Shown] = []
@@ -48,7 +48,7 @@ def shown(errors: ModelErrors, opened: Opened, count: int) -> list[Shown]:
 
 
 def summary(errors: ModelErrors, image: WrongImage) -> str:
-    """Summarize an image's errors in a few words: ``2 missed, 1 background``."""
+    """Summarize an image's errors in a few words, such as ``2 missed, 1 background``."""
     if is_whole(image.mistakes[0]):
         return doubt(errors, image.mistakes[0])
     counts = Counter(one.kind for one in image.mistakes)
@@ -56,7 +56,7 @@ def summary(errors: ModelErrors, image: WrongImage) -> str:
 
 
 def doubt(errors: ModelErrors, one: Mistake) -> str:
-    """Describe a doubtful label in a few words: ``labeled dog, predicted cat (90%)``."""
+    """Describe a doubtful label in a few words, such as ``labeled dog, predicted cat (90%)``."""
     labeled = f"labeled {errors.name(one.label)}" if one.label >= 0 else "no label"
     if one.kind == "missed":
         return f"{labeled}, not found"
@@ -65,7 +65,7 @@ def doubt(errors: ModelErrors, one: Mistake) -> str:
 
 
 def text(errors: ModelErrors, one: Mistake) -> str:
-    """Return the label drawn at an error's box."""
+    """Return the text that is drawn at the box of an error."""
     if one.kind == "missed":
         return f"missed: {errors.name(one.label)}"
     labeled = f", labeled {errors.name(one.label)}" if one.kind == "classification" else ""
@@ -87,7 +87,7 @@ def _cell(
     *,
     near: bool,
 ) -> Shown:
-    """Return an image with the marks of its errors; ``near`` shows only the surroundings of the first."""
+    """Return an image with marks for its errors; ``near`` crops it to the surroundings of the first error."""
     file = Path(image.source)
     caption = f"{text} · {file.name if file.suffix else image.source}"  # built-in scenes have no suffix
     try:
@@ -113,7 +113,7 @@ def _moved(box: Box, left: float = 0, top: float = 0, reduced: int = 1) -> Box:
 
 
 def _marks(errors: ModelErrors, one: Mistake, reduced: int) -> list[Mark]:
-    """Return an error's box and its annotation's dashed box; nothing if the error concerns the full image."""
+    """Return marks for an error's box and its annotation (dashed); none if it concerns the full image."""
     if is_whole(one):
         return []
     label = one.predicted if one.predicted >= 0 else one.label

@@ -1,4 +1,4 @@
-"""Decoding of images before training, into the cache that ``data.cache: disk`` reads."""
+"""Decode images before training into the cache that ``data.cache: disk`` reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankless.tasks import open_task
 
 @dataclass(frozen=True)
 class Filled:
-    """Result for one split; the notes give the location and size of the cached images."""
+    """The result for one split. The notes give the location and size of the cached images."""
 
     split: str
     images: int
@@ -28,7 +28,7 @@ class Filled:
 def fill(recipe: Recipe) -> list[Filled]:
     """Decode the images that a recipe trains and evaluates on, at the resolution that it needs.
 
-    Cached images are not decoded again, so an interrupted call can be repeated.
+    Cached images are not decoded again, so an interrupted call can simply be repeated.
     """
     recipe = replace(recipe, data=replace(recipe.data, cache="disk"))
     task = open_task(recipe)

@@ -1,4 +1,4 @@
-"""Anchors computed for a data set, and their comparison with the model's defaults."""
+"""Compute anchors for a data set and compare them with the model's default anchors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Anchors = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """Anchors (width, height) in pixels, sorted by area, and the boxes' mean IoU with their best anchors."""
+    """Anchors, (width, height) in pixels, sorted by area, and the boxes' mean IoU with their best anchors."""
 
     anchors: Anchors
     average_iou: float
@@ -29,7 +29,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class FittedAnchors(Fit):
-    """Anchors by k-means for ``boxes`` boxes on an input of ``image_size`` (H, W), and the defaults."""
+    """Anchors fitted to ``boxes`` boxes on an input of ``image_size`` (H, W), and the model's defaults."""
 
     boxes: int
     image_size: tuple[int, int]
@@ -38,7 +38,7 @@ class FittedAnchors(Fit):
 
     @property
     def recipe_line(self) -> str:
-        """The recipe line, or command-line argument, that sets the anchors."""
+        """The line in a recipe, or the command-line argument, that sets the fitted anchors."""
         pairs = ",".join(f"[{width:g},{height:g}]" for width, height in self.anchors)
         return f"model.anchors=[{pairs}]"
 
@@ -60,7 +60,7 @@ def fitted_anchors(
 ) -> FittedAnchors:
     """Compute the anchors that best fit the boxes of a split.
 
-    ``root`` may be ``digits``. ``count`` and ``size``, (H, W) in pixels, default to the model's.
+    ``root`` may be ``digits``. ``count`` and ``size``, (H, W) in pixels, default to the model's values.
     """
     format = known_format(format)
     zoo.check_name(model)

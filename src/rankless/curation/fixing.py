@@ -1,4 +1,4 @@
-"""Copies of data sets without errors; the originals are not changed."""
+"""Write copies of data sets without their errors. The originals are not changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BY_HAND = "repair or replace the annotation files that cannot be read"
 
 
 def remedy(checked: Checked) -> str:
-    """Return a sentence that says how to fix all errors; empty if there are none."""
+    """Return a sentence that says how to fix all errors, or "" if there are no errors."""
     wrong = {kind for found in checked.findings.values() for kind in found.counts if fails(kind)}
     stops = {kind for kind in wrong if KINDS[kind].outcome == "stops"}
     steps = ["give the splits the same classes"] if checked.classes else []
@@ -39,7 +39,7 @@ def remedy(checked: Checked) -> str:
         found.counts.get(_LOST, 0) for found in checked.findings.values()
     )
     if rest and stops - {_LOST}:
-        steps.append("fix what stops a training by hand, or --fix --drop-invalid writes a copy without it")
+        steps.append("fix what stops training by hand, or --fix --drop-invalid writes a copy without it")
     elif rest:
         steps.append("--fix writes a copy without " + ("the others" if steps else "them"))
     if rest and _LOST in wrong:
@@ -48,9 +48,9 @@ def remedy(checked: Checked) -> str:
 
 
 def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
-    """Raise if a copy would silently turn annotated objects into background.
+    """Raise an error if a copy would silently turn annotated objects into background.
 
-    A finding that stops training may mean that the data was misread. Without boxes, the objects would count
+    A finding that stops training may mean that the data was misread. Without their boxes, objects would count
     as background.
     """
     found = {
@@ -61,7 +61,7 @@ def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     }
     if not found:
         return
-    because = "nothing is written: these findings stop a training, because the data may be misread; "
+    because = "nothing is written: these findings stop training, because the data may be misread; "
     if _LOST not in found.values():
         advice = (
             "fix them by hand, or add --drop-invalid to leave such boxes out (their objects become "
@@ -77,14 +77,14 @@ def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
 def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool = False) -> Fixed:
     """Write a copy of the data set, in its format, without the entries that make the check fail.
 
-    Invalid boxes are left out or clipped as in a training, and unreadable images are left out. If two splits
-    share an image, only the later split keeps it, so validation and test stay complete.
+    Invalid boxes are left out or clipped as in training, and unreadable images are left out. If two splits
+    share an image, only the later split keeps it, so validation and test splits stay complete.
 
     Args:
         checked: the result of :func:`rankless.curation.checking.check`.
-        out: the new folder; must not exist, or be empty.
-        drop_invalid: leave out boxes that stop a training; see :func:`refuse_misread`.
-        link: link images instead of copying them.
+        out: the new folder, which must not exist or must be empty.
+        drop_invalid: whether to leave out boxes that stop training; see :func:`refuse_misread`.
+        link: whether to link images instead of copying them.
     """
     refuse_misread(checked, drop_invalid=drop_invalid)
     data, changes = checked.data, []

@@ -1,8 +1,8 @@
-"""A model's errors: the images with the costliest errors, and labels that are likely wrong.
+"""Find the images with a model's costliest errors, and labels that are probably wrong.
 
-A detector's errors have TIDE's kinds (Bolya et al., "TIDE: A General Toolbox for Identifying Object Detection
-Errors", 2020): classification, localization, duplicate, background, missed. The cost of a wrong detection is
-its score. The cost of a missed object is one minus the score of its best correct detection.
+A detector's errors are divided as in TIDE (Bolya et al., "TIDE: A General Toolbox for Identifying Object
+Detection Errors", 2020): classification, localization, duplicate, background, missed. The cost of a wrong
+detection is its score. The cost of a missed object is one minus the score of its best correct detection.
 
 A label is probably wrong if the model confidently predicts another class or an object without a label, or
 predicts nothing near the label.
@@ -34,25 +34,26 @@ from rankless.tasks.detect import Detect
 from rankless.tasks.report_details import as_truth
 
 _LOWEST = 0.05
-"""Minimum score of a detection that can match an object."""
+"""The minimum score of a detection that can match an object."""
 _NEAR = 0.1
-"""Minimum IoU of a detection and the object it belongs to."""
+"""The minimum IoU between a detection and the object that it belongs to."""
 SURE = 0.5
-"""Minimum score at which a label is likely wrong."""
+"""The minimum ``doubt`` of a label that counts as probably wrong."""
 Kind = Literal["classification", "localization", "duplicate", "background", "missed"]
 Box = tuple[float, float, float, float]
 
 
 class Mistake(NamedTuple):
-    """One error.
+    """One error of a model.
 
     Attributes:
-        box: xyxy in pixels of the image, of the detection or the missed object; zeros for a classifier.
+        box: the box of the detection or of the missed object, xyxy in pixels of the image; zeros for a
+            classifier.
         predicted: the predicted class id; -1 for a missed object.
         label: the annotated class id; -1 for background.
-        cost: cost of the error, 0..1.
-        doubt: estimated probability that the annotation is wrong, 0..1.
-        annotated: xyxy of the annotation that the detection belongs to, if any.
+        cost: the cost of the error, 0..1.
+        doubt: the estimated probability that the annotation is wrong, 0..1.
+        annotated: the annotated box that the detection belongs to, xyxy, if any.
     """
 
     kind: Kind
@@ -66,7 +67,7 @@ class Mistake(NamedTuple):
 
 @dataclass
 class WrongImage:
-    """An image's index and source, and its errors, the costliest first."""
+    """An image's index and source, and a model's errors in it, the costliest first."""
 
     index: int
     source: str
@@ -74,7 +75,7 @@ class WrongImage:
 
     @property
     def cost(self) -> float:
-        """Sum of the errors' costs."""
+        """The sum of the costs of all errors."""
         return sum(one.cost for one in self.mistakes)
 
 
@@ -85,11 +86,11 @@ class ModelErrors:
     Attributes:
         model: the name of the run or file.
         weights: the weights file.
-        looked_at: number of readable images.
+        looked_at: the number of readable images.
         images: the images with errors, the worst first.
-        unreadable: the file and the reason of each unreadable image.
+        unreadable: the file of each unreadable image, and the reason why it cannot be read.
         best: the highest score of any detection, 0..1.
-        confidence: detections with a lower score do not count as errors.
+        confidence: the minimum score of detections that count as errors.
     """
 
     model: str
@@ -105,7 +106,7 @@ class ModelErrors:
 
     @property
     def is_blind(self) -> bool:
-        """Whether no detection reaches ``confidence``: then missed objects say nothing about labels."""
+        """Whether no detection reaches ``confidence``, so that missed objects say nothing about labels."""
         return self.best < self.confidence
 
     def counts(self) -> dict[str, int]:
@@ -113,16 +114,16 @@ class ModelErrors:
         return dict(Counter(one.kind for image in self.images for one in image.mistakes))
 
     def doubtful(self) -> list[tuple[WrongImage, Mistake]]:
-        """Return the labels that are probably wrong, and their images, the most probable first."""
+        """Return the labels that are probably wrong, with their images, the most doubtful first."""
         every = [(image, one) for image in self.images for one in image.mistakes if one.doubt >= SURE]
         return [] if self.is_blind else sorted(every, key=lambda pair: (-pair[1].doubt, pair[0].index))
 
     def name(self, label: int) -> str:
-        """Return a class's name; ``nothing`` for -1."""
+        """Return the name of a class, or ``nothing`` for -1."""
         return "nothing" if label < 0 else self.class_names[label]
 
     def as_json(self, count: int) -> dict[str, Any]:
-        """Return the worst ``count`` images, and as many probably wrong labels, as JSON-compatible data."""
+        """Return the worst ``count`` images and most doubtful ``count`` labels as JSON-compatible data."""
         return {
             "weights": str(self.weights),
             "data": self.data,
@@ -157,7 +158,7 @@ class ModelErrors:
 
 @dataclass(frozen=True)
 class Opened:
-    """A trained model and its task, with open evaluation data."""
+    """A trained model and its task, with the open evaluation data."""
 
     name: str
     path: Path
@@ -171,7 +172,7 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
 
     Args:
         target: a run directory, whose best weights are used, or a weights file.
-        overrides: changes to its recipe, ``key=value``.
+        overrides: changes to the recipe, each as ``key=value``.
         split: the split to evaluate; None means the recipe's ``data.val``.
     """
     loaded = trained.load(path := weights_of(target))
@@ -249,7 +250,7 @@ def _mistakes(
 
 
 def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
-    """Yield a detector's errors in one image; detections below ``confidence`` do not count as errors."""
+    """Yield a detector's errors in one image. Detections below ``confidence`` do not count as errors."""
     finder = _finders(image)
     right, explained = set(finder.values()), set(finder)
     for row in np.flatnonzero(image.scores >= confidence).tolist():
@@ -268,7 +269,7 @@ def of_boxes(image: ImageBoxes, confidence: float) -> Iterator[Mistake]:
 
 
 def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tuple[Mistake, int]:
-    """Return the error of a detection that matches no object, and the index of its object, or -1."""
+    """Return the error of a detection that matches no object, and the index of its object or -1."""
     score, predicted = float(image.scores[row]), int(image.found[row])
     overlaps = image.overlaps[row] * image.counts
     near = int(overlaps.argmax()) if len(overlaps) else -1
@@ -287,7 +288,7 @@ def _of_detection(image: ImageBoxes, row: int, finder: Mapping[int, int]) -> tup
 
 
 def _finders(image: ImageBoxes) -> dict[int, int]:
-    """Return the detection that matches each object, by COCO's rule."""
+    """Match detections to objects by COCO's rule; return the detection of each matched object."""
     finder: dict[int, int] = {}
     for row in range(len(image.scores)):
         free = np.flatnonzero(image.same[row] & image.counts)

@@ -1,8 +1,8 @@
-"""Search for identical images and nearly identical ones, which were saved again or resized.
+"""Search for identical and nearly identical images, such as images that were saved again or resized.
 
-Every image becomes a thumbnail of 16 × 16 mean colors. Two images are nearly the same if no mean differs much
-and the root mean square difference is small. The search is exact: block means are a projection of the
-thumbnail, so similar images are close together in a k-d tree of block means.
+Every image is reduced to a thumbnail of 16 × 16 mean colors. Two images are nearly the same if no mean
+differs much and the root mean square difference is small. The search is exact: block means are a projection
+of the thumbnail, so similar images are close together in a k-d tree of block means.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _SHOWN = Shown((_SIDE, _SIDE), "stretch", 4)
 # with little contrast (a sky, tissue) resemble each other more, so their limit is lower.
 _MOST, _LEAST, _OF_CONTRAST = 3.0, 1.0, 0.1
 _MOST_ANYWHERE = 12.0
-"""Maximum difference of one mean; a larger one indicates an object that only one image shows."""
+"""The maximum difference of one mean. A larger difference indicates an object in only one of the images."""
 _AT_ONCE = 4096
 
 Thumbnails = NDArray[np.uint8]
-"""(N, 3 * 16 * 16)."""
+"""The thumbnails of N images, (N, 3 * 16 * 16)."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Alike:
     """Groups of identical or nearly identical images.
 
     Attributes:
-        groups: the indices of the images in each group, two or more, ascending.
-        identical: number of images with the same bytes as an earlier one.
-        near: number of further images that are nearly the same as another.
+        groups: the indices of the two or more images in each group, in ascending order.
+        identical: the number of images with the same bytes as an earlier image.
+        near: the number of further images that are nearly the same as another image.
     """
 
     groups: list[list[int]]
@@ -66,7 +66,7 @@ class Alike:
 
 
 class Look(NamedTuple):
-    """An image's digest and thumbnail for comparison, or the error if it cannot be read."""
+    """An image's digest and thumbnail for comparison, or the error if the image cannot be read."""
 
     digest: bytes = b""
     thumbnail: Thumbnails | None = None
@@ -74,7 +74,7 @@ class Look(NamedTuple):
 
 
 def look_at(whole: Annotations, index: int, *, near: bool, decode: bool = False) -> Look:
-    """Hash an image; with ``near``, make its thumbnail; with ``decode``, decode it fully to find errors."""
+    """Hash an image. ``near`` also makes its thumbnail, and ``decode`` decodes it fully to find errors."""
     digest, small = b"", None
     try:
         data, path = content(whole, index), whole.path(index)
@@ -113,14 +113,14 @@ def find_alike(whole: Annotations, *, near: bool = True) -> Alike:
 
 
 def thumbnail(data: bytes, name: str) -> Thumbnails:
-    """Make the thumbnail of an encoded image, (3 * 16 * 16,)."""
+    """Return the thumbnail, (3 * 16 * 16,), of an encoded image."""
     pixels = read_for(io.BytesIO(data), _SHOWN, name=name).image.permute(1, 2, 0).contiguous().numpy()
     means = Image.fromarray(pixels).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
     return np.asarray(means).transpose(2, 0, 1).reshape(-1)
 
 
 def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
-    """Yield each pair of nearly equal rows of (N, 3 * 16 * 16) once, with the lower row first."""
+    """Yield each pair of nearly equal thumbnails once, with the lower index first."""
     from sklearn.neighbors import KDTree  # importing it is slow
 
     contrast = thumbnails.std(1, dtype=np.float32)  # (N,)
@@ -144,9 +144,9 @@ def near_pairs(thumbnails: Thumbnails) -> Iterator[tuple[int, int]]:
 
 
 def joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the lowest number of the group of each number below ``count`` (union-find).
+    """Return, for each number below ``count``, the lowest number in its group (union-find).
 
-    Two numbers are in one group if a pair joins them, directly or over others.
+    Two numbers are in the same group if pairs connect them, directly or through other numbers.
     """
     above = list(range(count))
 

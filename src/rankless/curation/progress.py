@@ -1,4 +1,4 @@
-"""Processing of many images in threads, with a progress bar."""
+"""Process many images in threads, with a progress bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AHEAD = 4096  # items submitted at once, because a million futures would take a
 
 
 def each(work: Callable[[Item], Made], items: Sequence[Item], what: str) -> Iterator[Made]:
-    """Yield ``work(item)`` for every item in order, computed on all cores; show a progress bar on a terminal.
+    """Yield ``work(item)`` for every item in order, computed on all cores, with a progress bar on a terminal.
 
     Threads are sufficient, because Pillow's decoders, hashing and file access release the GIL.
     """

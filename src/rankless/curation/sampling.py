@@ -1,4 +1,4 @@
-"""Samples of a data set with their annotations, as stored or as augmented in training."""
+"""Select sample images of a data set with their annotations, as stored or as augmented in training."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Shown(NamedTuple):
     """One sample image.
 
     Attributes:
-        image: RGB; None if it cannot be read.
-        marks: its boxes, in pixels.
-        caption: the text below it.
-        classes: the labels of all its objects.
+        image: the RGB image; None if it cannot be read.
+        marks: the boxes to draw, in pixels of the image.
+        caption: the text below the image.
+        classes: the class ids of all objects in the image.
         heading: the title of the group that begins with this image.
     """
 
@@ -56,8 +56,8 @@ class Selection:
     """The images to show.
 
     Attributes:
-        files: all images of the split; empty for the built-in data.
-        root, format: the data set; root is None for the built-in data.
+        files: the paths of all images of the split; empty for the built-in data.
+        root, format: the data set's root and format; the root is None for the built-in data.
     """
 
     title: str
@@ -79,10 +79,10 @@ def select(
     classes: Classes = "auto",
     augmented: RecipeFor | None = None,
 ) -> Selection:
-    """Draw ``count`` images of a split, by default the first; with ``class_name``, only images of that class.
+    """Draw ``count`` random images of a split, which is the first split by default.
 
-    With ``augmented``, images look as in the first epoch of training; it returns the recipe for the data's
-    task, ``detect`` or ``classify``.
+    With ``class_name``, only images of that class are drawn. If ``augmented`` is given, images look as in the
+    first epoch of training with the recipe that it returns for the data's task, ``detect`` or ``classify``.
     """
     format = known_format(format)
     if root == DIGITS and not Path(root).exists():
@@ -117,7 +117,7 @@ def select(
 def _digits(
     split: str, count: int, seed: int, class_name: str | None, augmented: RecipeFor | None
 ) -> Selection:
-    """Draw scenes of the built-in data; their classes are known only after rendering."""
+    """Draw scenes of the built-in data, whose classes are known only after rendering."""
     scenes = DigitScenes(split, _SCENES)
     wanted = _label(class_name, scenes.class_names)
     look, total = partial(_scene, scenes), len(scenes)
@@ -159,7 +159,7 @@ def _scene(scenes: DigitScenes, index: int) -> Shown:
 
 
 def _as_stored(whole: Annotations, index: int) -> Shown:
-    """Return an image with all its boxes, including those that are not trained on."""
+    """Return an image with all its boxes, including boxes that are not trained on."""
     image, rows = FileImages(whole).read(index).image, whole.rows(index)
     labels, caption = whole.labels[rows].tolist(), Path(whole.path(index)).name
     names = [whole.class_names[label] for label in labels]
@@ -174,7 +174,7 @@ def _as_stored(whole: Annotations, index: int) -> Shown:
 
 
 def _augmented(recipe: Recipe) -> tuple[partial[Shown], int]:
-    """Return a function that shows an image as in the first epoch, and the number of images."""
+    """Return a function that shows an image as in the first epoch of training, and the number of images."""
     task = open_task(recipe)
     examples: Any = task.training_data()  # the type depends on the task
     return partial(_as_trained, examples, tuple(task.class_names)), len(examples)
@@ -206,5 +206,5 @@ def _shown(
 
 
 def picture(image: Tensor) -> Image.Image:
-    """Return an image, uint8 (3, H, W), as Pillow's."""
+    """Convert an image, uint8 (3, H, W), to a Pillow image."""
     return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())

@@ -1,9 +1,9 @@
-"""Reproducible division of images into splits.
+"""Divide images into splits reproducibly.
 
 An image's split depends only on the seed and the image's name, so images that are added later do not move
-others. With ``stratify``, every split gets the same fraction of each class, and an image's split depends on
-all images. Images of one group stay together, as do identical or nearly identical images, which would inflate
-the scores if they were in two splits.
+other images. With ``stratify``, every split gets the same fraction of each class, and an image's split
+depends on all images. Images of one group stay together, as do identical or nearly identical images, which
+would inflate the scores if they were in two splits.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from rankless.randomness import key
 
 Counts = NDArray[np.int64]
 _CLOSE = 0.01
-"""Maximum deviation from the requested fractions that is not reported."""
+"""The maximum deviation from the requested fractions that is not reported."""
 
 
 @dataclass(frozen=True)
 class Divided:
-    """The new folder and its splits, the requested fraction of each split, and notes."""
+    """A divided data set: its folder and splits, the requested fraction of each split, and notes."""
 
     data: DataSet
     out: Path
@@ -50,7 +50,7 @@ class Divided:
     notes: list[str]
 
     def counts(self) -> dict[str, list[int]]:
-        """Return the number of boxes (or images) of each class in each split."""
+        """Return the number of boxes, or of images for classification, of each class in each split."""
         classes = len(next(iter(self.splits.values())).class_names)
         return {
             name: np.bincount(np.asarray(each.labels), minlength=classes).tolist()
@@ -90,14 +90,14 @@ def split(
     See :func:`open_data_set` for the other arguments.
 
     Args:
-        out: the new folder; must not exist, or be empty.
-        val, test: fractions of the images; a split with the fraction 0 is not written.
-        stratify: give every split about the same fraction of each class.
+        out: the new folder, which must not exist or must be empty.
+        val, test: the fractions of the images; a split with the fraction 0 is not written.
+        stratify: whether to give every split about the same fraction of each class.
         group: a regular expression. Images stay together if their paths below the data set's folder have the
             same text in its first group, or in the whole match if it has no group.
-        near: keep nearly identical images together as well.
+        near: whether to keep nearly identical images together as well.
         seed: the seed of the division.
-        link: link images instead of copying them.
+        link: whether to link images instead of copying them.
     """
     wanted = _fractions(val, test)
     try:
@@ -129,7 +129,7 @@ def _divided(
     *,
     stratify: bool,
 ) -> dict[str, Annotations]:
-    """Return the new splits, given each unit's images and its hash from 0 to 1."""
+    """Return the new splits, given the images of each unit and its hash from 0 to 1."""
     if stratify:
         counts, sizes = _label_counts(whole, members), np.array([len(each) for each in members])
         order = np.argsort(np.array(hashed), kind="stable")
@@ -154,29 +154,29 @@ def _divided(
 
 
 def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
-    """Return a split for each number in [0, 1): the lowest go to the second split, the next to the third one.
+    """Return the index of a split for each number in [0, 1).
 
-    Therefore a test split that is added later takes images only from ``train``, and a larger ``val`` keeps
-    its images.
+    The lowest numbers go to the second split, the next to the third, and the rest to the first. A test split
+    that is added later therefore takes images only from ``train``, and a larger ``val`` keeps its images.
     """
     bounds = np.cumsum(np.array(fractions[1:], np.float64))
     return np.asarray((np.searchsorted(bounds, np.asarray(hashed), side="right") + 1) % len(fractions))
 
 
 def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Counts:
-    """Divide examples by iterative stratification: Sechidis, Tsoumakas and Vlahavas, 2011, algorithm 1.
+    """Divide examples by iterative stratification (Sechidis, Tsoumakas and Vlahavas, 2011, algorithm 1).
 
     Examples with the rarest remaining label are assigned first, each to the split that still needs that label
-    most. Ties go to the split that needs the most examples. An example may be a group of images; each of them
+    most. Ties go to the split that needs the most examples. If an example is a group of images, each image
     counts.
 
     Args:
-        counts: number of each example's images with each label, (N, C); the order breaks ties.
-        sizes: number of images of each example, (N,).
-        fractions: fraction of each split, (S,); they add up to 1.
+        counts: the number of each example's images with each label, (N, C); the order breaks ties.
+        sizes: the number of images of each example, (N,).
+        fractions: the fraction of each split, (S,); the fractions add up to 1.
 
     Returns:
-        The split of each example, (N,).
+        The index of the split of each example, (N,).
     """
     fractions_ = np.asarray(fractions, np.float64)
     wanted = fractions_ * sizes.sum()  # (S,)
@@ -185,7 +185,7 @@ def stratified(counts: Counts, sizes: Counts, fractions: Sequence[float]) -> Cou
     left = (counts > 0).sum(0)  # examples of each label, (C,)
 
     def deal(example: int, demand: NDArray[np.float64]) -> None:
-        """Assign an example to the split with the highest demand, (S,)."""
+        """Assign an example to the split with the highest ``demand``, (S,)."""
         best = np.flatnonzero(demand >= demand.max() - 1e-9)
         chosen = int(best[np.argmax(wanted[best])])
         where[example] = chosen
@@ -221,7 +221,7 @@ def _fractions(val: float, test: float) -> dict[str, float]:
 
 
 def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[str, list[int]], list[str]]:
-    """Return the units to divide, each a group of images or a single image, and notes."""
+    """Return the units to divide, which are groups of images or single images, and notes."""
     units: defaultdict[str, list[int]] = defaultdict(list)
     alone, text = 0, ""
     for number, name in enumerate(names):
@@ -251,9 +251,9 @@ def _units(names: Sequence[str], search: Any, group: str | None) -> tuple[dict[s
 def _merged(
     units: Mapping[str, list[int]], groups: Iterable[Sequence[int]], count: int
 ) -> dict[str, list[int]]:
-    """Join the units that share a group, under the first of the names.
+    """Merge the units whose images share a group of duplicates, under the first of their names.
 
-    Therefore the split of an image without duplicates depends only on its name.
+    The split of an image without duplicates therefore depends only on its name.
     """
     parts = [*units.values(), *groups]
     lowest = joined(count, ((members[0], other) for members in parts for other in members))
@@ -266,7 +266,7 @@ def _merged(
 def _shares(
     made: Mapping[str, Annotations], wanted: Mapping[str, float], largest: int, *, stratify: bool
 ) -> list[str]:
-    """Return a sentence that explains which splits missed their fraction; none if all are close."""
+    """Return a list with a sentence about the splits that missed their fraction; empty if all are close."""
     total = sum(map(len, made.values()))
     missed = [
         f"'{name}' has {len(each) / total:.1%} of the images, not {wanted[name]:.1%}"

@@ -1,4 +1,4 @@
-"""Statistics of a data set: images, classes, boxes and their sizes."""
+"""Compute statistics of a data set: its images, classes, boxes and sizes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rankless.data.index.annotations import CROWD, DIFFICULT, Annotations
 from rankless.errors import counted, listed
 
 SMALL, MEDIUM = 32**2, 96**2
-"""COCO's bounds of an object's area in pixels: small below the first, medium below the second."""
+"""COCO's upper bounds on the area, in pixels, of small and of medium objects."""
 UNEVEN = 10
-"""Minimum ratio of the largest to the smallest class that is remarked on."""
+"""The minimum ratio of the largest to the smallest class that leads to a remark."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The 0, 0.05, 0.5, 0.95 and 1 quantiles and the mean of numbers; None if there are none."""
+    """The mean and the 0, 0.05, 0.5, 0.95 and 1 quantiles of numbers; None if there are no numbers."""
 
     least: float | None = None
     low: float | None = None
@@ -34,17 +34,17 @@ class Spread:
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """Statistics of one split; those of boxes are None or 0 for classification.
+    """Statistics of one split. For classification, the box statistics are None or 0.
 
     Attributes:
-        unreadable: number of images with an unreadable header, which the size statistics leave out.
-        empty: number of images without boxes.
-        classes: number of boxes of each class, or of images for classification.
-        width, height, aspect: image sizes in pixels; the aspect is width over height.
-        common_sizes: number of images with each of the most common sizes, "width × height".
-        small, medium, large: number of boxes by COCO's bounds (32² and 96² pixels of area).
-        box_side: square root of a box's fraction of its image's area.
-        box_aspect: width over height of boxes.
+        unreadable: the number of images with an unreadable header, which the size statistics leave out.
+        empty: the number of images without boxes.
+        classes: the number of boxes of each class, or of images for classification.
+        width, height, aspect: the image sizes in pixels; the aspect is width over height.
+        common_sizes: the number of images with each of the most common sizes, "width × height".
+        small, medium, large: the number of boxes by COCO's bounds (32² and 96² pixels of area).
+        box_side: the square root of a box's fraction of its image's area.
+        box_aspect: the width over height of boxes.
     """
 
     images: int
@@ -68,7 +68,7 @@ class SplitStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of each split, and remarks as sentences."""
+    """The statistics of each split, and sentences that remark on them."""
 
     root: str
     format: str
@@ -135,7 +135,7 @@ def box_centers(whole: Annotations) -> NDArray[np.float64]:
 
 
 def object_areas(whole: Annotations) -> NDArray[np.float64]:
-    """Return the area of every object in pixels, (T,): the annotated area, or else the box's."""
+    """Return the area of every object in pixels, (T,), which is the annotated area or else the box's area."""
     boxes = np.asarray(whole.boxes, np.float64)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     stated = np.asarray(whole.areas, np.float64)[: len(areas)]

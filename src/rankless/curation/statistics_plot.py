@@ -1,4 +1,4 @@
-"""Plot of a data set's statistics: classes, positions, sizes and numbers of boxes."""
+"""Plot a data set's statistics: its classes, and the positions, sizes and numbers of its boxes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankless.files.outputs import Outputs
 from rankless.report.plot import COLORS
 
 MOST_CLASSES = 40
-"""Maximum number of classes shown as bars, the most frequent first."""
+"""The maximum number of classes that are shown as bars, the most frequent first."""
 _FEW_CLASSES = 12  # maximum number of classes in a panel of normal height
 _PANEL = (4.6, 3.7)  # inches
 _HEAT = "viridis"
@@ -30,7 +30,7 @@ Splits = dict[str, Annotations]
 
 
 def plot(data: DataSet, out: Path, outputs: Outputs) -> None:
-    """Write the image to ``out``, one of the outputs."""
+    """Write the plot to ``out``, which is one of ``outputs``."""
     outputs.refuse_inputs(chain.from_iterable(each.paths() for each in data.splits.values()))
     spare(outputs, data.root, data.format)
     drawn = figure(data)
@@ -41,7 +41,7 @@ def plot(data: DataSet, out: Path, outputs: Outputs) -> None:
 
 
 def figure(data: DataSet) -> Figure:
-    """Draw the panels: classes, positions and sizes of boxes, images."""
+    """Draw a figure with panels for the classes, the positions and sizes of boxes, and the images."""
     splits = data.splits
     panels = _panels(data)
     count = len(next(iter(splits.values())).class_names)
@@ -98,7 +98,7 @@ def _panels(data: DataSet) -> list[Callable[[Any], None]]:
 
 
 def _layout(panels: int, classes: int) -> list[list[str]]:
-    """Return the panels' places without gaps; many classes take the full left column."""
+    """Return a layout of the panels without gaps, in which many classes fill the whole left column."""
     names = [str(number) for number in range(panels)]
     if classes > _FEW_CLASSES:
         rest = names[1:]
@@ -117,7 +117,7 @@ def _plain(name: str) -> str:
 
 
 def _class_bars(axes: Any, splits: Splits, what: str) -> None:
-    """Draw one bar per class, with a part for each split."""
+    """Draw one bar per class, with one segment for each split."""
     names = next(iter(splits.values())).class_names
     counts = {
         name: np.bincount(np.asarray(each.labels), minlength=len(names))[: len(names)]
@@ -174,7 +174,7 @@ def _boxes_per_image(axes: Any, splits: Splits) -> None:
 
 
 def _object_sizes(axes: Any, splits: Splits) -> None:
-    """Draw how many objects are small, medium and large by COCO's bounds."""
+    """Draw the numbers of small, medium and large objects by COCO's bounds."""
     names = [f"small\n< {SMALL**0.5:.0f}² px", "medium", f"large\n≥ {MEDIUM**0.5:.0f}² px"]
     below = np.zeros(3)
     for each, color in zip(splits.values(), _colors(splits), strict=True):
@@ -190,7 +190,7 @@ def _object_sizes(axes: Any, splits: Splits) -> None:
 
 
 def _image_sizes(axes: Any, splits: Splits) -> None:
-    """Draw a dot for each size, scaled by its number of images; write a single size as text."""
+    """Draw a dot for each image size, scaled by the number of images; write a single size as text."""
     every = np.concatenate([readable_sizes(each) for each in splits.values()])
     if len(sizes := np.unique(every, axis=0)) == 1:
         height, width = sizes[0].astype(int).tolist()
@@ -231,7 +231,7 @@ def _colors(splits: Splits) -> list[str]:
 
 
 def _finish(axes: Any, title: str, x: str = "", y: str = "", *, percent: bool = False) -> None:
-    """Set the title, labels and ticks of a panel."""
+    """Set the title, axis labels and ticks of a panel."""
     axes.set_title(title, fontsize=11, fontweight="bold", loc="left")
     axes.set(xlabel=x, ylabel=y)
     if percent:

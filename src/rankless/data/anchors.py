@@ -21,7 +21,7 @@ from rankless.randomness import generator
 
 RESTARTS = 5
 SCENES = 500
-"""The number of built-in scenes that are rendered for their boxes."""
+"""The number of built-in scenes that are rendered to obtain their boxes."""
 _ROUNDS = 300  # the loop usually ends after a few dozen rounds, but ties could make it run forever
 
 Sizes = NDArray[np.float64]
@@ -30,8 +30,8 @@ Sizes = NDArray[np.float64]
 def box_sizes(images: DetectionImages, size: tuple[int, int]) -> Sizes:
     """Return the width and height of every training box, in pixels of the letterboxed input ``size``, (N, 2).
 
-    Images are not decoded: their headers state their sizes. Up to 500 evenly spaced scenes represent the
-    built-in data.
+    Image sizes are read from the file headers without decoding the images. For the built-in data, only up to
+    500 evenly spaced scenes are used.
     """
     if isinstance(images, BoxedImages):
         return _flat_sizes(images.annotations, size)
@@ -58,7 +58,7 @@ def _flat_sizes(annotations: Annotations, size: tuple[int, int]) -> Sizes:
 
 
 def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float, float], ...]:
-    """Return the anchors that fit the boxes best, (width, height) in pixels, ordered by area.
+    """Return the anchors that fit the boxes best, as (width, height) in pixels, ordered by area.
 
     Lloyd's algorithm runs five times with k-means++ seeding (Arthur and Vassilvitskii, 2007). The result with
     the highest :func:`average_iou` is rounded to hundredths, with sides of at least 1 pixel. The order of
@@ -79,19 +79,19 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
 
 
 def average_iou(sizes: ArrayLike, anchors: ArrayLike) -> float:
-    """Return the mean IoU of centered boxes, (N, 2), with their best anchors, (A, 2); NaN without boxes."""
+    """Return the mean IoU of centered boxes, (N, 2), with their best anchors, (A, 2). No boxes give NaN."""
     boxes, weights = _distinct(sizes)
     return _average(boxes, weights, np.asarray(anchors, np.float64)) if len(boxes) else math.nan
 
 
 def _distinct(sizes: ArrayLike) -> tuple[Sizes, NDArray[Any]]:
-    """Return the distinct sizes in order, (U, 2), and the number of boxes of each size, (U,)."""
+    """Return the sorted distinct sizes, (U, 2), and the number of boxes of each size, (U,)."""
     boxes = np.asarray(sizes, np.float64).reshape(-1, 2)
     return np.unique(boxes, axis=0, return_counts=True)
 
 
 def _iou(boxes: Sizes, anchors: Sizes) -> Sizes:
-    """Return the IoU of centered boxes (N, 2) and anchors (A, 2), (N, A)."""
+    """Return the (N, A) IoU matrix of centered boxes, (N, 2), and anchors, (A, 2)."""
     shared: Sizes = np.minimum(boxes[:, None], anchors[None]).prod(2)
     union: Sizes = boxes.prod(1)[:, None] + anchors.prod(1)[None] - shared
     return shared / union
@@ -102,7 +102,7 @@ def _average(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> float:
 
 
 def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Generator) -> Sizes:
-    """Return initial anchors by k-means++: boxes drawn with weights of squared distance to earlier ones."""
+    """Choose initial anchors by k-means++: draw boxes weighted by squared distance to earlier anchors."""
     taken: list[int] = []
     weighted = weights.astype(np.float64)
     for _ in range(count):
@@ -117,11 +117,11 @@ def _seeded(boxes: Sizes, weights: NDArray[Any], count: int, rng: np.random.Gene
 
 
 def _lloyd(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> Sizes:
-    """Assign boxes to their nearest anchor and move anchors to their boxes' median until nothing changes.
+    """Alternate between assigning boxes to their nearest anchor and moving anchors to the boxes' median.
 
     The median fits slightly better than the mean: average IoU 0.866 against 0.862 with six anchors on blood
     cells, 0.817 against 0.816 on the built-in digits. k-means on logarithms reaches 0.848 and 0.815. The
-    median does not minimize 1 - IoU, so a round may raise it: the best anchors of all rounds are returned.
+    median does not minimize 1 - IoU, so a round may raise it. The best anchors of all rounds are returned.
     """
     best = _average(boxes, weights, anchors), anchors
     nearest = np.zeros(0)
@@ -142,7 +142,7 @@ def _lloyd(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> Sizes:
 
 
 def _median(boxes: Sizes, weights: NDArray[Any], before: Sizes) -> Sizes:
-    """Return the weighted median of each side of boxes (N, 2), or ``before`` if there are no boxes."""
+    """Return the weighted median width and height of boxes, (N, 2), or ``before`` if there are no boxes."""
     if not len(boxes):
         return before
     median = np.empty(2)

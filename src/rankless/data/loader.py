@@ -1,7 +1,7 @@
-"""Loader processes, which fetch the images of each micro-batch as listed in the schedule.
+"""Load micro-batches in separate processes, in the order of a schedule.
 
 A batch depends only on its line in the schedule, so the number of processes affects only the speed. The
-processes belong to the rank: they end when the rank closes the loader or dies.
+processes belong to the rank and end when the rank closes the loader or dies.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _GRACE = 1.0  # seconds for the current batch when the loader is closed
 class MicroBatches(Generic[B]):
     """An iterator over the micro-batches of a run, in the order of the schedule.
 
-    It is also a context manager; leaving it ends the processes.
+    It is also a context manager that ends the loader processes on exit.
 
     Args:
-        examples: a :class:`rankless.tasks.protocol.Examples`; pickled to the processes.
+        examples: a :class:`rankless.tasks.protocol.Examples`, which is pickled and sent to the processes.
         collate: makes a batch from a list of items; it must pickle by name.
         schedule: one line per micro-batch, drawn lazily, so it may be endless.
         workers: number of loader processes; 0 loads in this process.
@@ -111,7 +111,7 @@ class MicroBatches(Generic[B]):
         return batch  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the loader processes after their current batch; may be called twice."""
+        """End the loader processes after their current batch. Further calls do nothing."""
         self._end()
 
     def __enter__(self) -> MicroBatches[B]:
@@ -124,18 +124,18 @@ class MicroBatches(Generic[B]):
 
 
 class LoaderDiedError(RuntimeError):
-    """A loader process died; the message gives the signal or exit code and its likely cause."""
+    """Raised when a loader process dies. The message gives the signal or exit code and its likely cause."""
 
 
 class _Failure:
-    """A user's error raised in a loader process; torch itself would send only the traceback's text."""
+    """A user's error raised in a loader process, sent as an object because torch sends only a traceback."""
 
     def __init__(self, error: UserError) -> None:
         self.error = error
 
 
 class _Fetch(Dataset[Any]):
-    """A function that loads the items of one line of the schedule."""
+    """A callable that loads the items of one line of the schedule."""
 
     def __init__(self, examples: Any) -> None:
         self.examples = examples
@@ -154,7 +154,7 @@ class _Fetch(Dataset[Any]):
 
 
 class _Guarded:
-    """A wrapper of ``collate`` that passes failures through."""
+    """A wrapper around ``collate`` that passes failures through."""
 
     def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
         self.collate = collate
@@ -173,7 +173,7 @@ class _Guarded:
 
 
 class _Sharing(ForkingPickler):
-    """A pickler that moves all tensors into shared memory, as sending them does."""
+    """A pickler that moves all tensors into shared memory, as multiprocessing does when it sends them."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -212,7 +212,7 @@ def _check_count(examples: Any, items: Any, images: int) -> None:
 
 
 def _failure(error: Exception) -> _Failure:
-    """Return a user's error as a message; raise any other error."""
+    """Wrap a user's error so that it can be sent to the rank; raise any other error."""
     known = error if isinstance(error, UserError) else explained(error)
     if known is None:
         raise error
@@ -222,7 +222,7 @@ def _failure(error: Exception) -> _Failure:
 
 
 def _death(processes: Iterable[BaseProcess]) -> Exception | None:
-    """Return how the first dead loader process ended; None if all are alive."""
+    """Return an error that says how the first dead loader process ended, or None if all are alive."""
     code = next((p.exitcode for p in processes if p.exitcode), None)
     if code is None:
         return None
@@ -234,7 +234,7 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
 
 
 def _modules(examples: object, collate: object) -> set[str]:
-    """Return the modules that define the examples and batches, and this module."""
+    """Return the names of this module and the modules that define the examples and ``collate``."""
     kinds = {__name__, type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
     return kinds.union(getattr(examples, "loader_imports", ()))
 
@@ -250,7 +250,7 @@ def _init_worker(worker: int) -> None:
 
 
 def _follow(rank: BaseProcess) -> None:
-    """Wait until the rank ends for any reason, then exit."""
+    """Wait until the rank ends for any reason, and then exit."""
     rank.join()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -258,8 +258,8 @@ def _follow(rank: BaseProcess) -> None:
 def _end(batches: Any, processes: list[BaseProcess]) -> None:
     """Let the loader processes exit, and kill those that are still busy after a while.
 
-    They are not killed at once: a process that dies while it sends a batch keeps a lock, for which the thread
-    that pins memory would wait forever.
+    They are not killed at once, because a process that dies while sending a batch keeps a lock that the
+    memory-pinning thread would wait for forever.
     """
     shutdown = getattr(batches, "_shutdown_workers", None)
     if shutdown is None:

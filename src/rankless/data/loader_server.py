@@ -1,6 +1,6 @@
-"""The process that loader processes are forked from: it has imported PyTorch but started no thread.
+"""Start the process that loader processes are forked from, which has imported PyTorch but runs no threads.
 
-It is multiprocessing's fork server. If a rank starts it early, it is forked from the rank; otherwise it is a
+It is multiprocessing's fork server. If a rank starts it early, it is forked from the rank. Otherwise, it is a
 new interpreter, which takes seconds to import the modules that loaders need.
 """
 
@@ -20,15 +20,15 @@ from typing import Any, NoReturn
 from rankless.hardware.processes import fork, name_process
 
 ENDS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that ask a rank to end, and that its loader processes must not hear."""
+"""Signals that ask a rank to end. Its loader processes must not receive them."""
 _imported: frozenset[str] = frozenset()
-"""The modules of a server that was forked from this process."""
+"""The modules that this process had imported when it forked the server."""
 
 
 def fork_early() -> None:
     """Start the fork server by forking this process, so that it inherits the imports.
 
-    Call this before any computation. Computations start threads, which do not survive a fork; after that,
+    Call this before any computation. Computations start threads, which do not survive a fork. After that,
     :func:`ensure` starts a new interpreter instead.
     """
     global _imported
@@ -67,8 +67,8 @@ def _serve(*descriptors: int) -> NoReturn:
 def ensure(modules: Iterable[str]) -> None:
     """Start the fork server if none is running or the running one lacks one of ``modules``.
 
-    Loader processes import these modules. Every evaluation starts new ones, which would spend seconds on each
-    import.
+    Loader processes import these modules. Every evaluation starts new loader processes, which would otherwise
+    spend seconds on importing them.
     """
     global _imported
     needed = set(modules)
@@ -82,7 +82,7 @@ def ensure(modules: Iterable[str]) -> None:
 
 @contextmanager
 def _ending_signals_blocked() -> Iterator[None]:
-    """Block termination signals inside the context; processes started there inherit this.
+    """Block termination signals inside the context, for processes that are started there as well.
 
     A signal to the process group must not end the loaders of a rank that is about to save.
     """

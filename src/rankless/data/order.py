@@ -1,9 +1,9 @@
-"""The images of each micro-batch, which depend only on the seed and the position.
+"""Choose the images of each micro-batch from the seed and the position alone.
 
 A keyed bijection on 0..n-1 shuffles the images of one epoch, so any position of any epoch is computed in
-constant time and memory, without a shuffled list or a sampler state to save. Epochs form one endless stream
-that is cut into global batches: all batches have the same size, nothing is dropped, and every epoch contains
-every image exactly once.
+constant time and memory, without a shuffled list or a sampler state to save. The epochs form one endless
+stream that is cut into global batches. All batches have the same size, no image is dropped, and every epoch
+contains every image exactly once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024  # few positions mix slowly: with 5,
 
 
 class Line(NamedTuple):
-    """One line of a schedule: the contents of one micro-batch.
+    """One line of a schedule, which lists the images of one micro-batch.
 
     Attributes:
-        step: its step, from 0; 0 in an evaluation.
+        step: the training step, from 0; always 0 in an evaluation.
         images: the (epoch, index) of each image.
     """
 
@@ -42,11 +42,12 @@ def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[n
 
     Args:
         n: number of images, 1 to 2**62, so that the sums stay inside 64 bits.
-        key: 0 to 2**128 - 1; every key gives another permutation.
-        positions: any shape, each in 0..n-1.
+        key: 0 to 2**128 - 1; every key gives a different permutation.
+        positions: an array of any shape with values in 0..n-1.
 
     Returns:
-        int64 of the shape of ``positions``, each in 0..n-1; different positions give different results.
+        An int64 array of the same shape as ``positions``, with values in 0..n-1. Different positions give
+        different results.
     """
     asked = np.asarray(positions)
     rounds = _ROUNDS_OF_FEW if n < _FEW else _ROUNDS
@@ -61,12 +62,12 @@ def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[n
 
 
 def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int, int]]:
-    """Return the images at ``positions`` of the endless training stream.
+    """Return the images at the given positions of the endless training stream.
 
     Args:
         n: number of images in the data set.
         seed: the recipe's seed.
-        positions: (P,), 0 is the first image of the run.
+        positions: positions in the stream, (P,); 0 is the first image of the run.
 
     Returns:
         P pairs (epoch, index); position p belongs to epoch ``p // n``.
@@ -81,15 +82,15 @@ def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int,
 
 
 def micro_batch(n: int, seed: int, step: int, micro_batch: int, batch: Batch) -> list[tuple[int, int]]:
-    """Return the (epoch, index) of each image of one micro-batch, whichever rank computes it."""
+    """Return the (epoch, index) of each image of one micro-batch; the result is the same on every rank."""
     first = step * batch.images + micro_batch * batch.micro
     return stream(n, seed, np.arange(first, first + batch.micro))
 
 
 def _halves(n: int) -> tuple[int, int]:
-    """Return moduli a and b that are close to each other, with a·b ≥ n and close to n.
+    """Return moduli a and b that are close to each other and whose product is at least n and close to n.
 
-    a is even: a round adds cycles of length a, and if both lengths were odd, no odd permutation could occur.
+    a is even because a round adds cycles of length a. With two odd lengths, no odd permutation could occur.
     """
     root = int(np.sqrt(float(n)))
     a = max(2, root + root % 2)
@@ -97,7 +98,7 @@ def _halves(n: int) -> tuple[int, int]:
 
 
 def _encrypt(x: NDArray[np.uint64], a: int, b: int, round_keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the network once: a bijection on 0..a*b-1."""
+    """Apply the Feistel network once, which is a bijection on 0..a*b-1."""
     size_a, size_b = np.uint64(a), np.uint64(b)
     left, right = x % size_a, x // size_a
     for number, round_key in enumerate(round_keys):
@@ -109,7 +110,7 @@ def _encrypt(x: NDArray[np.uint64], a: int, b: int, round_keys: NDArray[np.uint6
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finalizer (Steele, Lea and Flood, 2014): every input bit reaches every output bit."""
+    """Mix the bits of ``x`` with the finalizer of splitmix64 (Steele, Lea and Flood, 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""Early checks that a data path exists."""
+"""Check early that a data path exists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankless.files.remote import is_remote
 
 
 def refuse_gone(root: str, before: str, weights: Path) -> None:
-    """Raise if the data to evaluate on, ``root``, is the training data and no longer exists."""
+    """Raise an error if ``root``, the data to evaluate on, is the training data and no longer exists."""
     by_name = root == "digits" or root.startswith("torchvision/")
     if root == before and not by_name and missing_data(root):
         where = "" if Path(root).is_absolute() else f" (there is no {Path(root).resolve()})"
@@ -20,7 +20,7 @@ def refuse_gone(root: str, before: str, weights: Path) -> None:
 
 
 def missing_data(root: str) -> list[str]:
-    """Return a list with an error if nothing exists at ``root``; else an empty list."""
+    """Return a list with one error message if nothing exists at ``root``; otherwise, an empty list."""
     if is_remote(root):  # a request to the server takes time
         return []
     path = Path(root).expanduser()

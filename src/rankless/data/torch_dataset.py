@@ -1,8 +1,8 @@
-"""Map-style torch data sets as the data of a task.
+"""Use map-style torch data sets as the data of a task.
 
-Its transforms draw from global generators, whose state depends on earlier draws and therefore on ranks and
-loader processes. Here these generators are seeded for every single item by the recipe's seed, the epoch and
-the index.
+The transforms of such a data set draw from global generators, whose state depends on earlier draws and
+therefore on ranks and loader processes. This module seeds these generators for every single item with the
+recipe's seed, the epoch and the index.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from rankless.errors import UserError
 from rankless.randomness import GENERATORS, key, torch_seed
 
 _DEEPEST, _LONGEST, _MOST = 8, 64, 10_000
-"""So deep generators are looked for in what a data set is made of; longer lists are the data itself."""
+"""Limits of the search for generators: the depth, the items of a list to look at, and the total objects."""
 
 
 @contextmanager
 def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None]:
-    """Seed Python's, NumPy's and torch's global generators for one item; a context manager.
+    """Seed Python's, NumPy's and torch's global generators for one item, as a context manager.
 
-    Draws inside the context depend only on (seed, epoch, index); afterwards the three states are restored.
+    Draws inside the context depend only on (seed, epoch, index). The states of the three global generators
+    are restored on exit.
 
     Args:
         seed: the recipe's seed.
@@ -57,7 +58,7 @@ def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None
 
 
 def _words(number: int) -> list[int]:
-    """Split a 128-bit key into four words."""
+    """Split a 128-bit key into four 32-bit words."""
     return [number >> 32 * word & 0xFFFFFFFF for word in range(4)]
 
 
@@ -85,26 +86,28 @@ def from_dataset(dataset: Any, *, seed: int, digest: str | None = None) -> FromD
     the first item is drawn twice and must be the same.
 
     Args:
-        dataset: has ``__len__`` and ``__getitem__``; it must pickle if there are loader processes.
+        dataset: an object with ``__len__`` and ``__getitem__``; it must be picklable if there are loader
+            processes.
         seed: the recipe's seed.
-        digest: text that changes with the data, so that resuming a run with other data is reported.
+        digest: a text that changes with the data, so that resuming a run with other data is reported.
 
     Returns:
         A :class:`rankless.Examples`.
 
     Raises:
-        UserError: the data set is not map-style, has no items, or gives another first item when drawn again.
+        UserError: If the data set is not map-style, has no items, or returns a different first item the
+            second time.
     """
     return FromDataset(dataset, seed, digest)
 
 
 class FromDataset:
-    """See :func:`from_dataset`.
+    """Examples from a map-style torch data set; see :func:`from_dataset`.
 
     Attributes:
-        dataset: as given.
+        dataset: the data set.
         seed: the recipe's seed.
-        digest: as given.
+        digest: a text that changes with the data, or None.
         loader_imports: slow modules that the loaders' fork server imports in advance.
     """
 
@@ -123,7 +126,7 @@ class FromDataset:
         return len(self.dataset)
 
     def item(self, index: int, epoch: int) -> Any:
-        """Return ``dataset[index]`` as drawn in ``epoch``."""
+        """Return item ``index`` as it is drawn in ``epoch``."""
         with seeded(self.seed, epoch, index, *self._generators):
             return self.dataset[index]
 
@@ -154,7 +157,7 @@ def _named(dataset: Any) -> str:
 
 
 def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
-    """Yield the generators found in attributes and items, in order."""
+    """Yield the generators found in the attributes and items of ``value``, in order."""
     plain = str | bytes | np.ndarray | torch.Tensor | type | ModuleType
     if id(value) in seen or not deepest or len(seen) > _MOST or isinstance(value, plain):
         return
@@ -171,7 +174,7 @@ def _found(value: Any, deepest: int, seen: set[int]) -> Iterator[Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Check whether two items have equal contents; contents that cannot be compared count as equal."""
+    """Return whether two items have equal contents. Contents that cannot be compared count as equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

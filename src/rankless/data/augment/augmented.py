@@ -1,10 +1,10 @@
 """Augment a detector's training images with the steps of ``data.augment``, in a fixed order.
 
-First, objects of another image are pasted into the image (copy-paste), and it is cropped. Then it, or a
-mosaic of four such images, is placed on the input, mirrored, recolored, zoomed, shifted and warped. The input
-is blurred, made noisy and compressed. Finally, two inputs are blended (mixup).
+First, objects of another image are pasted into the image (copy-paste), and the image is cropped. Then the
+image, or a mosaic of four such images, is placed on the input, mirrored, recolored, zoomed, shifted and
+warped. The input is blurred, made noisy and compressed. Finally, two inputs are blended (mixup).
 
-Every step's generator is keyed by (seed, step, epoch, index), so the image is a function of these alone, and
+Every step's generator is keyed by (seed, step, epoch, index), so the image depends on these alone, and
 turning one step off does not change the others.
 """
 
@@ -31,10 +31,10 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
 Augmented = tuple[Tensor, Tensor, Tensor, Letterbox]
-"""The input, uint8 (3, H, W); boxes float32 xyxy in its pixels, (N, 4); labels, (N,); the placement."""
+"""The input, uint8 (3, H, W); its boxes, float32 xyxy in pixels, (N, 4); labels, (N,); and the placement."""
 
 ASPECT = 4 / 3
-"""The largest ratio between a crop's aspect and the image's, in both directions, before the crop grows."""
+"""The largest ratio between the aspects of a crop and its image, either way, before the crop grows."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Augmenter:
     """Augments the images of one epoch.
 
     Attributes:
-        among: the ascending indices that partners are drawn from, including the image's own.
+        among: the indices that partner images are drawn from, in ascending order, including the image's own.
         size: the input's (H, W) in pixels.
         key: (seed, epoch).
         last_epochs: whether mosaic, mixup and copy-paste are off, so that images have no partners.
@@ -65,10 +65,10 @@ class Augmenter:
         return generator(self.key[0], part, self.key[1], index)
 
     def augmented(self, index: int) -> Augmented:
-        """Return an image's input; a draw may blend it with another input, with the boxes of both.
+        """Return the augmented input of an image, possibly blended with another input and its boxes.
 
-        Boxes are clipped to the input. The placement is that of the cropped image before it is warped and
-        mirrored, or the identity for a mosaic.
+        Boxes are clipped to the input. The placement describes the cropped image before it is warped and
+        mirrored. For a mosaic, it is the identity.
         """
         image, boxes, labels, where = self._placed(index)
         if not (self.options.mixup and self._partners):
@@ -82,7 +82,7 @@ class Augmenter:
         return blended(image, other[0], weight), boxes, labels, where
 
     def _placed(self, index: int) -> Augmented:
-        """Return the input of an image or of a mosaic around it, before it is blended."""
+        """Place an image or a mosaic around it on the input, before it is blended with another input."""
         options = self.options
         mosaics = options.mosaic and not self.last_epochs
         if mosaics and (rng := self._rng("mosaic", index)).random() < options.mosaic:
@@ -98,7 +98,7 @@ class Augmenter:
         return degrade(image, options, (self.key[0], "augment", self.key[1], index)), boxes, labels, where
 
     def _source(self, index: int) -> Sample:
-        """Return a cropped image with the pasted objects."""
+        """Return image ``index`` with pasted objects, cropped."""
         sample = self.images.read(index)
         if self.options.copy_paste and self._partners:
             rng = self._rng("copy-paste", index)
@@ -110,16 +110,16 @@ class Augmenter:
         return cropped(sample, self.options.crop, self._rng("crop", index))
 
     def _another(self, index: int, rng: np.random.Generator) -> int:
-        """Draw an image other than ``index``, at a random distance after it, cyclically."""
+        """Draw an image other than ``index``, at a random distance after it; the order wraps around."""
         further = 1 + int(rng.integers(len(self.among) - 1))
         return self.among[(self.among.index(index) + further) % len(self.among)]
 
 
 def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample:
-    """Return a random part of an image that cuts through no object, and the boxes in it.
+    """Return a random crop of an image that cuts through no object, with the boxes inside it.
 
-    The part's fraction of the area is uniform from ``smallest`` to 1, its aspect is log-uniform around the
-    image's, and its position is uniform. Then it grows until it contains every box that it touches. A part
+    The crop's share of the area is uniform from ``smallest`` to 1, its aspect is log-uniform around the
+    image's, and its position is uniform. The crop then grows until it contains every box that it touches. It
     may contain no objects.
     """
     height, width = sample.image.shape[-2:]
@@ -141,7 +141,7 @@ def cropped(sample: Sample, smallest: float, rng: np.random.Generator) -> Sample
 def _grown(
     part: NDArray[np.int64], boxes: NDArray[np.float64], sides: tuple[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Grow a part, xyxy in whole pixels, (4,), until it cuts no box; return it and the mask of its boxes."""
+    """Grow a crop, xyxy in whole pixels, (4,), until it cuts no box; return it and the mask of its boxes."""
     while True:
         inside: NDArray[np.bool_] = np.all((boxes[:, :2] < part[2:]) & (boxes[:, 2:] > part[:2]), axis=1)
         first = np.floor(boxes[inside, :2]).min(0, initial=np.inf).clip(0)

@@ -1,4 +1,4 @@
-"""Copy-paste with boxes (after Ghiasi et al., 2021): paste the rectangles of another image's objects.
+"""Copy-paste augmentation with boxes: paste the boxes of another image's objects (Ghiasi et al., 2021).
 
 There are no masks, so the background inside an object's box is pasted as well.
 """
@@ -14,11 +14,11 @@ from rankless.geometry.letterbox import fit
 from rankless.structures import Sample
 
 TAKEN = 0.5
-"""The probability that an object of the other image is taken."""
+"""The probability that an object of the other image is pasted."""
 MOST = 8
 """The largest number of objects that are pasted."""
 TRIES = 5
-"""The number of positions tried for an object; if none is free, it is not pasted."""
+"""The number of positions that are tried for an object. If none is free, it is not pasted."""
 COVERED = 0.3
 """The largest fraction of an earlier box that a pasted object may cover."""
 
@@ -26,7 +26,7 @@ COVERED = 0.3
 def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.random.Generator) -> Sample:
     """Return a copy of the image ``sample`` with objects of ``other``; their boxes follow the image's own.
 
-    An object is scaled as its own image would be on an input of ``size`` (H, W), and lies completely in the
+    An object is scaled as its own image would be on an input of ``size`` (H, W), and lies entirely inside the
     image. An object larger than the image is not pasted.
     """
     order = rng.permutation(len(other.labels))
@@ -50,7 +50,7 @@ def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.ran
 
 
 def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the scaled pixels that a box touches, uint8 (3, h, w), and the box in these pixels, (4,)."""
+    """Return the scaled pixels that one box touches, uint8 (3, h, w), and the box in these pixels, (4,)."""
     height, width = sample.image.shape[-2:]
     x1, y1, x2, y2 = sample.boxes[number].tolist()
     left, top = max(0, int(x1)), max(0, int(y1))
@@ -67,9 +67,10 @@ def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
 def _free_position(
     boxes: Tensor, sides: tuple[int, int], room: tuple[int, int], rng: np.random.Generator
 ) -> tuple[int, int] | None:
-    """Return a free (left, top) for a rectangle of ``sides`` (w, h) in an image of ``room`` (w, h), or None.
+    """Return a free position (left, top) for a rectangle of ``sides`` (w, h) in an image of ``room`` (w, h).
 
-    All attempts are drawn at once, so that the outcome for one object does not change the draws for others.
+    If no position is free, None is returned. All positions are drawn at once, so that the outcome for one
+    object does not change the draws for others.
     """
     draws = rng.random((TRIES, 2))
     lefts = np.rint(draws[:, 0] * (room[0] - sides[0])).astype(int)

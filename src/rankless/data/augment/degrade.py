@@ -22,12 +22,12 @@ NOISE = (0.01, 0.06)
 QUALITY = (10, 60)
 """The range of the JPEG quality, both ends included."""
 Key = tuple[int, str, int, int]
-"""(seed, "augment", epoch, index): the key of one image's random draws in one epoch."""
+"""The key of an image's random draws in one epoch: (seed, "augment", epoch, index)."""
 
 
 @contextmanager
 def drawing(key: Key, part: str) -> Iterator[None]:
-    """Seed torch's CPU generator with ``key`` and ``part`` in the block; restore its state afterwards.
+    """Seed torch's CPU generator with ``key`` and ``part``, and restore its state on exit.
 
     Torchvision's random transforms draw from this generator. Turning one part off does not change the others.
     """
@@ -39,10 +39,10 @@ def drawing(key: Key, part: str) -> Iterator[None]:
 
 @one_thread()
 def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
-    """Blur, add noise to and compress an input, uint8 (3, H, W); each step is applied at random.
+    """Randomly blur an input, uint8 (3, H, W), add noise to it and compress it.
 
-    ``options`` gives the steps' probabilities, and ``key`` seeds the draws. Without any step, ``image``
-    itself is returned.
+    ``options`` gives the probability of each step, and ``key`` seeds the draws. If no step is applied,
+    ``image`` itself is returned.
     """
     if not (options.blur or options.noise or options.jpeg):
         return image
@@ -64,7 +64,7 @@ def degrade(image: Tensor, options: Augment, key: Key) -> Tensor:
 
 
 def _compressed(image: Tensor, quality: int) -> Tensor:
-    """Encode and decode an image as JPEG, with Pillow: torchvision's JPEG is deprecated since 0.29."""
+    """Encode and decode an image as JPEG, with Pillow because torchvision's JPEG is deprecated since 0.29."""
     file = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "JPEG", quality=quality)
     return torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1).contiguous()

@@ -1,7 +1,8 @@
-"""Mosaics: place four training images around one point of the input (Bochkovskiy et al., "YOLOv4", 2020).
+"""Place four training images around one point of the input (mosaic, Bochkovskiy et al., "YOLOv4", 2020).
 
-Each image has the letterbox's scale times the zoom, and its inner corner lies on the point where the four
-meet. The input's border cuts off the rest. Only the visible part of an image is resized, and only once.
+Each image is scaled by the letterbox's scale times the zoom, and its inner corner lies on the point where the
+four images meet. The input's border cuts off the rest. Only the visible part of an image is resized, and only
+once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
 SPREAD = 0.3
-"""The largest distance of the point from the center, as a fraction of a side: 0.2 to 0.8, as in Darknet."""
+"""The largest distance of the meeting point from the center, as a fraction of a side, as in Darknet."""
 
 
 def mosaic(
@@ -40,15 +41,15 @@ def mosaic(
 
     Args:
         read: returns an image by its index; called only for visible tiles.
-        index: the image that the input is made for; it is one of the four tiles.
-        among: the indices that the others are drawn from, including ``index``.
+        index: the image that the input is made for, which is one of the four tiles.
+        among: the indices that the other images are drawn from, including ``index``.
         size: the input's (H, W) in pixels.
-        options: the strength of each part; zero turns it off without changing the others' draws.
+        options: the strength of each step; zero turns a step off without changing the draws of the others.
         rng: the generator that the mosaic is drawn with.
         placing: the resize and the margin.
 
     Returns:
-        The input, uint8 (3, H, W); boxes float32 xyxy in its pixels, (N, 4); labels, (N,).
+        The input, uint8 (3, H, W); its boxes, float32 xyxy in pixels, (N, 4); and their labels, (N,).
     """
     others = _others(index, among, rng)
     tile_of_index = int(rng.integers(4))
@@ -70,7 +71,7 @@ def mosaic(
 
 
 def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[int]:
-    """Draw three images, distinct from ``index`` and each other if there are enough."""
+    """Draw three images that differ from ``index`` and from each other if there are enough images."""
     taken, others = [among.index(index)], []
     for draw in rng.random(3).tolist():
         if len(taken) == len(among):
@@ -86,8 +87,8 @@ def _others(index: int, among: Sequence[int], rng: np.random.Generator) -> list[
 class _Tiles:
     """The four tiles of a mosaic, and the input that they are placed on.
 
-    Without a warp, a tile is the part of the input in one quadrant around the meeting point. With a warp,
-    tiles have no outer border, and the warp determines which part of them is visible.
+    Without a warp, a tile is one quadrant of the input around the meeting point. With a warp, tiles have no
+    outer border, and the warp determines which part of them is visible.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class _Tiles:
     def lay(self, tile: int, sample: Sample, factor: float, matrix: NDArray[np.float32] | None) -> None:
         """Place an image in ``tile`` (0 to 3, row by row) so that its inner corner is where the tiles meet.
 
-        ``factor`` multiplies the letterbox's scale. ``matrix`` is a (3, 3) color matrix, or None.
+        ``factor`` multiplies the letterbox's scale. ``matrix`` is a (3, 3) color matrix or None.
         """
         height, width = sample.image.shape[-2:]
         scale = fit(height, width, self.size) * factor
@@ -135,7 +136,7 @@ class _Tiles:
         self._boxes.append((to_input(sample.boxes, where), sample.labels))
 
     def boxes(self, least: float) -> tuple[Tensor, Tensor]:
-        """Return the boxes on the input, (N, 4), and their labels, (N,); see :func:`clip` for ``least``."""
+        """Return the boxes on the input, (N, 4), and their labels, (N,). See :func:`clip` for ``least``."""
         boxes, labels = (torch.cat(part) for part in zip(*self._boxes, strict=True))
         region = np.array([0, 0, self.size[1], self.size[0]], np.float32)
         if self.warp is None:
@@ -146,19 +147,19 @@ class _Tiles:
         return clipped[stays], labels[stays]
 
     def _mask(self, tile: int, points: Points) -> NDArray[np.bool_]:
-        """Return a mask, (H, W), of the input's pixels that show a tile."""
+        """Return a mask, (H, W), of the input's pixels that show the given tile."""
         right, below = (axis >= middle for axis, middle in zip(points, self.meeting, strict=True))
         mask: NDArray[np.bool_] = (right if tile % 2 else ~right) & (below if tile // 2 else ~below)
         return mask
 
     def _quarter(self, tile: int) -> tuple[int, int, int, int]:
-        """Return an unwarped tile, xyxy in pixels of the input."""
+        """Return the corners of an unwarped tile, xyxy in pixels of the input."""
         x0, x1 = _half(self.meeting[0], self.size[1], tile % 2)
         y0, y1 = _half(self.meeting[1], self.size[0], tile // 2)
         return x0, y0, x1, y1
 
 
 def _half(meeting: int, side: int, second: int) -> tuple[int, int]:
-    """Return the range of pixels on one side of the meeting point, [first, last)."""
+    """Return the half-open range of pixels, [first, last), on one side of the meeting point."""
     cut = min(max(meeting, 0), side)
     return (cut, side) if second else (0, cut)

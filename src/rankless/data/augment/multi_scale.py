@@ -1,8 +1,8 @@
 """Vary the input's size: multi-scale training and rectangular evaluation.
 
-Multi-scale training draws another multiple of 32 every few steps, as Darknet's ``random=1`` does; anchors
+Multi-scale training draws another multiple of 32 every few steps, as Darknet's ``random=1`` does. Anchors
 stay in pixels of the current input. In rectangular evaluation, images of similar aspect share an input with a
-smaller gray margin; their scale is the same as on the full input.
+smaller gray margin. Their scale is the same as on the full input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HAIR = 1e-9  # 320 * 1.1 is 352.00000000000006
 
 @dataclass(frozen=True)
 class StepSizes:
-    """The input's size of every step.
+    """The size of the network's input at every training step.
 
     Attributes:
         size: the recipe's (H, W) in pixels, both multiples of 32.
@@ -38,15 +38,15 @@ class StepSizes:
     seed: int
 
     def of(self, step: int) -> tuple[int, int]:
-        """Return a step's (H, W) in pixels, drawn uniformly from :meth:`choices`; steps count from 0."""
+        """Return the input's (H, W) at ``step``, counted from 0, drawn uniformly from :meth:`choices`."""
         choices = self.choices()
         return choices[int(generator(self.seed, "size", step // self.every).integers(len(choices)))]
 
     def choices(self) -> list[tuple[int, int]]:
-        """Return all sizes (H, W), the smallest first.
+        """Return all possible sizes (H, W), the smallest first.
 
-        The longer side takes every multiple of 32 in the range; the other side is the multiple that comes
-        closest to the original aspect.
+        The longer side runs through every multiple of 32 in the range. The other side is the multiple that
+        comes closest to the original aspect.
         """
         height, width = self.size
         longer = max(height, width)
@@ -67,9 +67,9 @@ class StepSizes:
 
 
 def by_aspect(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the images' indices, (N,), sorted by height over width, ties by index.
+    """Return the images' indices, (N,), sorted by height over width and then by index.
 
-    ``sizes`` holds the height and width of each image, (N, 2); 0, 0 for an unreadable image counts as square.
+    ``sizes`` holds the height and width of each image, (N, 2). An unreadable image, 0, 0, counts as square.
     """
     known = np.where(sizes > 0, sizes, 1).astype(np.float64)
     return np.argsort(known[:, 0] / known[:, 1], kind="stable").astype(np.int64)
@@ -78,7 +78,7 @@ def by_aspect(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
 def tight(sizes: NDArray[np.integer], size: tuple[int, int]) -> tuple[int, int]:
     """Return the smallest input (H, W), in multiples of 32, that holds images at the full input's scale.
 
-    ``sizes`` holds their heights and widths, (B, 2); 0, 0 takes no space. ``size`` is the full input's.
+    ``sizes`` holds the images' heights and widths, (B, 2); 0, 0 needs no space. ``size`` is the full input's.
     """
     needed = [0, 0]
     for height, width in sizes.tolist():

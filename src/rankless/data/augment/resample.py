@@ -1,11 +1,11 @@
-"""Augment a training image in one resampling: flip, color, zoom, shift and warp.
+"""Flip, recolor, zoom, shift and warp a training image in one resampling.
 
-Zoom and shift move the letterbox's placement, so an image is resized once, and with everything turned off the
-result equals the letterbox's, bit for bit. With a warp (rotate, shear, perspective), the image is instead
+Zoom and shift move the letterbox's placement, so an image is resized only once. With everything turned off,
+the result equals the letterbox's, bit for bit. With a warp (rotate, shear, perspective), the image is instead
 sampled once, at the warp's source positions.
 
-Colors are changed by one 3×3 matrix per image: hue rotates around the gray axis, saturation scales the
-distance from it, and value is a factor. A round trip through HSV does the same at about ten times the cost.
+One 3×3 matrix per image changes the colors: hue rotates around the gray axis, saturation scales the distance
+from it, and value is a factor. A round trip through HSV does the same at about ten times the cost.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox, Sample
 
 LEAST_AREA = 0.25
-"""A box that the border cuts to less than this fraction of its area is dropped."""
+"""A box is dropped if the border leaves less than this fraction of its area."""
 LEAST_SIDE = 2.0
-"""A box that the border cuts to fewer pixels on a side is dropped."""
+"""A box is dropped if the border leaves fewer pixels than this of one of its sides."""
 _AT_ONCE = 16384  # pixels recolored at a time, so that their memory fits into the second-level cache
 
 
@@ -46,13 +46,13 @@ def augment(
     rng: np.random.Generator,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, Tensor, Tensor, Letterbox]:
-    """Return one augmentation of an image on the network's input ``size`` (H, W).
+    """Return one random augmentation of an image on the network's input ``size`` (H, W).
 
-    A zero in ``options`` turns a part off without changing the draws of the others.
+    A zero in ``options`` turns a step off without changing the draws of the others.
 
     Returns:
-        The input, uint8 (3, H, W); clipped boxes, float32 xyxy in its pixels, (N, 4); labels, (N,); and the
-        placement before the input is warped and mirrored.
+        The input, uint8 (3, H, W); its clipped boxes, float32 xyxy in pixels, (N, 4); their labels, (N,); and
+        the placement before the input is warped and mirrored.
     """
     mirrored = bool(rng.random() < options.flip)
     *color, zoom, shift_x, shift_y = rng.uniform(-1, 1, 6).tolist()
@@ -81,7 +81,7 @@ def augment(
 
 
 def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> tuple[Tensor, Tensor]:
-    """Mirror an input, (3, H, W), and its boxes, (N, 4)."""
+    """Mirror an input, (3, H, W), and its boxes, (N, 4), along one or both axes."""
     height, width = image.shape[-2:]
     x1, y1, x2, y2 = boxes.unbind(1)
     if sideways:
@@ -93,7 +93,7 @@ def mirror(image: Tensor, boxes: Tensor, sideways: bool, upside_down: bool) -> t
 
 
 def drawn_color(options: Augment, hue: float, saturation: float, value: float) -> NDArray[np.float32] | None:
-    """Return the color matrix, (3, 3), for three draws from -1..1; None if the options change no color."""
+    """Return the (3, 3) color matrix for three draws from -1..1, or None if ``options`` change no color."""
     if not (options.hue or options.saturation or options.value):
         return None
     factors = (1 + options.saturation) ** saturation, (1 + options.value) ** value
@@ -101,16 +101,16 @@ def drawn_color(options: Augment, hue: float, saturation: float, value: float) -
 
 
 def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
-    """Return the matrix that recolors RGB columns, (3, 3).
+    """Return the (3, 3) matrix that recolors RGB columns.
 
     It is ``value * ((1 - saturation) * mean + saturation * rotation)``: the mean of the three channels and
     Rodrigues' rotation about the gray axis (Haeberli, "Matrix Operations for Image Processing", 1993, with
     equal weights, so that the two commute).
 
     Args:
-        hue: fraction of the full circle; 1/3 turns red into green.
-        saturation: factor on the distance from gray; 0 gives gray.
-        value: factor on all channels.
+        hue: the rotation as a fraction of the full circle; 1/3 turns red into green.
+        saturation: the factor on the distance from gray; 0 gives gray.
+        value: the factor on all channels.
     """
     angle = 2 * math.pi * hue
     along, across = (1 - math.cos(angle)) / 3, math.sin(angle) / math.sqrt(3)
@@ -121,10 +121,10 @@ def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.floa
 
 
 def recolor(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
-    """Multiply an image, uint8 (3, H, W), by a color matrix; round and clip to 0..255.
+    """Multiply an image, uint8 (3, H, W), by a color matrix, then round and clip the result to 0..255.
 
-    The matrix is quantized so that every product and every sum is exact in float32. Then the order of
-    additions in a matrix multiplication, which may depend on threads and processors, does not matter.
+    The matrix is quantized so that every product and every sum is exact in float32. The order of additions in
+    a matrix multiplication, which may depend on threads and processors, therefore does not matter.
     """
     largest = 256 * max(1.0, float(np.abs(matrix).sum(1).max()))  # a bound on all sums
     steps = np.float32(2.0 ** (24 - math.ceil(math.log2(largest))))  # per 1; float32 has 24 binary digits
@@ -153,12 +153,13 @@ def recolored_patch(
     top: int,
     placing: Placing = USUAL,
 ) -> tuple[Tensor, tuple[int, int], Letterbox]:
-    """Return the visible part of an image, scaled and recolored; the smaller of the two is recolored.
+    """Return the visible part of an image, scaled and recolored.
 
-    See :func:`visible_part` for ``size``, ``scale``, ``left`` and ``top``. ``matrix`` may be None.
+    The image is recolored before or after scaling, whichever has fewer pixels. See :func:`visible_part` for
+    ``size``, ``scale``, ``left`` and ``top``. ``matrix`` may be None.
 
     Returns:
-        The patch, uint8 (3, h', w'); its (left, top) on the input; the placement of the whole image.
+        The patch, uint8 (3, h', w'); its (left, top) on the input; and the placement of the whole image.
     """
     part, corner, where = visible_part(image, size, scale, left, top)
     if matrix is None:
@@ -177,17 +178,18 @@ def warped_image(
     where: Letterbox,
     placing: Placing = USUAL,
 ) -> Tensor:
-    """Return a recolored image, sampled at ``points`` of the input it is placed on, uint8 (3, H, W)."""
+    """Recolor an image and sample it at ``points`` of the input that it is placed on, uint8 (3, H, W)."""
     smaller, scales = shrunk(image, (where.scale, where.scale), placing)
     smaller = smaller if matrix is None else recolor(smaller, matrix)
     return sampled(smaller, points, scales, (where.left, where.top), placing.gray)
 
 
 def clip(boxes: Tensor, region: NDArray[np.float32], least: float = LEAST_AREA) -> tuple[Tensor, Tensor]:
-    """Clip boxes, (N, 4), to a region xyxy of the input, (4,), or each to its own region, (N, 4).
+    """Clip boxes, (N, 4), to one xyxy region of the input, (4,), or each box to its own region, (N, 4).
 
     Returns:
-        The clipped boxes, and a mask, (N,), of those with at least the fraction ``least`` of their area.
+        The clipped boxes, and a mask, (N,), of the boxes that keep at least the fraction ``least`` of their
+        area.
     """
     given = boxes.numpy()  # for ten boxes, torch takes three times as long as NumPy
     clipped = np.minimum(np.maximum(given, region[..., [0, 1, 0, 1]]), region[..., [2, 3, 2, 3]])

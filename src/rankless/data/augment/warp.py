@@ -1,4 +1,4 @@
-"""Rotate, shear and tilt the input: one warp, applied together with zoom and shift in one resampling.
+"""Rotate, shear and tilt the input by one warp, applied together with zoom and shift in one resampling.
 
 A warp is a homography of the input's plane in pixels, float64 (3, 3), from unwarped to warped points. The
 image is sampled backwards, at the source position of each pixel of the input.
@@ -19,16 +19,17 @@ from rankless.recipe.schema import Augment
 
 Matrix = NDArray[np.float64]
 Points = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""x and y of points, two arrays of one shape."""
+"""The x and the y coordinates of points, as two arrays of the same shape."""
 
 _NUDGE = 1 + 2**-40  # 639 / 3 must not come out as 212.99…
 _NEAR = 1e-3  # points closer to the horizon never lie on the input
 
 
 def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator) -> Matrix | None:
-    """Draw a warp by ``options.rotate``, ``shear`` and ``perspective``; None, without a draw, if all are 0.
+    """Draw a warp within the limits ``rotate``, ``shear`` and ``perspective`` of ``options``.
 
-    First the corners of the input, of ``size`` (H, W), move; then it is sheared and rotated about its center.
+    First, the corners of the input of ``size`` (H, W) move. Then it is sheared and rotated about its center.
+    If all limits are 0, nothing is drawn and None is returned.
     """
     if not (options.rotate or options.shear or options.perspective):
         return None
@@ -61,8 +62,9 @@ def drawn_warp(options: Augment, size: tuple[int, int], rng: np.random.Generator
 def from_unit_square(corners: Matrix) -> Matrix:
     """Return the homography that maps (0, 0), (1, 0), (1, 1), (0, 1) to four corners, (4, 2).
 
-    This is a closed formula (Heckbert, "Fundamentals of Texture Mapping", 1989, 2.2.3), so its bits do not
-    depend on a solver. The corners must form a convex quadrilateral, as corners shifted by less than 1/4 do.
+    It is computed in closed form (Heckbert, "Fundamentals of Texture Mapping", 1989, 2.2.3), so its bits do
+    not depend on a solver. The corners must form a convex quadrilateral, as corners shifted by less than 1/4
+    do.
     """
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners.tolist()
     right, below = (x1 - x2, y1 - y2), (x3 - x2, y3 - y2)
@@ -76,7 +78,7 @@ def from_unit_square(corners: Matrix) -> Matrix:
 
 
 def origins(warp: Matrix, size: tuple[int, int]) -> Points:
-    """Return the source x and y of each input pixel's center, (H, W) each; 1e9 beyond the horizon."""
+    """Return the source x and y of each input pixel's center, (H, W) each, or 1e9 beyond the horizon."""
     back = np.linalg.inv(warp)
     x, y = np.arange(size[1]) + 0.5, np.arange(size[0])[:, None] + 0.5
     across, down, depth = (row[0] * x + row[1] * y + row[2] for row in back)
@@ -86,9 +88,9 @@ def origins(warp: Matrix, size: tuple[int, int]) -> Points:
 
 
 def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
-    """Return the smallest boxes around warped boxes, xyxy (N, 4), without clipping.
+    """Return the smallest boxes, xyxy (N, 4), that enclose the warped boxes, without clipping.
 
-    Only the part of a box in front of the horizon counts; a box without such a part lies outside.
+    Only the part of a box in front of the horizon counts. A box without such a part lies outside the input.
     """
     x1, y1, x2, y2 = boxes.double().numpy().T
     corners = np.stack(
@@ -105,7 +107,7 @@ def warped_boxes(boxes: Tensor, warp: Matrix) -> Tensor:
 
 
 def _before_the_horizon(polygon: Matrix) -> Matrix:
-    """Return the part of a polygon, homogeneous points (K, 3), that lies in front of the horizon."""
+    """Return the part of a polygon in front of the horizon; the points are homogeneous, (K, 3)."""
     points = []
     for one, other in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
         if one[2] >= _NEAR:
@@ -118,12 +120,12 @@ def _before_the_horizon(polygon: Matrix) -> Matrix:
 def shrunk(
     image: Tensor, scales: tuple[float, float], placing: Placing = USUAL
 ) -> tuple[Tensor, tuple[float, float]]:
-    """Shrink an image by integer factors, antialiased, before it is sampled at (x, y) scales below 1/2.
+    """Shrink an image by integer factors with antialiasing if it is to be sampled at scales below 1/2.
 
     Sampling reads only the four pixels around a point, so finer details would cause aliasing.
 
     Returns:
-        uint8 (3, h, w), and the remaining scales.
+        The image, uint8 (3, h, w), and the remaining (x, y) scales.
     """
     height, width = image.shape[-2:]
     across, down = (
@@ -146,10 +148,10 @@ def sampled(
     """Sample an image bilinearly at points of the plane that it is placed on, uint8 (3, H, W).
 
     Args:
-        image: uint8, (3, h, w).
-        points: x and y, (H, W) each.
-        scales: pixels of the plane per pixel of the image, along x and y.
-        corner: (x, y) of the image's upper left corner.
+        image: the image, uint8 (3, h, w).
+        points: the x and y coordinates, (H, W) each.
+        scales: the number of plane pixels per image pixel, along x and y.
+        corner: the (x, y) of the image's upper left corner on the plane.
         gray: the value outside the image, 0..255.
     """
     normalized = [

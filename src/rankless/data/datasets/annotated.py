@@ -1,4 +1,4 @@
-"""Open data sets: images with boxes, and images with one class each."""
+"""Represent open data sets: images with boxes, and images with one class each."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class GroundTruth:
         boxes: float32 xyxy, (N, 4).
         labels: int64, (N,).
         height, width: the image's size.
-        flags: bits :data:`~rankless.data.index.annotations.DIFFICULT` and ``CROWD``, (N,), of objects that
-            count neither as hits nor as misses; None if there are no flags.
-        areas: areas of the objects in pixels, (N,), NaN if only the box is known; None if there are no areas.
+        flags: the bits :data:`~rankless.data.index.annotations.DIFFICULT` and ``CROWD``, (N,), which mark
+            objects that count neither as hits nor as misses; None if there are no flags.
+        areas: the objects' areas in pixels, (N,), NaN if only the box is known; None if there are no areas.
     """
 
     boxes: Tensor
@@ -47,33 +47,33 @@ class GroundTruth:
 
     @property
     def difficult(self) -> Tensor | None:
-        """The flag "difficult" of each box, bool (N,); None if no box has it."""
+        """Whether each box is flagged as difficult, bool (N,), or None if no box is."""
         return None if self.flags is None else (self.flags.to(torch.uint8) & DIFFICULT) > 0
 
     @property
     def crowd(self) -> Tensor | None:
-        """The flag "crowd" of each box, bool (N,); None if no box has it."""
+        """Whether each box is flagged as a crowd, bool (N,), or None if no box is."""
         return None if self.flags is None else (self.flags.to(torch.uint8) & CROWD) > 0
 
 
 class DetectionImages(ImageSource[Sample]):
-    """Images with boxes; ``read(index)`` gives a :class:`~rankless.structures.Sample`."""
+    """Images with boxes. ``read(index)`` returns a :class:`~rankless.structures.Sample`."""
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the objects of image ``index``; this base class reads the image."""
+        """Return the objects of image ``index``. This base class reads the image to find them."""
         sample = self.read(index)
         return GroundTruth(sample.boxes, sample.labels, sample.image.shape[1], sample.image.shape[2])
 
     def sizes(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Return the height and width of these images, (B, 2); 0, 0 for an unreadable image."""
+        """Return the heights and widths of the images ``indices``, (B, 2); 0, 0 for an unreadable image."""
         truths = [self.ground_truth(index) for index in indices]
         return np.array([[truth.height, truth.width] for truth in truths], dtype=np.int64)
 
 
 class _Annotated:
-    """The base of detection and classification data sets that are read from files.
+    """The base class of detection and classification data sets that are read from files.
 
-    ``images`` reads the pixels; None reads the files at full size.
+    ``images`` reads the pixels. If it is None, the files are read at full size.
     """
 
     def __init__(self, annotations: Annotations, images: Readable[Decoded] | None = None) -> None:
@@ -101,10 +101,10 @@ class _Annotated:
 
 
 class BoxedImages(_Annotated, DetectionImages):
-    """Images with boxes, from files."""
+    """Images with boxes, read from files."""
 
     def read(self, index: int) -> Sample:
-        """Return image ``index`` with the boxes to train on, which are neither difficult nor crowds."""
+        """Return image ``index`` with its boxes, leaving out difficult boxes and crowds."""
         decoded = self.images.read(index)
         check_size(self.annotations, index, decoded.source)
         rows = self.annotations.rows(index)
@@ -126,7 +126,7 @@ class BoxedImages(_Annotated, DetectionImages):
 
 
 class MatchedImages(DetectionImages):
-    """Images with labels numbered as in the model instead of the data."""
+    """Images whose labels use the model's class numbers instead of the data's."""
 
     def __init__(self, images: DetectionImages, match: ClassMatch, class_names: Sequence[str]) -> None:
         self.images, self.class_names = images, tuple(class_names)
@@ -148,7 +148,7 @@ class MatchedImages(DetectionImages):
         return replace(truth, boxes=truth.boxes[stays], labels=labels, flags=flags, areas=areas)
 
     def _of_model(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's labels of the boxes to keep, and the mask of these boxes, (N,)."""
+        """Return the model's labels for the boxes to keep, and a mask, (N,), of these boxes."""
         labels = self._labels[labels]
         stays = labels != LEFT_OUT
         return labels[stays], stays
@@ -172,7 +172,7 @@ class MatchedImages(DetectionImages):
 
 
 class ClassificationImages(ImageSource[Tensor]):
-    """Images of one class each; ``read(index)`` gives uint8 RGB, (3, H, W)."""
+    """Images of one class each. ``read(index)`` returns uint8 RGB, (3, H, W)."""
 
     @abstractmethod
     def label(self, index: int) -> int:
@@ -180,13 +180,13 @@ class ClassificationImages(ImageSource[Tensor]):
 
 
 class ClassifiedImages(_Annotated, ClassificationImages):
-    """Images of one class each, from files.
+    """Images of one class each, read from files.
 
     Args:
         annotations: the annotations of one split.
-        class_names: the model's class names; None takes the data's.
-        where: names the data in messages.
-        given: pairs of the data's and the model's classes whose names do not match.
+        class_names: the model's class names; None means the data's own class names.
+        where: the description of the data in messages.
+        given: pairs of a class of the data and a class of the model whose names do not match.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class ClassifiedImages(_Annotated, ClassificationImages):
 
 
 def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> None:
-    """Raise if a decoded image does not have the size (H, W) that its boxes refer to."""
+    """Raise an error if a decoded image does not have the size (H, W) that its boxes refer to."""
     height, width = annotations.sizes[index].tolist()
     if size == (height, width):
         return

@@ -1,7 +1,7 @@
-"""The built-in data set ``digits``: handwritten digits scattered over textured scenes.
+"""Generate the built-in data set ``digits``: handwritten digits scattered over textured scenes.
 
 The 1,797 real digits that come with scikit-learn (8 × 8 gray levels; E. Alpaydin and C. Kaynak, Optical
-Recognition of Handwritten Digits, UCI 1998) are enlarged, slightly warped and laid on scenes. A scene is
+Recognition of Handwritten Digits, UCI 1998) are enlarged, slightly warped and placed on scenes. A scene is
 generated on demand from (seed, split, number) alone. Nothing is downloaded or stored.
 """
 
@@ -37,13 +37,13 @@ from rankless.recipe.schema import IN_RECIPE
 from rankless.structures import Sample
 
 DIGITS = "digits"
-"""The root that names the built-in data."""
+"""The value of ``data.root`` that selects the built-in data."""
 SPLITS = ("train", "val")
 _MOST_DIGITS = 12
 # The heights of glyphs with their soft rim, in pixels of a scene whose shorter side is 256. Boxes are a tenth
 # smaller.
 _HEIGHTS = (15.5, 118.0)
-_SMALLEST_HEIGHT = 13.5  # people cannot read smaller digits
+_SMALLEST_HEIGHT = 13.5  # smaller digits are illegible
 _MOST_COVERED = 0.1  # the fraction of a digit's box that another digit may cover
 _LARGEST_IOU = 0.05
 _FILE = Path("datasets", "data", "digits.csv.gz")
@@ -57,7 +57,7 @@ _LEVELS = np.arange(256, dtype=np.float64) / 255
 
 
 class _Digits:
-    """The base of both kinds of built-in data."""
+    """The base class of the built-in detection and classification data."""
 
     class_names = tuple("0123456789")
 
@@ -68,23 +68,23 @@ class _Digits:
         self.split = split
 
     def source(self, index: int) -> str:
-        """Return a name for reports: ``digits/val/12``."""
+        """Return the name of image ``index`` for reports, such as ``digits/val/12``."""
         return f"digits/{self.split}/{index}"
 
 
 class DigitScenes(_Digits, DetectionImages):
     """Scenes with 1 to 12 handwritten digits each.
 
-    A digit image appears in one split only. Digits are about 14 to 110 pixels high on a scene whose shorter
-    side is 256 (log-uniform) and scale with that side. Their boxes lie inside the scene and overlap at most
-    slightly (IoU up to 0.05, a tenth of the smaller box). A small, crowded scene may not have room for all of
-    its digits.
+    A digit image appears in one split only. On a scene whose shorter side is 256 pixels, digits are about 14
+    to 110 pixels high (log-uniform); they scale with that side. Their boxes lie inside the scene and overlap
+    at most slightly (IoU up to 0.05, a tenth of the smaller box). A small, crowded scene may not have room
+    for all of its digits.
 
     Args:
         split: ``train`` or ``val``.
-        images: the number of scenes; it does not change the scenes.
-        seed: keys the scenes. Evaluation scenes use 0, whatever the recipe's seed.
-        size: height and width of a scene in pixels, 32 or more.
+        images: the number of scenes; it does not change the scenes themselves.
+        seed: the seed of the scenes. Evaluation scenes use 0, whatever the recipe's seed.
+        size: the height and width of a scene in pixels, 32 or more.
     """
 
     def __init__(self, split: str, images: int, seed: int = 0, size: tuple[int, int] = (256, 256)) -> None:
@@ -97,16 +97,16 @@ class DigitScenes(_Digits, DetectionImages):
         return self._images
 
     def ground_truth(self, index: int) -> GroundTruth:
-        """Return the digits of scene ``index``; it is rendered only once for all evaluations."""
+        """Return the digits of scene ``index``. The scene is rendered only once for all evaluations."""
         if index not in self._truths:
             self._truths[index] = super().ground_truth(index)
         return self._truths[index]
 
     def read(self, index: int) -> Sample:
-        """Return scene ``index``, a function of (seed, split, index, size) alone.
+        """Return scene ``index``, which depends only on (seed, split, index, size).
 
-        Boxes are exact: they enclose the pixels that the digit's ink covers by ``VISIBLE``/255 or more. A
-        digit that a later one covers slightly keeps its whole box.
+        The boxes are exact: each encloses the pixels of which the digit's ink covers ``VISIBLE``/255 or more.
+        A digit that is slightly covered by a later digit keeps its whole box.
         """
         return self._render(index)
 
@@ -130,7 +130,7 @@ class DigitScenes(_Digits, DetectionImages):
         )
 
     def _layout(self, rng: Draws) -> tuple[list[Image.Image], list[int], list[Box]]:
-        """Draw ink masks, classes and boxes of the digits, the largest first, while there is room."""
+        """Draw the digits' ink masks, classes and boxes, the largest first, while there is room."""
         scale = min(self.size) / 256
         low = max(_HEIGHTS[0] * scale, _SMALLEST_HEIGHT)
         high = max(_HEIGHTS[1] * scale, low)
@@ -167,7 +167,7 @@ class DigitScenes(_Digits, DetectionImages):
     def _position(
         self, rng: Draws, mask: Image.Image, boxes: list[Box], largest_iou: float, most_covered: float
     ) -> Box | None:
-        """Draw a box of the mask's size that does not overlap others too much; None after 40 attempts."""
+        """Draw a box of the mask's size that does not overlap ``boxes`` too much; None after 40 attempts."""
         width, height = mask.size
         free_x, free_y = self.size[1] - width + 1, self.size[0] - height + 1
         for _ in range(40 if min(free_x, free_y) > 0 else 0):
@@ -179,11 +179,11 @@ class DigitScenes(_Digits, DetectionImages):
 
     @cached_property
     def _glyphs(self) -> list[list[Image.Image]]:
-        """The enlarged digits of each class."""
+        """The enlarged digit images of each class."""
         return [[enlarged(digit) for digit in digits] for digits in self._digits]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the enlarged digits: a loader process computes them again."""
+        """Leave out the enlarged digits when pickling, because a loader process computes them again."""
         made = {name: value for name, value in self.__dict__.items() if name != "_glyphs"}
         return {**made, "_truths": {}}
 
@@ -193,7 +193,7 @@ SIDE = 64
 
 
 class DigitImages(_Digits, ClassificationImages):
-    """The same digits and splits, one digit per image: 1,438 for training and 359 for validation."""
+    """Images of one handwritten digit each: 1,438 for training and 359 for validation."""
 
     def __init__(self, split: str) -> None:
         super().__init__(split)
@@ -215,7 +215,7 @@ class DigitImages(_Digits, ClassificationImages):
 
 
 def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) -> bool:
-    """Return whether two boxes exceed the limits of IoU or of the covered fraction of the smaller box."""
+    """Return whether two boxes exceed the limit on the IoU or on the covered fraction of the smaller box."""
     width = min(box[2], other[2]) - max(box[0], other[0])
     height = min(box[3], other[3]) - max(box[1], other[1])
     if width <= 0 or height <= 0:
@@ -228,7 +228,7 @@ def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) ->
 def stored_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return scikit-learn's digits: gray levels 0–16, (1797, 8, 8), and their classes, (1797,).
 
-    Reading scikit-learn's file takes 5 ms; importing scikit-learn takes a second of CPU time in every rank,
+    Reading scikit-learn's file takes 5 ms. Importing scikit-learn takes a second of CPU time in every rank,
     so it is imported only if a release stores the file elsewhere.
     """
     found = importlib.util.find_spec("sklearn")
@@ -246,8 +246,8 @@ def stored_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 def digits_of(split: str) -> list[Bytes]:
     """Return the digit images of each class in ``split``: uint8 0–16, (N, 8, 8) each.
 
-    Each class is ordered by a hash of its images' bytes, and the first fifth is for validation. Neither a
-    seed nor scikit-learn's order affects the split. No two of the 1,797 images are equal.
+    The images of each class are ordered by a hash of their bytes, and the first fifth is for validation.
+    Neither a seed nor scikit-learn's order affects the split. No two of the 1,797 images are equal.
     """
     images, classes = stored_digits()
     parts = []
@@ -259,7 +259,7 @@ def digits_of(split: str) -> list[Bytes]:
 
 
 def enlarged(digit: Bytes) -> Image.Image:
-    """Return an 8 × 8 digit as a smooth "L" image with four texels per cell, trimmed to its ink.
+    """Return an 8 × 8 digit as a smooth grayscale image with four texels per cell, trimmed to its ink.
 
     It is sharpened over about one cell, so that a threshold neither breaks thin strokes nor fills loops.
     """
@@ -273,9 +273,9 @@ def enlarged(digit: Bytes) -> Image.Image:
 
 
 def warp(rng: Draws, glyph: Image.Image, height: float) -> Image.Image:
-    """Return the "L" ink mask of a glyph, about ``height`` pixels high, slightly rotated and distorted.
+    """Return the grayscale ink mask of a glyph, about ``height`` pixels high, slightly rotated and distorted.
 
-    The mask is cropped to its box: each outer row and column has at least one ``VISIBLE`` pixel.
+    The mask is cropped to its box, so each outer row and column has at least one ``VISIBLE`` pixel.
     """
     angle, shear, stretch = rng.uniform(-0.26, 0.26), rng.uniform(-0.2, 0.2), rng.uniform(0.8, 1.15)
     # Rounding to 2**-20, an invisible angle, hides differences between math libraries.
@@ -299,9 +299,10 @@ def warp(rng: Draws, glyph: Image.Image, height: float) -> Image.Image:
 
 
 def _ink_curve(rng: Draws, cell: float) -> bytes:
-    """Return the map from gray level to ink coverage: a threshold, soft by one to two pixels.
+    """Return a table from gray level to ink coverage, which is a threshold softened by one to two pixels.
 
-    A cell has ``cell`` pixels. The threshold sets the stroke's thickness; the slope leaves paper free of ink.
+    A cell has ``cell`` pixels. The threshold sets the thickness of the strokes. The slope keeps the paper
+    free of ink.
     """
     level, softness = rng.uniform(0.42, 0.55), rng.uniform(1.0, 2.2)
     slope = max(cell / softness, 0.5 / level)

@@ -1,8 +1,8 @@
 """Draw the surroundings of the built-in digits: backgrounds, clutter, ink and sensor noise.
 
-Integer arithmetic, tables and Pillow draw everything. There are no matrix products, so the bits of a scene do
-not depend on the number of threads. Every color stays ``HEADROOM`` away from 0 and 255, so that noise never
-overflows a byte.
+Everything is drawn with integer arithmetic, tables and Pillow, without matrix products, so the bits of a
+scene do not depend on the number of threads. Every color stays ``HEADROOM`` away from 0 and 255, so that
+noise never overflows a byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Box = tuple[int, int, int, int]
 Color = tuple[int, int, int]
 
 GLYPH_SIDE = 40
-"""The side of an enlarged glyph before trimming: 8 × 8 cells and a border of one, four texels per cell."""
+"""The side of an enlarged glyph before trimming: 8 cells and a border of one, with four texels per cell."""
 HEADROOM = 20
 _DARKEST, _LIGHTEST = HEADROOM, 255 - HEADROOM
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's "L"
@@ -33,7 +33,7 @@ _DEVIATIONS = (1.5, 3.0, 5.0, 7.0)  # standard deviations of the sensor noise, i
 
 
 class Draws:
-    """A source of single uniform numbers, ten times as fast as a generator's scalar draws."""
+    """A source of single uniform random numbers, ten times as fast as NumPy's scalar draws."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._next = self._numbers(rng).__next__
@@ -44,20 +44,20 @@ class Draws:
             yield from rng.random(256).tolist()
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return a number in [low, high)."""
+        """Return a uniform random number in [low, high)."""
         return low + (high - low) * self._next()
 
     def below(self, count: int) -> int:
-        """Return an integer in 0..count-1."""
+        """Return a uniform random integer in 0..count-1."""
         return int(self._next() * count)
 
     def log_uniform(self, low: float, high: float) -> float:
-        """Return a log-uniform number in [low, high), a multiple of 1/16, equal with all math libraries."""
+        """Return a log-uniform random multiple of 1/16 in [low, high), the same with every math library."""
         return round(16 * low * float((high / low) ** self._next())) / 16
 
 
 def color(rng: Draws, luma: float, vividness: float = 1.0) -> Color:
-    """Return a color of a random hue with the given luma (0–255), within the headroom."""
+    """Return a color with a random hue and the given luma (0–255), within the headroom."""
     raw = rng.uniform(-1.0, 1.0), rng.uniform(-1.0, 1.0), rng.uniform(-1.0, 1.0)
     mean = _LUMA[0] * raw[0] + _LUMA[1] * raw[1] + _LUMA[2] * raw[2]
     room = 1e9
@@ -73,7 +73,7 @@ def ink(rng: Draws, canvas: Image.Image, box: Box, contrast: float) -> Color:
     """Return a color that contrasts with nearly all pixels in ``box``.
 
     Its luma is at least ``contrast`` levels above the 97th percentile of the luma in ``box``, or below the
-    3rd. If there is not that much room on either side, it is the extreme on the side with more room.
+    3rd percentile. If neither side has that much room, the luma is the extreme on the side with more room.
     """
     sample = canvas.resize((12, 12), Image.Resampling.NEAREST, box=box)
     lumas = sorted(sample.convert("L").tobytes())
@@ -89,7 +89,7 @@ def ink(rng: Draws, canvas: Image.Image, box: Box, contrast: float) -> Color:
 
 
 def background(rng: Draws, height: int, width: int) -> Image.Image:
-    """Return a textured RGB canvas: a gradient, noise and a pattern, mixed and colored by one palette.
+    """Return a textured RGB canvas, mixed from a gradient, noise and a pattern and colored by one palette.
 
     The palette's luma spans at most 130 of 256 levels, so that some ink always contrasts with it.
     """
@@ -115,7 +115,7 @@ def background(rng: Draws, height: int, width: int) -> Image.Image:
 
 
 def sensor_noise(rng: Draws, planes: Bytes) -> None:
-    """Add noise to ``planes``, uint8 (3, H, W), in place: none, gray or colored."""
+    """Add no noise, gray noise or colored noise to ``planes``, uint8 (3, H, W), in place."""
     _, height, width = planes.shape
     choice = rng.below(len(_DEVIATIONS) + 1)
     if choice == len(_DEVIATIONS):
@@ -129,14 +129,14 @@ def sensor_noise(rng: Draws, planes: Bytes) -> None:
 
 
 def _crop(rng: Draws, bank: Bytes, height: int, width: int) -> Bytes:
-    """Return a random (height, width) crop of a bank's texture, randomly mirrored."""
+    """Return a random (height, width) crop of a texture from ``bank``, randomly mirrored."""
     top, left = rng.below(_MARGIN), rng.below(_MARGIN)
     piece = bank[top : top + height, left : left + width]
     return piece[:: 1 - 2 * rng.below(2), :: 1 - 2 * rng.below(2)]
 
 
 def _pattern(rng: Draws, noise: Bytes) -> Bytes:
-    """Draw stripes, checkers or rings, sharp or smooth, straight or bent by ``noise``: uint8 (H, W)."""
+    """Return stripes, checkers or rings, uint8 (H, W), sharp or smooth, straight or bent by ``noise``."""
     height, width = noise.shape
     x, y = np.arange(width, dtype=np.uint16), np.arange(height, dtype=np.uint16)[:, None]
     # A phase is a 16-bit number that wraps after one period: a step of 2000 repeats every 33 pixels.
@@ -170,7 +170,7 @@ def _palette(rng: Draws, low: float, high: float) -> bytes:
 
 
 def _panels_and_lines(rng: Draws, canvas: Image.Image, low: float, high: float) -> None:
-    """Draw large boxes, blobs and lines within the background's range of luma; digits may lie on them."""
+    """Draw large boxes, blobs and lines, on which digits may lie, within the background's luma range."""
     draw = ImageDraw.Draw(canvas)
     width, height = canvas.size
     for _ in range(rng.below(4)):
@@ -187,7 +187,7 @@ def _panels_and_lines(rng: Draws, canvas: Image.Image, low: float, high: float) 
 
 @lru_cache(maxsize=4)
 def _textures(height: int, width: int) -> tuple[list[Bytes], list[Bytes]]:
-    """Return coarse and fine noise over a byte's whole range, uint8 (height + margin, width + margin)."""
+    """Return coarse and fine noise textures over the range 0..255, (height + margin, width + margin)."""
 
     def texture(cell: int) -> Bytes:
         rows, columns = ((side + _MARGIN) // cell + 3 for side in (height, width))
@@ -201,7 +201,7 @@ def _textures(height: int, width: int) -> tuple[list[Bytes], list[Bytes]]:
 
 @lru_cache(maxsize=4)
 def _noise(height: int, width: int) -> list[Bytes]:
-    """Return sensor noise for each standard deviation, within the headroom, as two's complement bytes."""
+    """Return sensor noise for each standard deviation, limited to the headroom, as two's complement bytes."""
     rng = generator(_BANK_KEY, "digits", "noise")
     normal = rng.standard_normal((height + _MARGIN, width + _MARGIN))
     bounded = [np.rint(d * normal).clip(-HEADROOM, HEADROOM) for d in _DEVIATIONS]
@@ -210,7 +210,7 @@ def _noise(height: int, width: int) -> list[Bytes]:
 
 @cache
 def scribbles() -> tuple[Image.Image, ...]:
-    """Return drawings in the digits' style that show no digit: "L" images, trimmed to their ink."""
+    """Return grayscale drawings in the style of the digits that show no digit, trimmed to their ink."""
     rng = Draws(generator(_BANK_KEY, "digits", "scribbles"))
     drawings = []
     for number in range(96):

@@ -1,4 +1,4 @@
-"""Choose and order classes: ``data.classes``."""
+"""Choose and order the classes of a data set by ``data.classes``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rankless.data.index.annotations import Annotations, subset, with_boxes
 from rankless.errors import UserError, counted, listed, nearest
 
 Classes = str | Sequence[str]
-"""``auto``, a file of class names, or the names."""
+"""The value ``auto``, the path of a file of class names, or the class names themselves."""
 
 
 def class_list(classes: Classes, root: str) -> tuple[str, ...] | None:
-    """Return the names that ``data.classes`` gives; None means all classes of the data.
+    """Return the class names that ``data.classes`` lists, or None for all classes of the data.
 
     A file is looked up in the working directory, then in the data's folder.
     """
@@ -50,7 +50,7 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
 
 
 def refuse_classes(classes: object) -> None:
-    """Raise if ``data.classes`` is given for the built-in digits."""
+    """Raise an error if ``data.classes`` is given for the built-in digits."""
     if classes != "auto":
         raise UserError(
             "data.classes has no effect on the built-in digits; expected auto; leave it out, or give "
@@ -61,10 +61,10 @@ def refuse_classes(classes: object) -> None:
 def with_classes(
     whole: Annotations, names: Sequence[str], where: str, elsewhere: Iterable[str] = ()
 ) -> Annotations:
-    """Return the annotations with only the classes ``names``, in this order; ``about`` counts the others.
+    """Return the annotations with only the classes ``names``, in this order.
 
-    Boxes of other classes are left out, while their images stay. Classification leaves out images of other
-    classes.
+    In detection, boxes of other classes are left out, but their images stay. In classification, images of
+    other classes are left out. A note in ``about`` counts the omissions.
     """
     known = whole.class_names
     _refuse_unknown(names, known, elsewhere, where)
@@ -92,7 +92,7 @@ def with_classes(
 
 
 def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Iterable[str], where: str) -> None:
-    """Raise if one of ``names`` is neither ``known`` nor ``elsewhere``."""
+    """Raise an error if one of ``names`` is neither in ``known`` nor in ``elsewhere``."""
     anywhere = {*known, *elsewhere}
     unknown = [name for name in names if name not in anywhere]
     if unknown:
@@ -105,7 +105,7 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Itera
 
 
 def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) -> list[str]:
-    """Return a sentence that counts the boxes or images left out."""
+    """Return a sentence that counts the omitted boxes or images."""
     if not left_out:
         return []
     what = ("box", "boxes") if whole.has_boxes else ("image", "images")

@@ -13,7 +13,7 @@ from pathlib import Path
 from rankless.errors import UserError, counted, listed, nearest
 
 Pairs = Sequence[tuple[str, str]]
-"""Pairs of the data's class and the model's class; an empty model class leaves the data's class out."""
+"""Pairs of a class of the data and a class of the model. An empty model class leaves the data's class out."""
 
 LEFT_OUT = -1
 _SHOWN = 20
@@ -32,14 +32,14 @@ _GROUPS = {name: group[0] for group in _SAME for name in group}
 
 @dataclass(frozen=True)
 class ClassMatch:
-    """The model's label of each of the data's classes, or ``LEFT_OUT``, and notes on the differences."""
+    """The model's label (or ``LEFT_OUT``) for each class of the data, and notes on the differences."""
 
     labels: tuple[int, ...]
     notes: tuple[str, ...]
 
 
 class UnmatchedClassesError(UserError):
-    """An error for classes of the data, ``names``, that the model does not have."""
+    """Raised when the data has classes, ``names``, that the model does not have."""
 
     def __init__(self, names: Sequence[str], problems: Sequence[str]) -> None:
         super().__init__(problems)
@@ -48,7 +48,7 @@ class UnmatchedClassesError(UserError):
 
 @contextmanager
 def between_splits(root: str, training: str, other: str) -> Iterator[None]:
-    """Report unmatched classes as an error in the data: ``other`` has classes that ``training`` lacks."""
+    """Report unmatched classes inside the context as classes of ``other`` that ``training`` lacks."""
     try:
         yield
     except UnmatchedClassesError as error:
@@ -59,7 +59,7 @@ def between_splits(root: str, training: str, other: str) -> Iterator[None]:
 
 
 def further_classes(root: str, training: str, other: str, names: Sequence[str]) -> str:
-    """Return a sentence about the classes ``names`` of ``other`` that ``training`` lacks, with folders."""
+    """Return a sentence about the classes ``names`` of split ``other`` that split ``training`` lacks."""
     said = f"'{other}' has classes that '{training}' does not have: {listed(names)}"
     top = Path(root).expanduser()
     empty = [str(Path(root, training, name)) for name in names if (top / training / name).is_dir()]
@@ -74,9 +74,9 @@ def match_classes(
 ) -> ClassMatch:
     """Match the data's class names with the model's.
 
-    Classes match, in this order, as ``given`` by the user, by equal names, by equal letters and digits, or by
-    the names that Pascal VOC and COCO use for the same class. Only ``given`` may map two classes to one, or
-    leave a class out if ``may_leave_out``. ``where`` names the data in messages.
+    Classes match, in this order: as ``given`` by the user, by equal names, by equal letters and digits, or by
+    the names that Pascal VOC and COCO use for the same class. Only ``given`` may map two classes to one or,
+    with ``may_leave_out``, leave a class out. ``where`` is the description of the data in messages.
     """
     of_model = {name: label for label, name in enumerate(model)}
     found = dict(_given(data, of_model, given, where, may_leave_out))
@@ -128,7 +128,7 @@ def _group(name: str) -> str:
 
 
 def _unique(words: Mapping[str, str]) -> dict[str, str]:
-    """Map each word to its name; leave out empty words and words that several names share."""
+    """Invert a mapping from names to words; leave out empty words and words that several names share."""
     every = list(words.values())
     return {word: name for name, word in words.items() if word and every.count(word) == 1}
 

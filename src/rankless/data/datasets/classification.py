@@ -1,4 +1,4 @@
-"""Classification data for the engine: images become items with soft targets, and items become batches."""
+"""Turn classified images into items with soft targets, and items into batches for the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rankless.structures import ClassificationBatch, ClassificationItem, Unreada
 
 
 class ClassificationExamples(ImageExamples[ClassificationImages]):
-    """Images as network inputs; a :class:`rankless.tasks.protocol.Examples`.
+    """Classified images as network inputs. Implements :class:`rankless.tasks.protocol.Examples`.
 
     Args:
         source: the images.
@@ -61,11 +61,11 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return [self.item(index, epoch, step) for epoch, index in line]
 
     def item(self, index: int, epoch: int, step: int | None = None) -> ClassificationItem:
-        """Return image ``index`` as it looks in ``epoch``; this depends only on the two and the seed.
+        """Return image ``index`` as it looks in ``epoch``, which depends only on the two and the seed.
 
         An image is mixed with a keyed draw from all images, never with its neighbors in the batch, because
-        the division of a batch into micro-batches must not matter. In training, a keyed draw replaces an
-        unreadable image; in evaluation it is gray.
+        the division of a batch into micro-batches must not matter. An unreadable image is replaced by a keyed
+        draw in training and by gray in evaluation.
         """
         if not self.augmented:
             return self._scored(index)
@@ -85,13 +85,13 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return torch.tensor([self.images.label(index) for index in range(len(self))], dtype=torch.int64)
 
     def _is_mixed(self, index: int, epoch: int, step: int | None) -> bool:
-        """Draw whether the image is mixed; at the end of the run, none are."""
+        """Draw whether the image is mixed. At the end of the run, no image is."""
         if self.run and self.run.is_last(self.augment.close_mosaic, epoch, step):
             return False
         return generator(self.seed, "mixed", epoch, index).random() < self.augment.mixup_probability
 
     def _augmented(self, images: ReadableImages[Tensor], index: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return the augmented image or its replacement, and the target, before mixing."""
+        """Return the augmented image or its replacement, and its target, before mixing."""
         image = images.read(index)
         image = augment(image, self.size, self.augment, (self.seed, "augment", epoch, index))
         return image, self._target(images.position)
@@ -100,7 +100,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return target_of(self.images.label(index), len(self.images.class_names))
 
     def _scored(self, index: int) -> ClassificationItem:
-        """Return image ``index`` for evaluation; gray if it cannot be read."""
+        """Return image ``index`` for evaluation; an unreadable image is gray."""
         try:
             image = place(self.images.read(index), self.size, cropped=self.augment.crop < 1)
         except UnreadableImage as error:
@@ -111,7 +111,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
 
 
 def collate(items: Sequence[ClassificationItem]) -> ClassificationBatch:
-    """Return items as one batch."""
+    """Stack items into one batch."""
     images = torch.stack([item.image for item in items]).contiguous()  # (B, 3, H, W)
     targets = torch.stack([item.target for item in items])  # (B, C)
     unreadable = [one for item in items for one in item.unreadable]

@@ -1,9 +1,9 @@
 """Place images on a classifier's input, and augment them in training.
 
 Without random crops, the whole image is stretched to the input. With random crops, evaluation and prediction
-use the center, as published for ImageNet: a network that learned from crops has seen larger subjects.
+use the center, as published for ImageNet, because a network that learned from crops has seen larger subjects.
 
-Each part's draws have their own key, so turning one part off does not change the others.
+Each step draws with its own key, so turning one step off does not change the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rankless.recipe.schema import Augment
 from rankless.structures import Letterbox
 
 MARGIN = 256 / 224
-"""The size of the resized image relative to the input, which is its center."""
+"""The size of the resized image relative to the input, which shows its center."""
 _ASPECTS = (3 / 4, 4 / 3)  # aspects of random crops, width to height (Szegedy et al., 2015)
 _POLICIES = {
     # Two operations of magnitude 9 of 30 (Cubuk et al., 2020); one of any (Müller and Hutter, 2021).
@@ -37,8 +37,8 @@ _POLICIES = {
 def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
     """Return the image on the input as in evaluation and prediction, uint8 (3, H, W).
 
-    If ``cropped``, resize it to cover 256/224 of the input, keeping its aspect, and take its center;
-    otherwise, stretch it.
+    If ``cropped``, the image is resized to cover 256/224 of the input, keeping its aspect, and its center is
+    used. Otherwise, the image is stretched.
     """
     if not cropped:
         return _resize(image, size)
@@ -47,7 +47,7 @@ def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
 
 
 def placement(shape: Sequence[int], size: tuple[int, int], *, cropped: bool) -> Letterbox:
-    """Return where :func:`place` puts an image of the shape (h, w) on the input."""
+    """Return where :func:`place` puts an image of shape (h, w) on the input."""
     height, width = shape
     larger = _covering(shape, size) if cropped else size
     stretch = (larger[1] / width, larger[0] / height)
@@ -55,7 +55,7 @@ def placement(shape: Sequence[int], size: tuple[int, int], *, cropped: bool) -> 
 
 
 def _covering(shape: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the (height, width) that an image (h, w) is resized to before its center is taken."""
+    """Return the (height, width) to which an image of shape (h, w) is resized before it is cropped."""
     height, width = shape
     scale = max(round(size[0] * MARGIN) / height, round(size[1] * MARGIN) / width)
     # Rounding must not make it smaller than the input.
@@ -63,9 +63,9 @@ def _covering(shape: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
 
 
 def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
-    """Return the size at which :func:`place` shows images, which limits their reduction while decoding.
+    """Return the size at which :func:`place` shows images, which limits how far decoding may reduce them.
 
-    A random crop shows them larger, which ``detail`` does not take into account.
+    A random crop shows images larger, which ``detail`` does not take into account.
     """
     if not cropped:
         return Shown(size, "stretch", detail)
@@ -74,7 +74,7 @@ def shown_as(size: tuple[int, int], cropped: bool, detail: float) -> Shown:
 
 @one_thread()
 def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) -> Tensor:
-    """Return one augmentation of an image on the input ``size``, uint8 (3, H, W), seeded by ``key``.
+    """Return one random augmentation of an image on the input ``size``, uint8 (3, H, W), seeded by ``key``.
 
     The order is: random crop, mirroring, zoom, shift and warp, color, policy, blur, noise, JPEG, erasing.
     With everything off, the result equals :func:`place`'s, bit for bit.
@@ -110,7 +110,7 @@ def augment(image: Tensor, size: tuple[int, int], options: Augment, key: Key) ->
 
 
 def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float], warp: Matrix) -> Tensor:
-    """Stretch an image to the input, zoom about its center, shift and warp it, in one resampling."""
+    """Stretch an image to the input, zoom it about its center, shift it and warp it, in one resampling."""
     height, width = image.shape[-2:]
     corner = (size[1] * (1 - zoom) / 2 + shift[0], size[0] * (1 - zoom) / 2 + shift[1])
     image, scales = shrunk(image, (zoom * size[1] / width, zoom * size[0] / height))
@@ -118,7 +118,7 @@ def _warped(image: Tensor, size: tuple[int, int], zoom: float, shift: list[float
 
 
 def _zoom_and_shift(image: Tensor, zoom: float, shift: list[float]) -> Tensor:
-    """Zoom an image about its center and shift it by pixels (x, y), filling with gray."""
+    """Zoom an image about its center, shift it by (x, y) pixels, and fill the rest with gray."""
     moved: Tensor = TF.affine(
         image,
         angle=0.0,
@@ -132,7 +132,7 @@ def _zoom_and_shift(image: Tensor, zoom: float, shift: list[float]) -> Tensor:
 
 
 def _resize(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize a uint8 image, bilinear and antialiased."""
+    """Resize a uint8 image bilinearly with antialiasing."""
     if tuple(image.shape[-2:]) == tuple(size):
         return image
     resized: Tensor = TF.resize(image, list(size), antialias=True)

@@ -1,4 +1,4 @@
-"""Detection data for the engine: images with boxes become items, and items become padded batches."""
+"""Turn images with boxes into items, and items into padded batches for the engine."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from rankless.structures import DetectionBatch, DetectionItem, Letterbox, Sample
 
 @dataclass
 class StretchedImages:
-    """Images stretched to the input's (H, W)."""
+    """A data set whose images are stretched to the input's (H, W)."""
 
     images: Readable[Sample]
     size: tuple[int, int]
     placing: Placing
 
     def read(self, index: int) -> Sample:
-        """Return image ``index`` and its boxes, stretched."""
+        """Return image ``index`` and its boxes, stretched to the input's size."""
         sample = self.images.read(index)
         image, where = stretched(sample.image, self.size, self.placing)
         return Sample(image, to_input(sample.boxes, where), sample.labels)
 
 
 class DetectionExamples(ImageExamples[DetectionImages]):
-    """Images as network inputs; a :class:`rankless.tasks.protocol.Examples`.
+    """Images with boxes as network inputs. Implements :class:`rankless.tasks.protocol.Examples`.
 
     Args:
         source: the images.
@@ -52,8 +52,8 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         epochs: the length of the run; None if it has no end.
         fit: how an image is placed on the input.
         placing: the resize and the margin.
-        sizes: the input's size at every step, instead of ``size``.
-        rectangular: whether images of similar aspect share inputs that are no larger than needed.
+        sizes: the input's size at every step, which replaces ``size``.
+        rectangular: whether images of similar aspect share an input that is no larger than needed.
         detail: how far images may be reduced while they are decoded; see :class:`Shown`.
         cache: where decoded images are cached.
         batch: images per step.
@@ -88,10 +88,10 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         self.loader_imports = ("torchvision.transforms.v2",) if degraded else ()
 
     def item(self, index: int, epoch: int) -> DetectionItem:
-        """Return image ``index`` as it looks in ``epoch``; this depends only on the two and the seed.
+        """Return image ``index`` as it looks in ``epoch``, which depends only on the two and the seed.
 
-        In training, a keyed draw replaces an unreadable image; in evaluation it is gray. Partners are drawn
-        from all images, because only :meth:`items` knows the micro-batch.
+        An unreadable image is replaced by a keyed draw in training and by gray in evaluation. Partner images
+        are drawn from all images, because only :meth:`items` knows the micro-batch.
         """
         (item,) = self._items([(epoch, index)], self.size)
         return item
@@ -129,7 +129,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return items
 
     def _scored(self, index: int, size: tuple[int, int]) -> DetectionItem:
-        """Return image ``index`` for evaluation; gray and without boxes if it cannot be read."""
+        """Return image ``index`` for evaluation; an unreadable image is gray and has no boxes."""
         try:
             sample = self.images.read(index)
         except UnreadableImage as error:
@@ -147,16 +147,16 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return self.images.ground_truth(index)
 
     def facts(self, step: int) -> dict[str, Any]:
-        """Return the step's journal fields: the input's ``size`` if it varies."""
+        """Return the journal fields of ``step``, which are the input's ``size`` if it varies."""
         return {"size": list(self.step_sizes.of(step))} if self.step_sizes else {}
 
     def evaluation_order(self) -> NDArray[np.int64] | None:
-        """Return the order in which images are predicted, (N,); None means the data's order."""
+        """Return the order in which images are predicted, (N,), or None for the data's order."""
         return by_aspect(self.images.sizes(range(len(self)))) if self.rectangular else None
 
 
 def collate(items: Sequence[DetectionItem]) -> DetectionBatch:
-    """Return items as one batch; pad targets with zeros to the length of the longest list, at least 1."""
+    """Stack items into one batch, padding boxes and labels with zeros to the longest list, at least 1."""
     longest = max(1, *(len(item.labels) for item in items))
     boxes = torch.zeros(len(items), longest, 4)  # (B, T, 4)
     labels = torch.zeros(len(items), longest, dtype=torch.int64)  # (B, T)
@@ -185,7 +185,8 @@ def open_images(
 ) -> DetectionImages:
     """Open the images of one split; see :func:`open_annotations` for the arguments.
 
-    If ``root`` is ``digits``, ``images``, ``seed`` and ``size`` are the scenes' number, seed and (H, W).
+    If ``root`` is ``digits``, ``images`` is the number of scenes, ``seed`` their seed and ``size`` their
+    (H, W).
     """
     if root == DIGITS:
         refuse_classes(classes)

@@ -1,4 +1,4 @@
-"""Open a split of any data set: recognize its format, read it, validate it."""
+"""Open a split of any data set: recognize its format, read it and validate it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def open_annotations(
     max_bad: float = 1.0,
     rescan: bool = False,
 ) -> Annotations:
-    """Open one split for training; raise if it has errors that stop a training.
+    """Open one split for training; raise an error if it has problems that stop training.
 
     Args:
         root: a folder, or a file such as a ``data.yaml``.
-        split: its name, or its annotation file, relative to ``root``.
+        split: the split's name, or its annotation file, relative to ``root``.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
         max_bad: the largest fraction of images that may be unreadable.
@@ -55,7 +55,7 @@ def open_annotations(
 
 
 def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:
-    """Return ``train``; if ``val`` is ``none`` and the format would set images aside, the undivided split."""
+    """Return the split to train on: ``train`` or, if ``val`` is ``none``, its data before any division."""
     if val != "none" or is_remote(root):
         return train
     page = format_named(recognize(root, format)[0])
@@ -65,9 +65,9 @@ def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> 
 def examine(
     root: str, split: str, format: str = "auto", *, classes: Classes = "auto", rescan: bool = False
 ) -> Annotations:
-    """Open one split even if it has errors; they are in :attr:`Annotations.findings`.
+    """Open one split even if it has errors, which are listed in :attr:`Annotations.findings`.
 
-    The split is read once and cached until its files change: see :mod:`rankless.data.index.annotation_cache`.
+    The split is read once and cached until its files change. See :mod:`rankless.data.index.annotation_cache`.
     """
     root, split = _of_a_file(root, split)
     path = location(root)
@@ -105,7 +105,7 @@ def examine(
 
 
 def _of_a_file(root: str, split: str) -> tuple[str, str]:
-    """Return the root and the split's name in it; a split may be a file relative to ``root``."""
+    """Return the root and the split's name. If ``split`` is a file below ``root``, that file is the root."""
     file = Path(root).expanduser() / split
     if is_remote(root) or file.suffix not in _LISTS or not file.is_file():
         return root, split
@@ -113,7 +113,7 @@ def _of_a_file(root: str, split: str) -> tuple[str, str]:
 
 
 def _tests_instead(split: str, existing: Sequence[str]) -> str:
-    """Return the test split that was read as the validation ``split``; empty if it was no test split."""
+    """Return the name of the test split that was read as the validation ``split``, or "" if none was."""
     for name in (known_as(split, existing), shards.known_as(split, list(existing))):
         if is_for_tests(re.split("[-_.]", name)[-1]):
             return name
@@ -121,7 +121,7 @@ def _tests_instead(split: str, existing: Sequence[str]) -> str:
 
 
 def without_boxes(root: str, split: str, annotations: Annotations) -> str:
-    """Return an error if no box of the split is usable; empty otherwise."""
+    """Return an error message if no box of the split is usable, or "" otherwise."""
     if not annotations.has_boxes or len(annotations.boxes):
         return ""
     images = counted(len(annotations), "image")
@@ -131,7 +131,7 @@ def without_boxes(root: str, split: str, annotations: Annotations) -> str:
 def _of_other_splits(
     name: str, root: Location, split: str, made: Annotations, chosen: Sequence[str]
 ) -> Iterator[str]:
-    """Yield the classes that only other splits have; in classification, each split names its own classes."""
+    """Yield the classes of the other splits, because in classification each split names its own classes."""
     if not made.has_boxes and not set(chosen) <= set(made.class_names):
         page = format_named(name)
         for other in page.splits(root):

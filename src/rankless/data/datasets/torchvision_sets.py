@@ -1,7 +1,7 @@
 """Find data sets by torchvision's names (``data.root: torchvision/CIFAR10``) where torchvision stores them.
 
-Nothing is downloaded unless requested (``--download``). Rankless's own readers read the files, so no pickle
-in them is loaded.
+Nothing is downloaded unless requested (``--download``). Rankless reads the files with its own readers, so no
+pickle in them is loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX = "torchvision/"
 
 
 class _Known(NamedTuple):
-    """A torchvision data set: its format, a pattern of files that must be present, and its folder."""
+    """The format and folder of a torchvision data set, and a pattern for the files that must be present."""
 
     format: Format
     files: str
@@ -35,7 +35,7 @@ _KNOWN = {
 
 
 def named(data: Data) -> str:
-    """Return the torchvision data set that the recipe names, such as ``CIFAR10``; empty for other data."""
+    """Return the name of the recipe's torchvision data set, such as ``CIFAR10``, or "" for other data."""
     if not data.root.startswith(PREFIX) or Path(data.root).exists():
         return ""
     name = data.root.removeprefix(PREFIX)
@@ -72,7 +72,7 @@ def _by_download(name: str) -> str:
 def download(data: Data) -> list[str]:
     """Download missing files of the recipe's torchvision data set; return a description of the download.
 
-    torchvision provides their addresses and MD5 sums, and downloads and unpacks them.
+    torchvision provides the addresses and MD5 sums, and downloads and unpacks the files.
     """
     name = named(data)
     if not name or not _by_download(name):
@@ -99,7 +99,7 @@ def download(data: Data) -> list[str]:
 
 
 def _archives(name: str) -> list[tuple[str, str, str, str]]:
-    """Return the URL, file, MD5 and folder below ``data.folder`` of every archive."""
+    """Return each archive's URL, file name and MD5, and its folder below ``data.folder``."""
     from torchvision import datasets
     from torchvision.datasets.voc import DATASET_YEAR_DICT
 

@@ -1,9 +1,9 @@
-"""Reader for the Python versions of CIFAR-10 and CIFAR-100, as torchvision stores them.
+"""Read the Python versions of CIFAR-10 and CIFAR-100, as torchvision stores them.
 
-See Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. The files are pickles of Python
-2: a dict with lists of numbers and strings, and one NumPy array of pixels whose bytes are contiguous in the
+See Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. Each file is a Python 2 pickle
+of a dict with lists of numbers and strings, and one NumPy array of pixels whose bytes are contiguous in the
 file. Nothing is unpickled: only opcodes for plain values are interpreted, and nothing is imported. An image
-is a byte range of its file, three planes of 32 × 32.
+is a byte range of its file and consists of three planes of 32 × 32 pixels.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MOST_BYTES = 1 << 28
 _IGNORED = {"PROTO", "FRAME"}
 _PLAIN = {"BININT", "BININT1", "BININT2", "LONG1", "INT"}
 _TEXTS = {"SHORT_BINSTRING": 2, "BINSTRING": 5, "SHORT_BINBYTES": 2, "BINBYTES": 5, "BINUNICODE": 5}
-"""Opcodes with a text, and the offset of the text, by which the pixels are found in the file."""
+"""Opcodes of texts, and the offset from each opcode to its text, which locates the pixels in the file."""
 _PUT = {"BINPUT", "LONG_BINPUT", "PUT"}
 _GET = {"BINGET", "LONG_BINGET", "GET"}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MARK = object()
 _LONG = 1024
-"""Texts with more bytes become a :class:`Run`; names of classes and files are shorter."""
+"""Texts with more bytes become a :class:`Run`. The names of classes and files are shorter."""
 
 
 class Run(NamedTuple):
@@ -49,11 +49,11 @@ _FRESH: dict[str, Callable[[], Any]] = {
     "NEWFALSE": lambda: False,
     "GLOBAL": lambda: None,
 }
-"""Opcodes that push a new object."""
+"""Opcodes that push a new object onto the stack."""
 
 
 def contents(file: Path) -> dict[str, Any]:
-    """Return the dict in a file; values are numbers, strings, lists, tuples or :class:`Run`."""
+    """Return the dict in a file. Its values are numbers, strings, lists, tuples or :class:`Run` objects."""
     try:
         data = reading.read_bytes(file, MOST_BYTES)
         found = _followed(data)
@@ -72,9 +72,9 @@ def contents(file: Path) -> dict[str, Any]:
 
 
 def _followed(data: bytes) -> Any:
-    """Return the value that the pickle describes, built only from plain values.
+    """Return the value that a pickle describes, built only from plain values.
 
-    An object that the pickle would create becomes its state, which ends in bytes for an array.
+    Any other object is replaced by its pickled state. The state of an array ends with its bytes.
     """
     stack: list[Any] = []
     memory: dict[Any, Any] = {}
@@ -115,7 +115,7 @@ def _followed(data: bytes) -> Any:
 
 
 def _taken(stack: list[Any]) -> list[Any]:
-    """Pop the objects above the last mark, and the mark."""
+    """Pop the last mark and the objects above it; return these objects."""
     at = len(stack) - 1 - stack[::-1].index(_MARK)
     values = stack[at + 1 :]
     del stack[at:]
@@ -127,7 +127,7 @@ LAYOUT = "'cifar-10-batches-py' or 'cifar-100-python', as torchvision has them"
 
 
 class _Kind(NamedTuple):
-    """CIFAR-10 or CIFAR-100: its folder, its files by split, and the keys of labels and names."""
+    """The folder of CIFAR-10 or CIFAR-100, its files by split, and the keys of its labels and names."""
 
     folder: str
     files: dict[str, tuple[str, ...]]
@@ -152,18 +152,18 @@ _KINDS = (
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as, or as containing, CIFAR-10 or CIFAR-100; empty if it was not."""
+    """Return how CIFAR-10 or CIFAR-100 was recognized in ``root``, or "" if it was not."""
     kind, folder = _found(root)
     return f"it has '{folder.name}/{kind.meta[0]}'" if kind and folder else ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the splits."""
+    """Return the names of the splits."""
     return ["train", "test"]
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split; ``val`` means ``test``."""
+    """Read one split. The name ``val`` means the split ``test``."""
     kind, folder = _found(root)
     if kind is None or folder is None:
         raise UserError(f"{root}: no files of CIFAR; expected {LAYOUT}")
@@ -210,7 +210,7 @@ def _found(root: Path) -> tuple[_Kind | None, Path | None]:
 
 
 def _images(file: Path, key: str, classes: int) -> tuple[list[int], int]:
-    """Return the labels in a file, and the offset of its images."""
+    """Return the labels in a file, and the offset of its pixels."""
     found = contents(file)
     labels, data = found.get(key), found.get("data")
     pixels = data[-1] if isinstance(data, tuple) and data else data

@@ -1,4 +1,4 @@
-"""Reader and writer of COCO's annotations: one JSON file per split, boxes ``[x, y, width, height]``.
+"""Read and write COCO annotations: one JSON file per split, with boxes ``[x, y, width, height]``.
 
 See Lin et al., "Microsoft COCO: Common Objects in Context", 2014, and https://cocodataset.org/#format-data.
 The image's corner is (0, 0) on the continuous plane, so ``xyxy = (x, y, x + width, y + height)``.
@@ -43,23 +43,23 @@ LAYOUT = (
     "'train/_annotations.coco.json' beside the images, or one such .json file"
 )
 _BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json", "result.json")
-"""Annotation files in a split's folder, beside its images or above them."""
+"""The usual names of the annotation file in a split's folder, beside the images or above them."""
 _LISTS = re.compile(rb'"(images|annotations|categories)"\s*:')
 _ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')
 _SNIFFED = 65536
 _MOST = 200
-"""A folder with more JSON files has one per image, so none of them is COCO's."""
+"""A folder with more JSON files has one per image, so none of them is a COCO file."""
 _AFFIXES = re.compile(
     r"^(instances|bbox|detection)[_-]|[_-](annotations|instances|coco|bbox)$", re.IGNORECASE
 )
 _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE)
 _SAME = 1e-6
-"""An area within this fraction of the box's area is not kept."""
+"""An object's area is not stored if it differs from its box's area by less than this fraction."""
 _MISSING = -1  # instead of an image's number
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized, by a ``.json`` file with COCO's lists; empty if it is not COCO."""
+    """Return how ``root`` was recognized as COCO, by a ``.json`` file with its lists, or "" if it was not."""
     if root.is_file():
         return "it is a .json file" if root.suffix.lower() == ".json" else ""
     files = _annotation_files(root)
@@ -68,12 +68,12 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the splits that have an annotation file."""
+    """Return the names of the splits that have an annotation file."""
     return usual_order(_annotation_files(root))
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of COCO data; see :class:`rankless.data.formats.registry.Format`."""
     files = _annotation_files(root)
     full = (name for name, file in files.items() if _stem(file) == split)  # such as train2017 for train
     name = next(full, None) or chosen(root, split, files, LAYOUT)
@@ -103,13 +103,13 @@ def read(root: Path, split: str) -> Raw:
 
 @dataclass
 class _Reader(ListedImages):
-    """Reader for one annotation file."""
+    """A reader for one annotation file."""
 
     classes: Classes = field(kw_only=True)
     ids: dict[Any, int] = field(default_factory=dict)  # an image's id to its number
 
     def read_images(self, parts: Parts) -> None:
-        """Add the images in the file's order, without duplicates."""
+        """Add the images in the order of the file, without duplicates."""
         for number, entry in enumerate(entries(parts.images or [], Image)):
             if entry is None or not isinstance(entry.file_name, str) or entry.id is None:
                 given = "not an object"
@@ -132,7 +132,7 @@ class _Reader(ListedImages):
                 self.image(path, stated_size(*numbers))
 
     def read_boxes(self, parts: Parts) -> None:
-        """Add the boxes in the file's order."""
+        """Add the boxes in the order of the file."""
         ids = array("q")
         for number, entry in enumerate(entries(parts.annotations or [], Annotation)):
             if entry is None:
@@ -189,7 +189,7 @@ class _Reader(ListedImages):
 
 
 def _known(numbers: Mapping[Any, int], key: Any) -> int | None:
-    """Return the number of an id; try the id as it is first, because it is nearly always an integer."""
+    """Return the number of an id. The id is tried unchanged first, because it is nearly always an integer."""
     number = numbers.get(key) if type(key) is int else None
     return numbers.get(identity(key)) if number is None else number
 
@@ -199,7 +199,7 @@ def _where(entry: Annotation, number: int) -> str:
 
 
 def _area(entry: Annotation, width: float, height: float) -> float:
-    """Return the object's area in pixels; NaN unless it differs from the box's area."""
+    """Return the object's area in pixels, or NaN if it is missing, invalid or equal to the box's area."""
     area = entry.area
     if type(area) not in (int, float) or not 0 <= area < 1e30:
         return NO_AREA
@@ -248,14 +248,14 @@ def _is_coco(file: Path) -> bool:
 
 
 def _stem(file: Path) -> str:
-    """Return a file's name without COCO's affixes: ``instances_train2017.json`` gives ``train2017``."""
+    """Return a file name without COCO's affixes: ``instances_train2017.json`` gives ``train2017``."""
     if file.name == _BESIDE[0]:
         return file.parent.name
     return _AFFIXES.sub("", file.stem.removesuffix(".coco")) or file.stem
 
 
 def _image_folders(root: Path, split: str, file: Path) -> list[Path]:
-    """Return the folders that names in an annotation file may be relative to, the most likely first."""
+    """Return the folders that image names in ``file`` may be relative to, the most likely first."""
     names = list(dict.fromkeys((_stem(file), split, file.stem)))
     if file.name in _BESIDE:
         names = [split]
@@ -269,10 +269,10 @@ def _image_folders(root: Path, split: str, file: Path) -> list[Path]:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write COCO's JSON files; ids count from 1 across all splits.
+    """Write COCO JSON files, with ids that count from 1 across all splits.
 
-    Coordinates keep all their digits. ``ignore`` marks difficult objects. If an object's area is unknown, its
-    box's area is written.
+    Coordinates keep all their digits. ``ignore`` marks difficult objects. If an object's area is unknown, the
+    area of its box is written.
     """
     (out / "annotations").mkdir(parents=True)
     image = box = 1

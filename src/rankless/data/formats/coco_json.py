@@ -1,9 +1,7 @@
-"""Decoder and encoder of COCO's JSON, entry by entry.
-
-A file of 600 MB is therefore never held as a tree of Python objects.
+"""Decode and encode COCO JSON entry by entry, so that a file of 600 MB never becomes Python objects at once.
 
 msgspec splits the lists into entries without decoding them. The slower standard library decodes content that
-msgspec refuses, such as NaN, which is not JSON but which many programs write.
+msgspec refuses, such as NaN, which is not JSON but is written by many programs.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Image(msgspec.Struct, gc=False):
-    """An entry of ``images``; its fields are not checked."""
+    """An entry of ``images`` with unchecked fields."""
 
     id: Any = None
     file_name: Any = None
@@ -36,7 +34,7 @@ class Image(msgspec.Struct, gc=False):
 
 
 class Annotation(msgspec.Struct, gc=False):
-    """An entry of ``annotations``; :func:`decoded` decodes ``segmentation``."""
+    """An entry of ``annotations``, whose ``segmentation`` is left for :func:`decoded` to decode."""
 
     id: Any = None
     image_id: Any = None
@@ -58,7 +56,7 @@ class Category(msgspec.Struct, gc=False):
 
 
 class Parts(msgspec.Struct):
-    """The lists of a COCO file, with their entries not yet decoded; a missing list is None."""
+    """The lists of a COCO file, whose entries are not yet decoded. A missing list is None."""
 
     images: list[msgspec.Raw] | None = None
     annotations: list[msgspec.Raw] | None = None
@@ -66,7 +64,7 @@ class Parts(msgspec.Struct):
 
 
 class Categories(msgspec.Struct):
-    """The list ``categories`` with undecoded entries."""
+    """The list ``categories`` of a COCO file, whose entries are not yet decoded."""
 
     categories: list[msgspec.Raw] | None = None
 
@@ -76,7 +74,7 @@ Lists = TypeVar("Lists", Parts, Categories)
 
 
 def load(file: Path, kind: type[Lists]) -> Lists:
-    """Load the lists of a file that are fields of the class ``kind``."""
+    """Load the lists in a file that correspond to the fields of the class ``kind``."""
     try:
         content = reading.read_bytes(file).removeprefix(codecs.BOM_UTF8)
     except OSError as error:
@@ -88,7 +86,7 @@ def load(file: Path, kind: type[Lists]) -> Lists:
 
 
 def entries(part: Sequence[Any], kind: type[Entry]) -> Iterator[Entry | None]:
-    """Yield the entries of a list; None for an entry that is not an object."""
+    """Yield the decoded entries of a list, with None for an entry that is not a JSON object."""
     decoder = msgspec.json.Decoder(kind)
     for each in part:
         try:
@@ -104,7 +102,7 @@ def _entry(value: Any, kind: type[Entry]) -> Entry | None:
 
 
 def decoded(value: Any) -> Any:
-    """Decode a value that was left undecoded; None if it is invalid."""
+    """Decode a JSON value that was left undecoded; return None if it is invalid."""
     if not isinstance(value, msgspec.Raw):
         return value
     try:
@@ -114,7 +112,7 @@ def decoded(value: Any) -> Any:
 
 
 def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
-    """Load with the standard library, which reports an error's line and column."""
+    """Load a file with the standard library, which reports the line and column of an error."""
     try:
         whole = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -141,7 +139,7 @@ def _kind(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of all splits, ordered by id: names by label, labels by id, and notes as sentences."""
+    """The classes of all splits, ordered by id: their names, their labels by id, and notes as sentences."""
 
     names: tuple[str, ...]
     labels: dict[int | str, int]
@@ -185,7 +183,7 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
 
 
 def identity(value: object) -> int | str:
-    """Return an id in canonical form, in which 7, 7.0 and "7" are the same."""
+    """Return an id in canonical form, in which 7, 7.0 and "7" are equal."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float) and value.is_integer():
@@ -210,7 +208,7 @@ def _problem(entry: Category | None) -> str:
 
 
 def _mere_group(categories: Mapping[int | str, Category], order: list[int | str]) -> int | str | None:
-    """Return the top category, if any: it is the supercategory of all others, as in files of Roboflow."""
+    """Return the category that is the supercategory of all others, as Roboflow writes it, or None."""
     if len(order) < 2:
         return None
     first, others = categories[order[0]], [categories[key] for key in order[1:]]
@@ -228,7 +226,7 @@ def _is_used(key: int | str, files: Mapping[str, Path]) -> bool:
 
 
 def save(path: Path, annotations: Annotations, names: Sequence[str], image: int, box: int) -> None:
-    """Write one split's file; ``image`` and ``box`` are the ids of its first image and box."""
+    """Write the file of one split, whose first image and box get the ids ``image`` and ``box``."""
     categories = [
         {"id": number, "name": name, "supercategory": ""}
         for number, name in enumerate(annotations.class_names, 1)

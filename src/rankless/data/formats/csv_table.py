@@ -1,4 +1,4 @@
-"""Reader and writer of CSV annotations: one row per box, or one row per image with its class.
+"""Read and write CSV annotations: one row per box, or one row per image with its class.
 
 Columns are identified by the names in the first row, ignoring case and punctuation (``image_id``, ``ImageID``
 and ``Image Id`` are the same), or by RetinaNet's fixed order. Corners lie on the continuous plane, where the
@@ -58,11 +58,11 @@ class Columns:
     """The delimiter, and the positions of the columns in a row; None for a missing column.
 
     Attributes:
-        box: the four numbers of a box; None if images have one class and no boxes.
+        box: the columns of a box's four numbers; None if images have one class and no boxes.
         kind: the meaning of these numbers.
         unit: ``pixels``, or ``normalized`` by the image's sides; empty if it must be inferred from the
             values.
-        stated: the image's height and width.
+        stated: the columns of the image's height and width.
     """
 
     delimiter: str
@@ -79,7 +79,7 @@ class Columns:
 
 
 def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the stripped cells of each row that is not empty."""
+    """Yield the line number and the stripped cells of each nonempty row."""
     try:
         with reading.opened_text(file, errors="surrogateescape", newline="") as opened:
             reader = csv.reader(opened, delimiter=delimiter, skipinitialspace=True)
@@ -93,7 +93,7 @@ def rows(file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def columns_of(file: Path) -> Columns | None:
-    """Return the columns of a file; None if it lists no images with classes, or cannot be read."""
+    """Return the columns of a file, or None if it lists no images with classes or cannot be read."""
     best: Columns | None = None
     widest = 1
     for delimiter in ",;\t|":
@@ -174,20 +174,20 @@ def _is_number(cell: str) -> bool:
 
 
 def is_text(name: str) -> bool:
-    """Return whether a cell was valid UTF-8; invalid bytes appear as surrogates."""
+    """Return whether a cell was valid UTF-8, in which case it has no surrogates for invalid bytes."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 TITLE = "CSV"
 LAYOUT = "'train.csv', 'train_labels.csv' or 'train/_annotations.csv', or one such .csv file"
 _WHOLE = 1.001
-"""If no number in a split is larger, the numbers are fractions of the image's sides."""
+"""If no box coordinate in a split is larger, the coordinates are fractions of the image's sides."""
 _YES, _NO = {"1", "true", "yes"}, {"", "0", "-1", "false", "no"}  # -1 means "unknown" in Open Images
 _BESIDE = ("_annotations.csv", "annotations.csv", "labels.csv")
 _CLASSES = re.compile(r"(.*[_-])?class(es|[_-]list|[_-]descriptions.*)$", re.IGNORECASE)
 _AFFIXES = re.compile(r"^oidv\d+-|(?<=.)[_-](labels?|annotations?([_-]bbox)?|bbox|boxes)$", re.IGNORECASE)
 _MOST = 200
-"""A folder with more files has one per image."""
+"""A folder with more CSV files has one per image."""
 _USUAL = re.compile(r"(train|val|test|dev)", re.IGNORECASE)
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -195,7 +195,7 @@ Tables = dict[str, tuple[Path, Columns]]
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as CSV: by a file's columns and name; empty if it was not."""
+    """Return how ``root`` was recognized as CSV, by the columns and name of a file, or "" if it was not."""
     files = _files(root)
     for file, columns in (files[name] for name in usual_order(files)):
         if columns.box is not None or file == root or _USUAL.match(_name(file)):
@@ -204,12 +204,12 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the splits that have a file."""
+    """Return the names of the splits that have a CSV file."""
     return usual_order(_files(root))
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of CSV annotations; see :class:`rankless.data.formats.registry.Format`."""
     files = _files(root)
     if not files:
         raise UserError(f"{root}: no CSV file of images and classes; expected {EXPECTED}")
@@ -237,7 +237,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
     Each box has a row, and an image without boxes has a row with an empty box. For classification, a row is
     ``filename,class``. ``classes.csv`` lists all classes in order, because some may have no box. If no box of
-    a split reaches beyond the second pixel, the columns state the unit, as in ``xmin_px``.
+    a split reaches beyond the second pixel, the column names include the unit, as in ``xmin_px``.
     """
     # Splits of class folders may have different classes.
     known = list(dict.fromkeys(name for data in splits.values() for name in data.class_names))
@@ -258,7 +258,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _files(root: Path) -> Tables:
-    """Return each split's file and its columns; other files are left out."""
+    """Return the file and columns of each split; other files are ignored."""
     if root.is_file():
         columns = columns_of(root) if root.suffix.lower() in {".csv", ".tsv"} else None
         return {_name(root): (root, columns)} if columns else {}
@@ -283,7 +283,7 @@ def _name(file: Path) -> str:
 def _stated_classes(top: Path) -> tuple[tuple[str, ...], Path] | None:
     """Return the class names ordered by number, and the file beside the data that lists them.
 
-    It is RetinaNet's ``classes.csv`` with rows ``name,number``, or a ``classes.txt``.
+    The file is RetinaNet's ``classes.csv`` with rows ``name,number``, or a ``classes.txt``.
     """
     file = next((f for f in (top / "classes.csv", top / "class_list.csv") if f.is_file()), None)
     if file is None:
@@ -315,7 +315,7 @@ def _is_whole(cell: str) -> bool:
 
 
 def _names_in(files: Tables) -> tuple[str, ...]:
-    """Return the class names in all splits, sorted; numbers by their value."""
+    """Return the sorted class names in all splits. Names that are numbers are sorted by value."""
     names: set[str] = set()
     for file, columns in files.values():
         for number, (_, cells) in enumerate(rows(file, columns.delimiter)):
@@ -340,14 +340,14 @@ def _is_normalized(columns: Columns, raw: Raw) -> bool:
 
 @dataclass
 class _Reader(ListedImages):
-    """Reader of one annotation file."""
+    """A reader for one annotation file."""
 
     columns: Columns = field(kw_only=True)
     labels: dict[str, int] = field(kw_only=True)
     by_name: dict[str, int | None] = field(default_factory=dict)  # an image's name to its number
 
     def read(self) -> None:
-        """Add every row; images are in the order of their first rows."""
+        """Read every row. Images are added in the order of their first rows."""
         columns = self.columns
         width = 1 + max(columns.path, columns.label, *(columns.box or ()))
         for number, (line, cells) in enumerate(rows(self.file, columns.delimiter)):
@@ -429,7 +429,7 @@ class _Reader(ListedImages):
 
 
 def _box_rows(annotations: Annotations, names: Sequence[str]) -> Iterator[Any]:
-    """Yield the columns' names, then the rows of one image after another."""
+    """Yield the column names, and then the rows of one image after another."""
     flags: Any = annotations.flags
     tiny = len(annotations.boxes) > 0 and bool((annotations.boxes <= 2).all())
     crowds, areas = bool((flags & CROWD).any()), bool((~np.isnan(annotations.areas)).any())

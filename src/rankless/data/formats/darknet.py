@@ -1,8 +1,8 @@
-"""Reader and writer of Darknet's text labels (YOLO): one ``.txt`` file of ``class x y w h`` lines per image.
+"""Read and write Darknet's text labels (YOLO): one ``.txt`` file of ``class x y w h`` lines per image.
 
-Classes count from 0. A box is its center and size, normalized by the upright image's sides. A line with more
-numbers is a polygon, as written for segmentation; its bounds are the box. The images of a split are found by
-the data's description, by lists or by folders.
+Classes count from 0. A box is given by its center and size, normalized by the upright image's sides. A line
+with more numbers is a polygon, as written for segmentation, and its bounds are used as the box. The images of
+a split are found through the data set's description, lists or folders.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LAYOUT = (
 # Text files beside labels that are not labels: class names, lists of images, notes.
 _OTHERS = {"classes", "labels", "license", "list", "readme", "test", "train", "trainval", "val", "valid"}
 _TRIED = 20
-"""The number of a list's images that are tried to see whether they have labels."""
+"""The number of images of a list that are checked for labels."""
 _UNDIVIDED = "there are no splits: all images are 'train'; `rankless data split` creates a 'val'"
 
 
@@ -96,7 +96,7 @@ def label_folders(folder: str) -> list[str]:
 
 
 def recognize(root: Path) -> str:
-    """Return how a Darknet layout was recognized in ``root``; empty if there is none."""
+    """Return how a Darknet layout was recognized in ``root``, or "" if it was not."""
     if root.is_file():
         return f"'{root.name}' describes it" if description_in(root) else ""
     for name in YAML_NAMES:
@@ -118,7 +118,7 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the splits in the description, the lists or the folders."""
+    """Return the names of the splits in the description, the lists or the folders."""
     file = description_in(root)
     described = read_description(file) if file else None
     if described and described.splits:
@@ -127,13 +127,13 @@ def splits(root: Path) -> list[str]:
 
 
 def _without_tests(described: Description) -> list[str]:
-    """Return the described test splits that do not exist: Roboflow always describes one."""
+    """Return the described test splits that do not exist, because Roboflow always describes one."""
     given = described.splits.items()
     return [name for name, paths in given if is_for_tests(name) and not any(map(described.resolve, paths))]
 
 
 def find_split(root: Path, split: str, class_names: Sequence[str] | None = None) -> Split:
-    """Find the class names and image files of ``split``; ``root`` is a folder or a description."""
+    """Find the class names and image files of ``split``; ``root`` is a folder or a description file."""
     file = description_in(root)
     described = read_description(file) if file else None
     if described and described.splits:
@@ -197,7 +197,7 @@ def _described(described: Description, wanted: str) -> Split:
 
 
 def _add_list(file: Path, bases: Iterable[Path], result: Split) -> None:
-    """Add the images of a ``.txt`` list in order; its paths may be relative to ``bases``."""
+    """Add the images of a ``.txt`` list in order. Their paths may be relative to ``bases``."""
     lines = read_text(file, "one image path a line").splitlines()
     search = ImageSearch([file.parent, *bases])
     for number, line in enumerate(lines, 1):
@@ -250,14 +250,14 @@ def _from_folders(
 
 
 def _folders(root: Path) -> Mapping[str, Path]:
-    """Return each split's image folder or list of images."""
+    """Return the image folder, or the file that lists the images, of each split."""
     return _lists(root) or folder_splits(root) or ({"train": root} if _beside(root) else {})
 
 
 def _lists(root: Path) -> dict[str, Path]:
-    """Return the splits' lists of images, such as ``train.txt`` or ``2007_val.txt``, if labels exist.
+    """Return each split's list of images, such as ``train.txt`` or ``2007_val.txt``, if labels exist.
 
-    Folders per split take precedence over lists.
+    Separate folders for the splits take precedence over lists.
     """
     if any(folder != root / "images" for folder in folder_splits(root).values()):
         return {}
@@ -268,7 +268,7 @@ def _lists(root: Path) -> dict[str, Path]:
 
 
 def _has_labels(file: Path) -> bool:
-    """Return whether one of the first images of a list has a label file."""
+    """Return whether any of the first images in a list has a label file."""
     search = ImageSearch([file.parent, *_bases(file.parent)])
     for _, line in itertools.islice(lines_of(file), _TRIED):
         image = search.find(line)
@@ -279,12 +279,12 @@ def _has_labels(file: Path) -> bool:
 
 
 def _bases(root: Path) -> list[Path]:
-    """Return the folders, besides a list's own, that its paths may be relative to in Darknet."""
+    """Return the folders, besides a list's own, that Darknet's image paths may be relative to."""
     return [root / "images", root.parent, root.parent.parent]
 
 
 def folder_splits(root: Path) -> dict[str, Path]:
-    """Return the folders ``images/NAME`` and ``NAME/images`` by split; else ``images`` as ``train``."""
+    """Return the folders ``images/NAME`` or ``NAME/images`` by split, or else ``images`` as ``train``."""
     images = root / "images"
     beside = {each.name: each / "images" for each in subfolders(root) if (each / "images").is_dir()}
     inside = {each.name: each for each in subfolders(images)}
@@ -292,13 +292,13 @@ def folder_splits(root: Path) -> dict[str, Path]:
 
 
 def _beside(folder: Path) -> bool:
-    """Return whether an image in ``folder`` has a label file beside it."""
+    """Return whether any image in ``folder`` has a label file beside it."""
     images, labels = (FolderNames(os.fspath(folder), endings) for endings in (EXTENSIONS, {".txt"}))
     return not images.files.keys().isdisjoint(labels.files)
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of Darknet data; see :class:`rankless.data.formats.registry.Format`."""
     files = find_split(root, split, class_names)
     items = list(_with_labels(files))
     if not any(label for _, label in items):
@@ -315,7 +315,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 
 
 def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
-    """Yield every image and its label file in one of :func:`label_folders` (empty if it has none)."""
+    """Yield every image with its label file from one of the :func:`label_folders` (empty if it has none)."""
     listings: dict[str, list[FolderNames]] = {}
     for image in files.paths:
         folder, name = image.rsplit("/", 1)
@@ -326,7 +326,7 @@ def _with_labels(files: Split) -> Iterator[tuple[str, str]]:
 
 
 def _listings(folder: str, files: Split) -> list[FolderNames]:
-    """List the label folders of one folder of images, and report labels without an image."""
+    """List the label folders of one image folder, and report labels without an image."""
     listings = [FolderNames(each, {".txt"}) for each in label_folders(folder)]
     files.depends += [folder, *(each.folder for each in listings)]
     known = {composed(stem) for stem in FolderNames(folder, EXTENSIONS).files}
@@ -338,7 +338,7 @@ def _listings(folder: str, files: Split) -> list[FolderNames]:
 
 
 def read_labels(items: list[tuple[str, ...]]) -> Raw:
-    """Parse label files and read the headers of images, given as (image, label file or empty)."""
+    """Parse label files and read image headers. Each item is an (image, label file or "") pair."""
     made = RawBuilder()
     for image, label in items:
         number = made.add_image(image, label)
@@ -358,7 +358,7 @@ def read_labels(items: list[tuple[str, ...]]) -> Raw:
 
 
 def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
-    """Add the boxes of one label file."""
+    """Add the boxes in the content of one label file."""
     text = content.removeprefix(b"\xef\xbb\xbf")
     if not _is_text(text):
         made.findings.add("unreadable file", file, "not UTF-8 text; expected lines of numbers")
@@ -407,7 +407,7 @@ def _is_text(content: bytes) -> bool:
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``data.yaml``, ``images/SPLIT`` and ``labels/SPLIT``; return sentences about lost information.
 
-    Difficult objects and crowds are left out, since they would be trained on as plain labels.
+    Difficult objects and crowds are left out, since they would be trained on as ordinary objects.
     """
     lost: list[str] = []
     content: dict[str, str | list[str]] = {}
@@ -430,7 +430,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]) -> int:
-    """Write a label file for every image; return the number of boxes that do not read back exactly."""
+    """Write a label file for every image; return the number of boxes that cannot be restored exactly."""
     labels_folder, inexact = out / "labels" / folder, 0
     labels_folder.mkdir(parents=True)
     for index, name in enumerate(names):
@@ -451,7 +451,7 @@ def _write_split(out: Path, folder: str, data: Annotations, names: Sequence[str]
 def _normalized(
     boxes: NDArray[np.float64], width: int, height: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return normalized centers and sizes, (N, 4), and a mask of those that restore the same float32, (N,).
+    """Return normalized centers and sizes, (N, 4), and a mask, (N,), of the boxes that they restore exactly.
 
     At the left and upper edges, the center is exactly half the size, which restores 0.
     """

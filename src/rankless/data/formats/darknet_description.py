@@ -1,6 +1,6 @@
-"""Reader of the files that describe a Darknet/YOLO data set: ``data.yaml`` and Darknet's ``.data``.
+"""Read the files that describe a Darknet/YOLO data set: ``data.yaml`` and Darknet's ``.data``.
 
-Both name the classes and, for every split, its folders or lists of images.
+Both list the classes and, for every split, its folders or lists of images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankless.files.yaml12 import not_yaml
 _FACTS = {"path", "names", "nc", "download", "kpt_shape", "flip_idx", "colors", "skeleton"}
 _REMARKS = {"author", "date", "description", "license", "version", "task", "url", "roboflow"}
 YAML_NAMES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
-"""Names of descriptions in a data set's folder; FiftyOne writes ``dataset.yaml``."""
+"""The usual names of a description in a data set's folder. FiftyOne writes ``dataset.yaml``."""
 _DATA_SPLITS = ("train", "valid", "val", "test")
 
 
@@ -29,11 +29,11 @@ class Description:
     """The content of a description file.
 
     Attributes:
-        splits: each split's folders and lists of images, as written.
-        bases: folders that these may be relative to, the most likely first.
+        splits: each split's folders and lists of images, as written in the file.
+        bases: the folders that these paths may be relative to, the most likely first.
         depends: further files that were read.
         problems: problems with the class names, reported by callers that need the names.
-        lost: a sentence about the folder in ``path``, if it does not exist.
+        lost: a sentence about the folder in the file's ``path``, if it does not exist.
         unnamed: whether ``nc`` is given without ``names``, so that the classes are called 0, 1, 2 …
     """
 
@@ -47,10 +47,10 @@ class Description:
     unnamed: bool = False
 
     def resolve(self, name: str) -> str:
-        """Return the file or folder that an entry refers to; empty if there is none.
+        """Return the path of the file or folder that an entry refers to, or "" if there is none.
 
-        An entry may name a folder on another machine, or be like Roboflow's ``../train/images``. Then the
-        longest end of its path that exists below a base is used.
+        An entry may refer to a folder on another machine, or be like Roboflow's ``../train/images``. Then the
+        longest trailing part of its path that exists below a base folder is used.
         """
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
         last = max((number for number, part in enumerate(parts, 1) if part == ".."), default=0)
@@ -64,7 +64,7 @@ class Description:
 
 
 def description_in(root: Path) -> Path | None:
-    """Return the ``data.yaml`` (``dataset.yaml``) or ``.data`` file that ``root`` is or contains."""
+    """Return the description file, such as ``data.yaml``, that ``root`` is or contains, or None."""
     if root.is_file():
         return root if root.suffix.lower() in {".yaml", ".yml", ".data"} else None
     for name in YAML_NAMES:
@@ -78,7 +78,7 @@ def description_in(root: Path) -> Path | None:
 
 
 def read_description(file: Path) -> Description:
-    """Read a file found by :func:`description_in`."""
+    """Read a description file that :func:`description_in` found."""
     return _from_data(file) if file.suffix.lower() == ".data" else _from_yaml(file)
 
 
@@ -120,7 +120,7 @@ def _from_yaml(file: Path) -> Description:
 
 
 def _with_path(file: Path, content: dict[Any, Any], splits: dict[str, list[str]]) -> Description:
-    """Return the description without class names; folders may be relative to its ``path``."""
+    """Return the description without class names. Its folders may be relative to the ``path`` in the file."""
     beside = file.absolute().parent
     stated = content.get("path")
     name = stated.strip() if isinstance(stated, str) else ""
@@ -168,7 +168,7 @@ def _numbered(file: Path, names: dict[Any, Any]) -> list[Any]:
 
 
 def _from_data(file: Path) -> Description:
-    """Read Darknet's options, which are lines ``key = value``."""
+    """Read a Darknet ``.data`` file, which consists of lines ``key = value``."""
     options: dict[str, str] = {}
     problems = []
     for number, line in enumerate(read_text(file, "text", reading.YAML).splitlines(), 1):

@@ -1,6 +1,6 @@
-"""Reader of FiftyOne's own format: ``samples.json`` and ``metadata.json`` with the images in ``data``.
+"""Read FiftyOne's own format: ``samples.json`` and ``metadata.json``, with the images in ``data``.
 
-A box is x, y, width, height as fractions of the image. The tags of the samples are the splits.
+A box is x, y, width, height as fractions of the image's sides. The tags of the samples serve as splits.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Sample = Mapping[str, Any]
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as FiftyOne's; empty if it is not."""
+    """Return how ``root`` was recognized as a FiftyOne data set, or "" if it was not."""
     there = all((root / name).is_file() for name in (_FILE, "metadata.json"))
     return f"it has '{_FILE}' and 'metadata.json'" if there else ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the tags that are common names of splits; ``train`` if there are none."""
+    """Return the tags that are common names of splits, or ``train`` if there are none."""
     return usual_order(_by_split(_samples(root)))
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of a FiftyOne data set; see :class:`rankless.data.formats.registry.Format`."""
     samples = _samples(root)
     by_split = _by_split(samples)
     name = chosen(root, split, by_split, LAYOUT)
@@ -55,7 +55,7 @@ def read(root: Path, split: str) -> Raw:
 
 
 class _Samples(Table):
-    """The samples of one split, as rows."""
+    """The samples of one split, presented as a table of rows."""
 
     def __init__(self, file: Path, samples: list[Sample], label_field: str, *, boxed: bool) -> None:
         super().__init__(file)
@@ -96,7 +96,7 @@ def _by_split(samples: list[Sample]) -> dict[str, list[Sample]]:
 
 
 def _label_field(file: Path, samples: list[Sample]) -> tuple[str, str]:
-    """Return the kind and the name of the field with the labels; boxes are preferred to classes."""
+    """Return the kind and the name of the label field. Boxes are preferred to classes."""
     fields: dict[str, set[str]] = {}
     for sample in samples:
         for name, value in sample.items():

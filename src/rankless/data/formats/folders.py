@@ -1,8 +1,7 @@
-"""Search for files by name in folders, and for the images that an annotation file lists.
+"""Search folders for files by name and for the images that an annotation file lists.
 
-Each folder is listed only once.
-
-Results depend neither on the order in which a file system lists names nor on their Unicode form (NFC, NFD).
+Each folder is listed only once. Results depend neither on the order in which a file system lists names nor on
+their Unicode form (NFC, NFD).
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ NAMES_PATTERNS = ("classes.txt", "*_classes.txt", "*.names")
 
 @dataclass
 class SplitFiles:
-    """The base class of a split's files.
+    """The base class for the files of a split.
 
     Attributes:
-        depends: folders that were listed and files that were read.
-        findings: missing files and files that were left out.
+        depends: the folders that were listed and the files that were read.
+        findings: the missing files and the files that were left out.
         notes: sentences about how the split was read.
     """
 
@@ -45,7 +44,7 @@ class SplitFiles:
     notes: list[str] = field(default_factory=list)
 
     def with_raw(self, raw: Raw) -> Raw:
-        """Return the raw annotations together with these findings and notes."""
+        """Add the dependencies, findings and notes of this object to ``raw`` and return it."""
         self.findings.update(raw.findings)
         raw.findings = self.findings
         raw.depends = [*dict.fromkeys(self.depends), *raw.depends]
@@ -59,7 +58,7 @@ def composed(name: str) -> str:
 
 
 def subfolders(root: Path) -> list[Path]:
-    """Return the folders in ``root`` that are not hidden, by name; none if it is not a folder."""
+    """Return the visible folders in ``root``, sorted by name, or an empty list if it is not a folder."""
     try:
         with os.scandir(root) as listed:
             return sorted(root / e.name for e in listed if e.name[0] != "." and reading.is_folder(e))
@@ -71,8 +70,8 @@ def subfolders(root: Path) -> list[Path]:
 def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> Iterator[os.DirEntry[str]]:
     """Yield every file below ``top``, and hidden folders without entering them.
 
-    Links to folders are followed. A folder that can be reached by several paths is entered once, by its real
-    path if that is below ``top``, so loops of links end.
+    Links to folders are followed. A folder that can be reached by several paths is entered only once, through
+    its real path if that is below ``top``, so cycles of links end.
     """
     real, links = [top], list[str]()
     entered: set[tuple[int, int]] = set()
@@ -97,7 +96,7 @@ def walk(top: str, listed: list[str], fail: Callable[[str, OSError], None]) -> I
 
 
 def _raise_unless_absent(folder: str, error: OSError) -> None:
-    """Raise if a folder exists but cannot be read, so that it does not count as missing."""
+    """Raise an error if a folder exists but cannot be read, so that it does not count as missing."""
     if error.errno not in _ABSENT:
         raise UserError(
             f"{folder}: cannot be listed ({error.strerror}); expected a readable folder; change its "
@@ -108,7 +107,7 @@ def _raise_unless_absent(folder: str, error: OSError) -> None:
 class FolderNames:
     """The names in a folder, which need not exist.
 
-    ``endings``, in lower case, selects files; None selects every name, including folders.
+    ``endings`` selects files by their lowercase extensions. None selects every name, including folders.
     """
 
     def __init__(self, folder: str, endings: Collection[str] | None = None) -> None:
@@ -133,7 +132,7 @@ class FolderNames:
                     self.files.setdefault(stem, f"{stem}{ending}")
 
     def with_stem(self, stem: str) -> str:
-        """Return the path of the file with this stem in any Unicode form; empty if there is none."""
+        """Return the path of the file with the given stem in any Unicode form, or "" if there is none."""
         name = self.files.get(stem)
         if name is None and not stem.isascii():
             if self._composed is None:
@@ -142,7 +141,7 @@ class FolderNames:
         return f"{self.folder}/{name}" if name else ""
 
     def like(self, name: str) -> str:
-        """Return the first name that equals ``name`` except for case, Unicode form or a missing extension."""
+        """Return the first name that equals ``name``, ignoring case, Unicode form and a missing extension."""
         if name in self.exactly:
             return name
         if self._loosely is None:
@@ -161,7 +160,7 @@ class ImageSearch:
 
     Attributes:
         bases: the folders that a name may be relative to, the most likely first.
-        listed: every folder that was searched, even if it does not exist.
+        listed: all folders that were searched, including folders that do not exist.
         shortened: the number of names that were found only after removing leading folders.
     """
 
@@ -172,11 +171,12 @@ class ImageSearch:
         self._resolved: dict[str, list[FolderNames]] = {}
 
     def find(self, name: str) -> str:
-        r"""Return the file that ``name`` refers to; empty if there is none.
+        r"""Return the file that ``name`` refers to, or "" if there is none.
 
-        These are tried in order: the name as it is; with ``\`` replaced by ``/``; with another case, Unicode
-        form or a missing extension; without the prefix that Label Studio adds to uploads; and all of this
-        without the first folder, the first two, and so on, because lists may name folders on another machine.
+        The name is tried as it is, then with ``\`` replaced by ``/``, then with another case, Unicode form or
+        a missing extension, then without the prefix that Label Studio adds to uploads. All of this is
+        repeated without the first folder, the first two, and so on, because lists may contain folders of
+        another machine.
         """
         if not name.strip():
             return ""
@@ -207,7 +207,7 @@ class ImageSearch:
         return [f"{counted(self.shortened, one, many)}, and found by the path's end"]
 
     def _folders(self, folder: str) -> list[FolderNames]:
-        """List ``folder`` below every base."""
+        """List the subfolder ``folder`` of every base folder."""
         if folder not in self._resolved:
             paths = dict.fromkeys(os.path.normpath(os.path.join(base, folder)) for base in self.bases)  # noqa: PTH118
             for path in paths:
@@ -219,14 +219,14 @@ class ImageSearch:
 
 @dataclass
 class ListedImages:
-    """Base class for readers of one annotation file.
+    """The base class of readers for one annotation file.
 
     Attributes:
         file: the annotation file.
-        search: finds the images.
-        made: images and boxes read so far.
-        numbers: maps an image's path to its number.
-        missing: name of the first missing image.
+        search: the search that finds the images.
+        made: the images and boxes read so far.
+        numbers: a mapping from the path of each image to its number.
+        missing: the name of the first missing image.
     """
 
     file: Path
@@ -236,11 +236,11 @@ class ListedImages:
     missing: str = ""
 
     def report(self, kind: str, where: str, problem: str = "") -> None:
-        """Add a finding; ``where`` follows the file's name, as in ``:3`` or ``: annotation 7``."""
+        """Add a finding. ``where`` is appended to the file's name, as in ``:3`` or ``: annotation 7``."""
         self.made.findings.add(kind, f"{self.file}{where}", problem)
 
     def locate(self, name: str, where: str) -> str:
-        """Return the path of the image listed as ``name``; report it and return "" if it is missing."""
+        """Return the path of the image listed as ``name``. Report a missing image and return ""."""
         path = self.search.find(name)
         if not path:
             self.missing = self.missing or name
@@ -262,12 +262,12 @@ class ListedImages:
         about: Sequence[str] = (),
         **rest: Any,
     ) -> Raw:
-        """Return the split, with the sizes of image files read from their headers.
+        """Return the annotations of the split, with image sizes read from the headers of the files.
 
         Args:
-            names: class names.
+            names: the class names.
             names_file: the file that lists them, if any.
-            depends: further files and folders that were read, except those of the search.
+            depends: further files and folders that were read, besides the folders of ``search``.
             nothing: the error message if the file lists no image.
             about: sentences about how the split was read.
             rest: see :meth:`RawBuilder.raw`.
@@ -284,9 +284,9 @@ class ListedImages:
 
 
 def names_files(folders: Iterable[Path]) -> list[Path]:
-    """Return the first ``classes.txt``, ``*_classes.txt`` or ``*.names`` in the folders.
+    """Return the first ``classes.txt``, ``*_classes.txt`` or ``*.names`` file in the folders.
 
-    If a folder has several different files of the same pattern, return all of them.
+    If a folder has several different files that match the same pattern, all of them are returned.
     """
     folders = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     for name, folder in itertools.product(NAMES_PATTERNS, folders):
@@ -299,7 +299,7 @@ def names_files(folders: Iterable[Path]) -> list[Path]:
 
 
 def names_file(folders: Iterable[Path]) -> Path | None:
-    """Return the only file that :func:`names_files` finds, or None; raise if there are several."""
+    """Return the only file that :func:`names_files` finds, or None. Raise an error if there are several."""
     files = names_files(folders)
     if len(files) > 1:
         both = " and ".join(f"'{file.name}' ({len(read_names(file))})" for file in files[:2])
@@ -315,8 +315,8 @@ def numbered_names(
 ) -> tuple[tuple[str, ...], Path | None]:
     """Return names for classes that are only numbers in the data, and the file that lists them.
 
-    The names ``given`` by ``data.classes`` are used if no file in ``folders`` lists any, or if several files
-    differ. Without names, the error is ``missing``.
+    The names ``given`` by ``data.classes`` are used if no file in ``folders`` lists class names or if several
+    files differ. Without any names, an error with the message ``missing`` is raised.
     """
     folders = list(folders)
     if given and len(names_files(folders)) != 1:
@@ -328,7 +328,7 @@ def numbered_names(
 
 
 def read_text(file: Path, expected: str, most: int | None = None) -> str:
-    """Return the text of a file of at most ``most`` bytes; ``expected`` describes its content in errors."""
+    """Return the text of a file of at most ``most`` bytes. Errors describe its content as ``expected``."""
     try:
         return reading.read_text(file, most)
     except (OSError, UnicodeDecodeError) as error:
@@ -337,7 +337,7 @@ def read_text(file: Path, expected: str, most: int | None = None) -> str:
 
 
 def read_names(file: Path) -> tuple[str, ...]:
-    """Read a file of class names, one per line; empty lines are skipped."""
+    """Read a file with one class name per line, skipping empty lines."""
     lines = read_text(file, "one class name per line", reading.NAMES).splitlines()
     names = tuple(line.strip() for line in lines if line.strip())
     if not names:

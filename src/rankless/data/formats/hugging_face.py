@@ -1,7 +1,7 @@
-"""Reader of data sets in the layouts of Hugging Face's ``datasets``: ``metadata.jsonl`` or Parquet.
+"""Read data sets in the layouts of Hugging Face's ``datasets``: ``metadata.jsonl`` or Parquet.
 
-A row of ``metadata.jsonl``, ``metadata.csv`` or ``metadata.parquet`` names its image in ``file_name``,
-relative to the file. In other Parquet files, the rows contain the images. See :mod:`.rows`.
+In ``metadata.jsonl``, ``metadata.csv`` and ``metadata.parquet``, the column ``file_name`` gives the path of
+each row's image, relative to the file. In other Parquet files, the rows contain the images. See :mod:`.rows`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LAYOUT = (
 )
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _NUMBER = re.compile(r"(^|-)\d{4,}(-of-\d+)?(-[0-9a-f]{8,})?$")
-"""The end of a shard's name after its split: ``train-00000-of-00001`` or ``0000``."""
+"""The end of a shard's name, after the split, as in ``train-00000-of-00001`` or ``0000``."""
 _MOST = 50  # folders; more are classes
 _HEAD = 1 << 16  # characters
 _ENOUGH = 1000  # folders that are searched for an image
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as a data set for ``datasets``; empty if it is none."""
+    """Return how ``root`` was recognized as a data set for ``datasets``, or "" if it was not."""
     if root.is_file():
         return "it is a Parquet file" if root.suffix == ".parquet" else ""
     try:
@@ -50,12 +50,12 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the splits."""
+    """Return the names of the splits."""
     return usual_order(_files(root))
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of a Hugging Face data set; see :class:`rankless.data.formats.registry.Format`."""
     files = _files(root)
     name = chosen(root, split, files, LAYOUT)
     tables = {
@@ -69,7 +69,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 
 
 def _files(root: Path) -> dict[str, list[Path]]:
-    """Return the files of each split."""
+    """Return the metadata or Parquet files of each split."""
     if root.is_file():
         return {_NUMBER.sub("", root.stem) or "train": [root]}
     folders = subfolders(root)
@@ -92,7 +92,7 @@ def _files(root: Path) -> dict[str, list[Path]]:
 
 
 def _shards(folder: Path) -> dict[str, list[Path]]:
-    """Return the Parquet files in a folder by split; the split is empty if file names are only numbers."""
+    """Return the Parquet files in a folder by split. The split is "" if a file name is only a number."""
     shards: dict[str, list[Path]] = {}
     for file in sorted(folder.glob("*.parquet")):
         shards.setdefault(_NUMBER.sub("", file.stem), []).append(file)
@@ -100,9 +100,9 @@ def _shards(folder: Path) -> dict[str, list[Path]]:
 
 
 def _has_images(file: Path) -> bool:
-    """Return whether the rows of a file name or contain images, by its schema or its beginning.
+    """Return whether the rows of a file refer to or contain images, judging by its schema or its beginning.
 
-    A file that cannot be read may; but a Parquet file beside images, without pyarrow, has other things.
+    An unreadable file is assumed to have images, except a Parquet file beside images if pyarrow is missing.
     """
     if not reading.is_file(file):
         return False
@@ -122,7 +122,7 @@ def _has_images(file: Path) -> bool:
 
 
 class _Lines(Table):
-    """``metadata.jsonl`` or ``metadata.csv``."""
+    """A table in a ``metadata.jsonl`` or ``metadata.csv`` file."""
 
     def rows(self, findings: Findings) -> Iterator[Row]:
         try:

@@ -1,11 +1,11 @@
-"""Reader and writer of class folders: images in a folder named after their class.
+"""Read and write class folders: images in a folder named after their class.
 
 Either every split is a folder of class folders (``ROOT/train/CAT/1.jpg``, ``ROOT/val/CAT/2.jpg``), or the
 root holds the class folders (``ROOT/CAT/1.jpg``). In the latter case, a fifth of each class is set aside for
-validation, chosen only by the file names; the split ``all`` has every image.
+validation, chosen only by the file names, and the split ``all`` has every image.
 
 Names are compared and sorted in Unicode's composed form (NFC), so that a copy on another file system is the
-same data. Symbolic links are followed; a folder is entered once, even if several links lead to it.
+same data. Symbolic links are followed. A folder is entered only once, even if several links lead to it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _ENOUGH = 1000  # maximum number of folders searched for an image
 
 
 def recognize(root: Path) -> str:
-    """Return how class folders were recognized in ``root``; empty if there are none.
+    """Return how class folders were recognized in ``root``, or "" if they were not.
 
-    Folders named as in detection formats, such as ``images`` and ``labels``, are not class folders.
+    Folders with names from detection formats, such as ``images`` and ``labels``, are not class folders.
     """
     if not root.is_dir():
         return ""
@@ -59,26 +59,26 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the folders of class folders; ``train`` and ``val`` if the root holds the class folders."""
+    """Return the names of the splits, which are ``train`` and ``val`` if the root holds the class folders."""
     if not any(subfolders(root / name) for name in WORDS):
         return list(_USUAL)
     return usual_order(_split_folders(root))
 
 
 def undivided(root: Path, split: str) -> str:
-    """Return the split with all images if Rankless itself divides the data into ``split``; else ``split``."""
+    """Return the split with all images if Rankless divides it to make ``split``; otherwise, ``split``."""
     return _ALL if split in _USUAL and root.is_dir() and _is_divided(root, split) else split
 
 
 def read(root: Path, split: str) -> Raw:
     """Read one split class by class, in the order of file names.
 
-    The class names are the sorted names of the folders that hold images; other splits may differ.
+    The class names are the sorted names of the folders that hold images. They may differ between splits.
 
     Args:
-        root: a folder that holds ``split``, or the class folders.
-        split: a folder in ``root`` or a synonym of its name; if ``root`` holds the class folders, ``train``,
-            ``val`` or ``all``.
+        root: the folder that holds the splits or the class folders.
+        split: the name of a folder in ``root`` or a synonym. If ``root`` holds the class folders, it is
+            ``train``, ``val`` or ``all``.
     """
     if not root.is_dir():
         raise UserError(f"{root}: a file; expected {LAYOUT}")
@@ -121,7 +121,7 @@ def read(root: Path, split: str) -> Raw:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write every split as a folder of class folders."""
+    """Write each split as a folder of class folders."""
     names = {name for each in splits.values() for name in each.class_names}
     odd = {name for name in names if not name or name.startswith(".") or set(name) & {"/", "\0"}}
     problems = [f"class '{name}': cannot be the name of a folder; rename it" for name in sorted(odd)]
@@ -137,7 +137,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 
 def _is_divided(root: Path, split: str) -> bool:
-    """Return whether the root itself holds the class folders, so that the reader makes the splits."""
+    """Return whether the root itself holds the class folders, so that the reader divides the images."""
     return not any(subfolders(root / name) for name in (*WORDS, split))
 
 
@@ -147,11 +147,12 @@ def _split_folders(root: Path) -> list[str]:
 
 @dataclass
 class _Contents:
-    """Contents of a folder of class folders.
+    """The contents of a folder of class folders.
 
     Attributes:
-        classes: maps each class to its images (name inside the class folder to path), both sorted.
-        odd: maps a reason such as "empty file" to the paths that were left out.
+        classes: a mapping from each class to its images, which map names inside the class folder to paths;
+            both are sorted.
+        odd: a mapping from a reason such as "empty file" to the paths that were left out.
         listed: the folders and files on which these contents depend.
     """
 
@@ -163,7 +164,7 @@ class _Contents:
         self.odd.setdefault(reason, []).append(path)
 
     def add(self, folder: str, files: dict[str, str]) -> None:
-        """Add the images below a class folder; enter each real folder only once."""
+        """Add the images below a class folder, entering each real folder only once."""
 
         def fail(path: str, _: OSError) -> None:
             self.listed.append(path)
@@ -182,7 +183,7 @@ class _Contents:
 
 
 def _class_folders(top: Path) -> _Contents:
-    """Return every class folder in ``top`` with its images."""
+    """Find every class folder in ``top`` and its images."""
     contents = _Contents(listed=[os.fspath(top)])
     for entry in sorted(top.iterdir()):
         if reading.is_folder(entry) and not entry.name.startswith("."):
@@ -198,7 +199,7 @@ def _class_folders(top: Path) -> _Contents:
 
 
 def _unusable(entry: os.DirEntry[str]) -> str:
-    """Return why a file with an image's extension cannot be an image, without reading it."""
+    """Return why a file with an image extension cannot be an image, or "" if it can. It is not read."""
     try:
         status = entry.stat()
     except OSError:
@@ -209,7 +210,7 @@ def _unusable(entry: os.DirEntry[str]) -> str:
 
 
 def _class_names(contents: _Contents, top: Path) -> list[str]:
-    """Return the class names; folders without an image are left out."""
+    """Return the class names, leaving out folders without images."""
     names = [name for name, files in contents.classes.items() if files]
     if not names:
         endings = ", ".join(sorted(image_file.EXTENSIONS))
@@ -226,7 +227,7 @@ def _class_names(contents: _Contents, top: Path) -> list[str]:
 
 
 def _left_out(contents: _Contents) -> list[str]:
-    """Return sentences that count the ignored files."""
+    """Return sentences that count the ignored files and give the reasons."""
     sentences = []
     if empty := [name for name, files in contents.classes.items() if not files]:
         holds = counted(len(empty), "folder holds no images and is", "folders hold no images and are")

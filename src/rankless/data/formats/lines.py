@@ -1,7 +1,7 @@
-"""Reader and writer of annotation lines, one per image: ``path x1,y1,x2,y2,class x1,y1,x2,y2,class …``.
+"""Read and write annotation lines, one per image: ``path x1,y1,x2,y2,class x1,y1,x2,y2,class …``.
 
-Corners are in pixels on the continuous plane, where the image's corner is (0, 0); classes count from 0. Many
-Keras trainers use this format, see https://github.com/qqwweee/keras-yolo3#training.
+Corners are in pixels on the continuous plane, where the image's corner is (0, 0). Classes count from 0. Many
+Keras trainers use this format; see https://github.com/qqwweee/keras-yolo3#training.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from rankless.files import reading
 TITLE = "annotation lines"
 LAYOUT = "'train.txt' with lines 'path x1,y1,x2,y2,class …' and a 'classes.txt', or one such .txt file"
 _DIVIDED = ("train", "val")
-"""Splits into which a single list is divided."""
+"""The splits into which a single list is divided."""
 _SNIFFED = 1000
-"""Number of lines that determine the kind of a file."""
+"""The number of lines that are read to determine the kind of a file."""
 _MOST = 200
 """A folder with more .txt files has one per image."""
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
@@ -53,24 +53,24 @@ _SUFFIX = re.compile(r"(?<=.)[_-](annotations?|boxes|labels?|lines)$", re.IGNORE
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized, by a ``.txt`` file in which a box follows a path; else empty."""
+    """Return how ``root`` was recognized, by a ``.txt`` file with a box after a path, or "" if it was not."""
     first = next((file for file in _splits(root).values() if list_kind(file) == "boxes"), None)
     return f"'{first.name}' has lines 'path x1,y1,x2,y2,class'" if first else ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the ``.txt`` lists; ``train`` and ``val`` if a single list is divided."""
+    """Return the names of the ``.txt`` lists, or ``train`` and ``val`` if a single list is divided."""
     files = _splits(root)
     return list(_DIVIDED) if _lone(files) else usual_order(files)
 
 
 def undivided(root: Path, split: str) -> str:
-    """Return the list that the reader divides to make ``split``, or ``split`` itself if none is divided."""
+    """Return the name of the list that is divided to make ``split``, or ``split`` if no list is divided."""
     return (split in _DIVIDED and _lone(_splits(root))) or split
 
 
 def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split; see :class:`rankless.data.formats.registry.Format`."""
+    """Read one split of annotation lines; see :class:`rankless.data.formats.registry.Format`."""
     files = _splits(root)
     divided = _lone(files) if split in _DIVIDED else ""
     name = divided or chosen(root, split, files, LAYOUT)
@@ -95,7 +95,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``SPLIT.txt`` for every split, ``classes.txt`` and the images in ``images/SPLIT``.
 
-    Difficult objects and crowds are left out, since they would be trained on as plain labels.
+    Difficult objects and crowds are left out, since they would be trained on as ordinary objects.
     """
     lost: list[str] = []
     for split, data in splits.items():
@@ -119,12 +119,12 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
 
 @dataclass
 class _Reader(ListedImages):
-    """Reader of one annotation file."""
+    """A reader for one annotation file."""
 
     classes: int = field(kw_only=True)
 
     def read(self) -> None:
-        """Add every line; an image on several lines gets the boxes of all of them."""
+        """Read every line. An image on several lines gets the boxes of all of them."""
         for line, text in lines_of(self.file):
             name, boxes = _parsed(text)
             if path := self.locate(name, f":{line}"):
@@ -149,7 +149,7 @@ class _Reader(ListedImages):
 
 
 def _parsed(line: str) -> tuple[str, list[str]]:
-    """Return a line's path and its boxes, each as ``x1,y1,x2,y2,class``."""
+    """Return the path and the boxes on a line; each box is a text ``x1,y1,x2,y2,class``."""
     if match := _LINE.fullmatch(line):
         return match["path"], _COMMA.sub(",", match["boxes"] or "").split()
     parts = line.split()  # without an image extension, the path ends at the last part without a comma
@@ -158,7 +158,7 @@ def _parsed(line: str) -> tuple[str, list[str]]:
 
 
 def lines_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the numbers and texts of the lines that are not empty."""
+    """Yield the number and text of every nonempty line."""
     try:
         with reading.opened_text(file, errors="surrogateescape") as opened:
             for count, line in enumerate(opened, 1):
@@ -169,7 +169,7 @@ def lines_of(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def list_kind(file: Path) -> str:
-    """Return the kind of a ``.txt`` file by its first lines: ``boxes``, ``images``, or empty for neither."""
+    """Return what the first lines of a ``.txt`` file list: ``boxes``, ``images``, or "" for neither."""
     if file.suffix.lower() != ".txt":
         return ""
     kind = ""
@@ -187,7 +187,7 @@ def list_kind(file: Path) -> str:
 
 
 def _lone(files: Mapping[str, Path]) -> str:
-    """Return the name of the only list if it is a training list not called ``train``; else empty."""
+    """Return the name of the only list if it may be trained on and is not ``train``; otherwise, ""."""
     (name, *more) = files or [""]
     return name if name != "train" and not more and is_for_training(name) else ""
 
@@ -205,7 +205,7 @@ def _divide(raw: Raw, split: str, file: Path, top: Path) -> None:
 
 
 def _splits(root: Path) -> dict[str, Path]:
-    """Return the list of every split; ``root`` is a folder or a list."""
+    """Return the list file of every split; ``root`` is a folder or a list file."""
     files = [root] if root.is_file() else sorted(file for file in root.glob("*.txt") if file.is_file())
     lists = [file for file in files if file == root or (len(files) <= _MOST and list_kind(file))]
     return {_SUFFIX.sub("", file.stem): file for file in lists}

@@ -1,4 +1,4 @@
-"""Bounding boxes of outlines, which are polygons or COCO masks."""
+"""Compute the bounding boxes of outlines, which are polygons or COCO masks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Box = tuple[float, float, float, float]
 
 
 def around(xs: Sequence[float], ys: Sequence[float]) -> Box:
-    """Return the xyxy bounds of points; NaN if a point is not finite."""
+    """Return the xyxy bounds of points, or NaN if any coordinate is not finite."""
     if not all(map(math.isfinite, chain(xs, ys))):
         return (math.nan,) * 4
     return min(xs), min(ys), max(xs), max(ys)
 
 
 def turned(box: Box, degrees: float) -> Box:
-    """Return the xyxy bounds of an xyxy box that is rotated about its center."""
+    """Return the xyxy bounds of an xyxy box after it is rotated about its center."""
     x1, y1, x2, y2 = box
     cos, sin = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
     width, height = (x2 - x1) * cos + (y2 - y1) * sin, (x2 - x1) * sin + (y2 - y1) * cos
@@ -27,7 +27,7 @@ def turned(box: Box, degrees: float) -> Box:
 
 
 def of_segmentation(segmentation: Any) -> Box | None:
-    """Return the xyxy bounds, in pixels, of a COCO segmentation; None if it is invalid or has no extent.
+    """Return the xyxy bounds, in pixels, of a COCO segmentation, or None if it is invalid or empty.
 
     cocoapi is not used because some of its versions crash on a mask of size 0 or on truncated text.
 
@@ -55,8 +55,8 @@ def of_segmentation(segmentation: Any) -> Box | None:
 def _runs(text: str) -> list[int]:
     """Decode run lengths from cocoapi's text.
 
-    Each character minus '0' holds 5 bits of a number, lowest first. Bit 32 means that more characters follow;
-    bit 16 of the last one is the sign. The fourth and later numbers are differences from the number two
+    Each character minus '0' holds 5 bits of a number, lowest first. Bit 32 means that more characters follow.
+    Bit 16 of the last character is the sign. The fourth and later numbers are differences from the number two
     places before.
     """
     runs: list[int] = []
@@ -77,7 +77,7 @@ def _runs(text: str) -> list[int]:
 
 
 def _mask_box(runs: Sequence[int], height: int, width: int) -> Box | None:
-    """Return the bounds of alternating runs of 0 and 1, column by column."""
+    """Return the bounds of a mask given as alternating runs of 0 and 1, column by column."""
     if height <= 0 or width <= 0 or min(runs, default=0) < 0 or sum(runs) > height * width:
         return None
     columns, rows, at = [], [], 0

@@ -1,4 +1,4 @@
-"""Reader of Oxford-IIIT Pet as torchvision stores it: images of 37 breeds, and two lists.
+"""Read Oxford-IIIT Pet as torchvision stores it: images of 37 breeds, and two lists.
 
 See Parkhi et al., "Cats and Dogs", 2012. A line such as ``Abyssinian_100 1 1 1`` gives the image's name
 without its extension, the breed's number from 1, the species, and the breed's number within its species.
@@ -25,13 +25,13 @@ _MEANT = {"train": "trainval", "val": "test"}
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as, or as containing, Oxford-IIIT Pet; empty if it was not."""
+    """Return how Oxford-IIIT Pet was recognized in ``root``, or "" if it was not."""
     top = _top(root)
     return f"it has '{top.name}/annotations/trainval.txt'" if top else ""
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the two lists."""
+    """Return the names of the two lists, which serve as the splits."""
     return ["trainval", "test"]
 
 
@@ -71,7 +71,7 @@ def _top(root: Path) -> Path | None:
 
 
 def _breeds(lists: Mapping[str, Path]) -> list[str]:
-    """Return the breeds in both lists, ordered by number."""
+    """Return the names of the breeds in both lists, ordered by number."""
     numbers: dict[str, int] = {}
     for file in lists.values():
         for line, image, breed, number in _rows(file) if file.is_file() else ():
@@ -85,7 +85,7 @@ def _breeds(lists: Mapping[str, Path]) -> list[str]:
 
 
 def _rows(file: Path) -> list[tuple[int, str, str, int]]:
-    """Return line number, image, breed and breed number of every line that is not a comment."""
+    """Return the line number, image name, breed and breed number of every line that is not a comment."""
     found = []
     for line, text in enumerate(read_text(file, "lines such as 'Abyssinian_100 1 1 1'").splitlines(), 1):
         words = text.split()

@@ -1,4 +1,4 @@
-"""Packing of a data set into tar shards: few large files that can be read sequentially or at random.
+"""Pack a data set into tar shards, which are few large files that can be read sequentially or at random.
 
 Neither the images' bytes nor their order change: image i of a split is image i of its shards, so training on
 the shards gives the same weights.
@@ -21,20 +21,20 @@ from rankless.files.work_folder import new_folder
 from rankless.printing import ProgressBar
 
 SHARD_BYTES = 512 * 1024**2
-"""Maximum size of a shard, unless a single image is larger."""
+"""The maximum size of a shard, unless a single image is larger."""
 _JPEG = {"jpeg": "jpg", "jfif": "jpg"}  # the extensions that webdataset's decoders know
 
 
 def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_BYTES) -> list[str]:
     """Write ``out/SPLIT-000000.tar`` and so on, and the class names beside them.
 
-    The same data gives the same bytes. Files are written under a temporary name beside ``out`` first, so an
-    interrupted packing cannot be mistaken for a complete one.
+    The same data gives the same bytes. The files are first written to a temporary folder beside ``out``, so
+    an incomplete result cannot be mistaken for a complete one.
 
     Args:
-        splits: annotations by split, either all with boxes or all without.
-        out: a folder that does not exist, or is empty.
-        shard_bytes: maximum size of a shard.
+        splits: the annotations by split, either all with boxes or all without.
+        out: a folder that does not exist or is empty.
+        shard_bytes: the maximum size of a shard.
 
     Returns:
         The names of the shards.
@@ -87,7 +87,7 @@ def _write_split(
 
 
 def _finish(file: io.BufferedWriter) -> None:
-    """Write the end of an archive and flush it to the disk, because its folder is renamed next."""
+    """Write the end of an archive and flush it to disk, because its folder is renamed next."""
     file.write(bytes(2 * tarfile.BLOCKSIZE))
     file.flush()
     os.fsync(file.fileno())
@@ -95,14 +95,14 @@ def _finish(file: io.BufferedWriter) -> None:
 
 
 def _blocks(name: str, body: bytes) -> bytes:
-    """Return a member with its header, without owner and time."""
+    """Return the tar header and content of a member, without owner and time."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(body), 0o644
     return info.tobuf(tarfile.PAX_FORMAT) + body + bytes(-len(body) % tarfile.BLOCKSIZE)
 
 
 def _keys(annotations: Annotations) -> Iterator[str]:
-    """Yield a name without dots for each image, unique in the split."""
+    """Yield a name for each image that has no dots and is unique in the split."""
     taken: set[str] = set()
     for name in file_names(annotations):
         stem = PurePosixPath(name).stem.replace(".", "_").strip("_") or "image"
@@ -115,7 +115,7 @@ def _keys(annotations: Annotations) -> Iterator[str]:
 
 
 def _sample(annotations: Annotations, index: int, numbers: Sequence[int]) -> list[tuple[str, bytes]]:
-    """Return the members of one image as (extension, content)."""
+    """Return the members of one image as (extension, content) pairs."""
     ending = PurePosixPath(annotations.path(index)).suffix.lower().removeprefix(".")
     image = (_JPEG.get(ending, ending), content(annotations, index))
     if not annotations.has_boxes:

@@ -1,7 +1,7 @@
-"""Parquet files as the package ``datasets`` writes them: rows, class names and embedded images.
+"""Read Parquet files as the package ``datasets`` writes them: rows, class names and embedded images.
 
 An image is a struct of its encoded ``bytes`` and a ``path``. If the column is not compressed, the image is
-read as a byte range of the Parquet file. Other images are copied once, beside the cached annotations.
+read as a byte range of the Parquet file. Otherwise, it is copied once, beside the cached annotations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankless.files.writing import beside
 _AT_ONCE = 64  # rows
 _BYTES, _NAME = {"binary", "large_binary", "binary_view"}, {"string", "large_string", "string_view", "null"}
 _ENDINGS = {b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif", b"BM": ".bmp", b"II*": ".tif"}
-"""Endings of images without a name, by their first bytes; the others are JPEGs."""
+"""The extensions of images without a name, by their first bytes. All other images are JPEGs."""
 
 
 class ParquetTable(Table):
@@ -132,14 +132,14 @@ class ParquetTable(Table):
                     yield Stored(path_in(os.fspath(target), f"{self.file.stem}-{name}"), offset, content)
 
     def _copy(self) -> Path:
-        """Return the path of the file for copies of the images; it changes when the Parquet file changes."""
+        """Return the path of the file with copies of the images, which changes with the Parquet file."""
         state = self.file.stat()
         key = f"{self.file.absolute()} {state.st_mtime_ns} {state.st_size}".encode(errors="surrogateescape")
         return storage() / f"{COPY}{hashlib.sha256(key).hexdigest()[:16]}"
 
 
 def _fields(kind: Any) -> dict[str, str]:
-    """Return the names and types of a type's fields; a type without fields has none."""
+    """Return the names and types of the fields of a type; empty if it has no fields."""
     fields = [kind.field(at) for at in range(kind.num_fields)]
     return {field.name: str(field.type) for field in fields}
 

@@ -1,4 +1,4 @@
-"""Registry of data formats; a new format is a module in this package and a line in ``_PAGES``."""
+"""Register the data formats. A new format is a module in this package and a line in ``_PAGES``."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _PAGES = {
 NAMES = tuple(_PAGES)
 _READ_ONLY = ("cifar", "fiftyone", "hugging-face", "oxford-pets")
 _AS_OTHERS = ("fiftyone", "hugging-face")
-"""Formats whose divided or repaired copies are COCO JSON or class folders."""
+"""Formats whose divided or repaired copies are written as COCO JSON or class folders."""
 WRITABLE = tuple(name for name in NAMES if name not in _READ_ONLY)
 NUMBERED = ("darknet", "hugging-face", "lines", "webdataset")
-"""Formats in which a class may be a number without a name; their ``read`` accepts ``class_names``."""
+"""Formats in which a class may be a number without a name. Their ``read`` accepts ``class_names``."""
 _OUTER = ("coco", "voc", "darknet")
-"""Formats with boxes that use several folders."""
+"""Formats with boxes whose files are in several folders."""
 REMOTE = "webdataset"
 """The only format that can be read from other machines."""
 _WITH_BOXES = (*_OUTER, "csv", "lines")
@@ -51,50 +51,50 @@ _PARTS = (
     *("images", "labels", "jpegimages", "annotations", "imagesets"),
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
 )
-"""Usual names of folders inside a data set."""
+"""The usual names of folders inside a data set."""
 _LOOKED_AT = 10_000
-"""Maximum number of files counted in a folder of no known format."""
+"""The maximum number of files that are counted in a folder of unknown format."""
 
 
 class Format(Protocol):
-    """The interface of a format's module."""
+    """The interface that the module of a format implements."""
 
     TITLE: str
-    """Name of the format, as in "read as Pascal VOC"."""
+    """The format's name, as in "read as Pascal VOC"."""
     LAYOUT: str
-    """Expected files, as the end of "expected …"."""
+    """A description of the expected files, as the end of "expected …"."""
 
     def recognize(self, root: Location) -> str:
-        """Return how ``root`` was recognized, as in "it has 'data.yaml'"; empty if it has another format."""
+        """Return how ``root`` was recognized, as in "it has 'data.yaml'", or "" if it was not."""
         ...
 
     def splits(self, root: Location) -> list[str]:
-        """Return the splits in the usual order."""
+        """Return the names of the splits in the usual order."""
         ...
 
     def read(self, root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
         """Read one split.
 
         Args:
-            root: the data's folder or file; for shards, it may also be an address.
+            root: the data's folder or file; for shards, it may also be a URL.
             split: the split's name.
-            class_names: names of the classes 0, 1, …, used if the data does not name them; only
-                accepted by the formats in :data:`NUMBERED`.
+            class_names: the names of the classes 0, 1, …, used if the data has none; only accepted by the
+                formats in :data:`NUMBERED`.
         """
         ...
 
     def undivided(self, root: Path, split: str) -> str:
-        """Return the split with all images if the reader divides it to make ``split``; else ``split``.
+        """Return the split with all images if the reader divides it to make ``split``; otherwise, ``split``.
 
         Formats whose splits always exist on disk lack this method.
         """
         ...
 
     def write(self, out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-        """Write a data set into the empty folder ``out``; read-only formats lack this method.
+        """Write a data set into the empty folder ``out``. Read-only formats lack this method.
 
         Returns:
-            Sentences with counts about information that the format cannot hold.
+            Sentences that count the information that the format cannot hold.
         """
         ...
 
@@ -118,7 +118,7 @@ def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageF
 
 
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:
-    """Return the format of the data at ``root``, and how it was recognized."""
+    """Return the name of the format of the data at ``root``, and how it was recognized."""
     path = Path(root).expanduser()
     if problems := missing_data(root):
         raise UserError(problems)
@@ -142,7 +142,7 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
 
 
 def _recognized_remote(root: str, format: str) -> str:
-    """Return how an address was recognized as holding shards."""
+    """Return how shards were recognized at a URL."""
     refuse_secrets(root)
     if format not in ("auto", REMOTE):
         raise UserError(
@@ -165,7 +165,7 @@ def _recognized_remote(root: str, format: str) -> str:
 
 
 def also(root: str, taken: str) -> Iterator[str]:
-    """Yield sentences about other formats that the data can be read in, and how to choose them."""
+    """Yield sentences about other formats in which the data can be read, and how to choose them."""
     path = Path(root).expanduser()
     for name in _WITH_BOXES if taken in _WITH_BOXES and path.is_dir() else ():
         page = format_named(name)
@@ -176,15 +176,15 @@ def also(root: str, taken: str) -> Iterator[str]:
 
 
 def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:
-    """Return the first of these formats that matches ``path``, and the reason; two empty strings if none."""
+    """Return the first of the formats ``names`` that matches ``path``, and why; empty if none does."""
     return next(((name, why) for name in names if (why := format_named(name).recognize(path))), ("", ""))
 
 
 def _data_set_around(path: Path, name: str) -> Path | None:
-    """Return the data set that contains this folder of images, of labels or of one split, if any.
+    """Return the data set around ``path`` if this is only its folder of images, of labels or of one split.
 
-    ``name`` is the format recognized for the folder by itself, if any: a folder of images looks like class
-    folders, and a Darknet split looks like a data set without class names.
+    ``name`` is the format that the folder seems to have by itself, if any: a folder of images looks like
+    class folders, and a Darknet split looks like a data set without class names.
     """
     full = path.resolve()
     stands = name not in ("", "image-folder", "darknet") or (
@@ -201,7 +201,7 @@ def _data_set_around(path: Path, name: str) -> Path | None:
 
 
 def _what_is_there(path: Path) -> str:
-    """Return the end of a sentence that describes a file or folder of unknown format."""
+    """Describe a file or folder of unknown format, as the end of a sentence."""
     if path.is_file():
         kind = "an image" if path.suffix.lower() in EXTENSIONS else f"a '{path.suffix}' file"
         return f"it is {kind}" if path.suffix else "it is a file without an ending"

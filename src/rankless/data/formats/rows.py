@@ -1,7 +1,7 @@
-"""Reader of tables as used by data hubs and FiftyOne: each row is an image with its objects or its class.
+"""Read tables as used by data hubs and FiftyOne, in which each row is an image with its objects or its class.
 
-A row has ``objects``, a dict of lists or a list of dicts with ``bbox`` (x, y, width, height) and
-``category``, or a ``label``. Its image is a separate file, or bytes in the same file.
+A row has a ``label`` or ``objects``, which are a dict of lists or a list of dicts with ``bbox`` (x, y, width,
+height) and ``category``. The image is a separate file or is stored in the same file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rankless.data.index.scan import size
 from rankless.errors import UserError, counted, printable
 
 Row = tuple[int, dict[str, Any]]
-"""A row and its number in the file."""
+"""The number of a row in its file, and the row itself."""
 
 _FILE = re.compile(r"(.*_)?file_name")
 _BOXES, _CROWD = ("bbox", "bboxes", "boxes", "box", "bounding_box"), ("iscrowd", "is_crowd")
@@ -41,8 +41,8 @@ class Stored(NamedTuple):
     """An encoded image and its position in a file.
 
     Attributes:
-        path: as in :func:`rankless.data.index.byte_ranges.path_in`.
-        offset: position of the image's first byte in the file that ``path`` names.
+        path: the image's path; see :func:`rankless.data.index.byte_ranges.path_in`.
+        offset: the position of the image's first byte in the file that ``path`` refers to.
         content: the image's bytes.
     """
 
@@ -52,11 +52,11 @@ class Stored(NamedTuple):
 
 
 class Table:
-    """A file of rows, which name their images' files.
+    """A file of rows that refer to separate image files.
 
     Attributes:
         images: the column of the images, if the file contains them.
-        normalized: whether boxes are fractions of the image's sides; None if the values decide.
+        normalized: whether boxes are fractions of the image's sides; None to infer this from the values.
     """
 
     images = ""
@@ -66,33 +66,33 @@ class Table:
         self.file = file
 
     def rows(self, findings: Findings) -> Iterator[Row]:
-        """Yield the rows without their images; add a finding for each invalid row."""
+        """Yield the rows without their images, and add a finding for each invalid row."""
         raise NotImplementedError
 
     def class_names(self, outer: str, key: str) -> list[str] | None:
-        """Return the names of the classes in the column ``key`` of ``outer``, if the file has them."""
+        """Return the class names for the values of ``key`` in the column ``outer``, or None."""
         return None
 
     def stored(self) -> Iterator[Stored | None]:
-        """Yield the image of each row; None for a row without one."""
+        """Yield the stored image of each row, or None for a row without an image."""
         return iter(())
 
 
 def is_read(column: str, inner: Collection[str]) -> bool:
-    """Return whether a column whose objects have the keys ``inner`` may say something about an image."""
+    """Return whether a column whose objects have the keys ``inner`` may contain annotations."""
     return bool(names_image(column) or column in _READ or not set(_BOXES).isdisjoint(inner))
 
 
 def names_image(column: str) -> bool:
-    """Return whether a column has the names of image files."""
+    """Return whether a column contains the names of image files."""
     return _FILE.fullmatch(column) is not None
 
 
 class _Columns(NamedTuple):
-    """The names of a row's parts.
+    """The names of the relevant columns and keys of a row.
 
     Attributes:
-        image: the column with the image's file name; empty if the image is in the file.
+        image: the column of the image's file name; empty if the table contains the images.
         outer: the column of the objects; empty if ``box`` and ``label`` are columns themselves.
         box, label: the keys of an object; ``box`` is empty if images have one class each.
     """
@@ -111,8 +111,8 @@ def read_tables(
     Args:
         root: the data's folder or file.
         tables: the files of the split.
-        others: the files of the other splits, whose classes count as well.
-        given: names for classes that are stored as numbers.
+        others: the files of the other splits, whose classes are included.
+        given: the names of classes that are stored as numbers.
     """
     columns = _columns(tables)
     names, names_file = _names(root, [*tables, *others], columns, given)
@@ -130,7 +130,7 @@ def read_tables(
 
 
 def _columns(tables: Sequence[Table]) -> _Columns:
-    """Return the columns of the rows, determined from the first rows."""
+    """Determine the relevant columns from the first rows."""
     where, image, label = tables[0].file, "", ""
     for _, row in islice(chain.from_iterable(table.rows(Findings()) for table in tables), _LOOKED_AT):
         if not tables[0].images:
@@ -149,13 +149,13 @@ def _columns(tables: Sequence[Table]) -> _Columns:
 
 
 def _first(value: Any) -> Mapping[str, Any]:
-    """Return the keys of the objects in a column: a dict of lists, or a list of dicts."""
+    """Return the objects in a cell as a mapping, which is a dict of lists or the first dict in a list."""
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, dict) else {}
 
 
 def _objects(row: Mapping[str, Any], columns: _Columns) -> list[Mapping[str, Any]]:
-    """Return a row's objects as dicts; raise ValueError if they are not lists of one length."""
+    """Return a row's objects as dicts; raise ValueError if its lists differ in length."""
     value = row.get(columns.outer) if columns.outer else row
     if not columns.box:
         return [row]
@@ -210,7 +210,7 @@ def _names(
 
 
 def _class(value: Any) -> int | str | None:
-    """Return a class as a number or a name; None if it is neither."""
+    """Return a class as a number or a name, or None if it is neither."""
     if isinstance(value, str):
         return value or None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -218,7 +218,7 @@ def _class(value: Any) -> int | str | None:
 
 @dataclass
 class _Reader(ListedImages):
-    """Reader of one split's rows."""
+    """A reader for the rows of one split."""
 
     columns: _Columns = field(kw_only=True)
     names: Sequence[str] = field(kw_only=True)
@@ -228,7 +228,7 @@ class _Reader(ListedImages):
         self.labels |= {label: label for label in range(len(self.names))}
 
     def add(self, table: Table) -> None:
-        """Add the rows of one file."""
+        """Add the rows of one table file."""
         self.file = table.file
         if not table.images:
             for number, row in table.rows(self.made.findings):
@@ -291,7 +291,7 @@ class _Reader(ListedImages):
 
 
 def _with_corners(raw: Raw) -> Raw:
-    """Infer from the values whether boxes are fractions or corners, and report that as a finding."""
+    """Infer from the values whether boxes are fractions or corners, and report the result as a finding."""
     if raw.boxes is None or not len(raw.boxes) or not np.isfinite(raw.boxes).all():
         return raw
     boxes, written = raw.boxes, raw.boxes.copy()

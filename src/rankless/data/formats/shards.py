@@ -1,7 +1,7 @@
-"""Tar shards: their names, and their samples with the byte ranges of the members.
+"""Find tar shards by their names, and the samples in them by the byte ranges of their members.
 
 A sample consists of consecutive members with the same base name, which ends at the first dot of the file
-name. As in the package webdataset, ``a/0001.jpg`` and ``a/0001.json`` are the sample ``a/0001`` with the
+name. As in the package webdataset, ``a/0001.jpg`` and ``a/0001.json`` form the sample ``a/0001`` with the
 extensions ``jpg`` and ``json``.
 """
 
@@ -28,9 +28,9 @@ from rankless.files import reading
 from rankless.files.remote import Location, RemotePath, content_of, is_remote, state_of
 
 NAMES_FILES = ("classes.txt", "classnames.txt", "info.json", "_info.json")
-"""Files of class names, beside the shards or at the start of the first; they are not samples."""
+"""Files of class names beside the shards or at the start of the first shard. They are not samples."""
 KINDS = ("cls", "json", "txt")
-"""Endings of labels, in order of precedence."""
+"""The extensions of labels, in order of precedence."""
 _BLOCK = 512
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
 
@@ -43,7 +43,7 @@ _NUMBERED = re.compile(r"(?:^|.*[-_.])\d{5,}$")
 
 
 class Member(NamedTuple):
-    """Name and byte range of a file in a shard."""
+    """The name and byte range of a file in a shard."""
 
     name: str
     offset: int
@@ -52,11 +52,11 @@ class Member(NamedTuple):
 
 @dataclass
 class Sample:
-    """Members with the same base name.
+    """The members of a shard that have the same base name.
 
     Attributes:
         key: the base name.
-        members: the members in order, by lowercase extension.
+        members: the members by lowercase extension, in the order of the shard.
     """
 
     key: str
@@ -64,14 +64,14 @@ class Sample:
 
     @property
     def image(self) -> Member | None:
-        """The first member with an image's extension; ``jpg`` takes precedence over ``mask.png``."""
+        """The first member with an image extension. ``jpg`` takes precedence over ``mask.png``."""
         images = [each for each in self.members if image_file.is_image(f"x.{each}")]
         plain = [each for each in images if "." not in each]
         return self.members[(plain or images)[0]] if images else None
 
 
 def samples(shard: str, findings: Findings) -> Iterator[Sample]:
-    """Yield a shard's samples in order as far as they can be read; add errors to the findings."""
+    """Yield a shard's samples in order, as far as they can be read, and add errors to the findings."""
     try:
         with opened(shard) as ranges, io.BufferedReader(Window(ranges, 0, ranges.size)) as file:
             head = file.read(6)
@@ -89,7 +89,7 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
 
 
 def first_member(shard: str) -> tuple[str, bytes]:
-    """Return the name and content of a shard's first member if it lists class names; else empty."""
+    """Return the name and content of a shard's first member if it lists class names; otherwise, empty."""
     try:
         with (
             opened(shard) as ranges,
@@ -120,7 +120,7 @@ def _plain(name: str) -> str:
 def _members(
     archive: tarfile.TarFile, file: BinaryIO, ranges: Ranged, shard: str, findings: Findings
 ) -> Iterator[tuple[str, str, Member]]:
-    """Yield (key, extension, member) for every file that is part of a sample."""
+    """Yield the (key, extension, member) of every file that belongs to a sample."""
     size, last = ranges.size, ""
     while (info := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # it would keep a kilobyte per member
@@ -153,7 +153,7 @@ def _members(
 
 
 def _grouped(members: Iterator[tuple[str, str, Member]], shard: str, findings: Findings) -> Iterator[Sample]:
-    """Yield the samples; report repeated and scattered ones."""
+    """Group members into samples; report samples that are repeated or scattered."""
     has_image: dict[str, bool] = {}
     for key, group in groupby(members, itemgetter(0)):
         sample, path = Sample(key), path_in(shard, key)
@@ -173,9 +173,9 @@ def _grouped(members: Iterator[tuple[str, str, Member]], shard: str, findings: F
 
 
 def shards_of(root: Location) -> dict[str, list[Location]]:
-    """Map splits to their shards, including compressed ones, sorted by name.
+    """Return the shards of each split, including compressed shards, sorted by name.
 
-    A folder of shards is a split. For shards in ``root`` itself, the name before the number is the split.
+    A folder of shards is a split. For shards in ``root`` itself, the split is the name before the number.
     """
     shards: dict[str, list[Location]] = {}
     if not root.is_dir():
@@ -196,19 +196,19 @@ def shards_of(root: Location) -> dict[str, list[Location]]:
 
 
 def known_as(split: str, names: list[str]) -> str:
-    """Return the split that a name refers to: ``val`` may be ``valid`` or ``imagenet-val`` if unambiguous."""
+    """Return the name of the split that ``split`` refers to, such as ``imagenet-val`` for ``val``."""
     word = splits.known_as(split, [_last(name) for name in names])
     meant = [name for name in names if _last(name) == word]
     return meant[0] if split not in names and len(meant) == 1 else split
 
 
 def is_compressed(shard: Location) -> bool:
-    """Return whether the file name is that of a compressed archive."""
+    """Return whether a shard is compressed, according to its file name."""
     return shard.name.lower().endswith(_COMPRESSED)
 
 
 def looks_like_shards(root: Location) -> Location | None:
-    """Return the first archive whose number or first samples show that it is a shard; None if there is none.
+    """Return the first archive that is a shard, according to its number or first samples, or None.
 
     Other archives do not count, because data sets often lie next to the archives they were unpacked from.
     """
@@ -223,7 +223,7 @@ def looks_like_shards(root: Location) -> Location | None:
 
 
 def class_names(root: Location, shards: list[Location]) -> tuple[list[str] | None, str]:
-    """Return the class names from a file beside the shards or from the first shard, and that file, if any."""
+    """Return the class names and the file beside the shards that lists them, or "" if it is in a shard."""
     for folder in dict.fromkeys((shards[0].parent, root)):
         for name in NAMES_FILES:
             if (file := folder / name).is_file():
@@ -247,7 +247,7 @@ def _sorted(folder: Location) -> list[Location]:
 
 
 def fingerprint(root: RemotePath) -> str:
-    """Return a value that changes if a shard or a file of class names changes."""
+    """Return a hash that changes if a shard or a file of class names changes."""
     entries = list(root.iterdir())
     folders = [entry for entry in entries if entry.is_dir()]
     entries += [inside for folder in folders for inside in folder.iterdir()]
@@ -267,7 +267,7 @@ def _last(split: str) -> str:
 
 
 def _names_in(content: bytes, name: str, where: str) -> list[str] | None:
-    """Return the class names in a file called ``name``; None if it is JSON about other things."""
+    """Return the class names in a file called ``name``, or None if it is JSON without class names."""
     try:
         text = content.decode("utf-8-sig")
         value = text.strip().splitlines() if name.endswith(".txt") else json.loads(text)

@@ -1,4 +1,4 @@
-"""Names of splits: their order and synonyms, and the division of data without splits."""
+"""Interpret the names of splits, their order and synonyms, and divide data that has no splits."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from rankless.recipe.schema import IN_RECIPE
 _ALIKE = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
 _YEAR = re.compile(r"(?<=[a-z])[_-]?(19|20)\d\d$|^(19|20)\d\d[_-]?(?=[a-z])", re.IGNORECASE)
 VAL_FRACTION = 0.2
-"""Fraction of images used for validation, if a data set has no validation split."""
+"""The fraction of images used for validation if a data set has no validation split."""
 
 
 WORDS = tuple(word for group in _ALIKE for word in group)
-"""Usual names of splits."""
+"""The usual names of splits."""
 
 
 def usual_order(names: Iterable[str]) -> list[str]:
-    """Return training, validation and test splits first, then the others by name."""
+    """Sort names of splits: training, validation and test splits first, then the others by name."""
     first = {name: rank for rank, name in enumerate(WORDS)}
     return sorted(names, key=lambda name: (first.get(name.casefold(), len(first)), name))
 
 
 def without_year(names: Iterable[str]) -> dict[str, str]:
-    """Map names without the year to full names: ``train2017`` or ``2007_train`` becomes ``train``.
+    """Return a mapping from names without the year to full names, such as ``train`` to ``train2017``.
 
-    A name keeps its year if two names would become the same.
+    A name keeps its year if two names would otherwise become the same.
     """
     names = list(names)
     short = [_YEAR.sub("", name) for name in names]
@@ -44,8 +44,8 @@ def without_year(names: Iterable[str]) -> dict[str, str]:
 def known_as(wanted: str, existing: Collection[str]) -> str:
     """Return the name in ``existing`` that ``wanted`` refers to, or ``wanted`` if none or several match.
 
-    If there are several splits but no validation split, a test split counts as one. ``default``, the subset
-    of a CVAT task without one, counts as the training split if there is no other.
+    If there are several splits but no validation split, a test split is used instead. If there is no training
+    split, ``default``, which CVAT writes for a task without subsets, is used instead.
     """
     group = next((group for group in _ALIKE if wanted.casefold() in group), ())
     short = {name: _YEAR.sub("", name) for name in existing}
@@ -63,7 +63,7 @@ def is_for_tests(name: str) -> bool:
 
 
 def is_for_training(name: str) -> bool:
-    """Return whether a split may be trained on, which validation and test splits must not be."""
+    """Return whether a split may be trained on, which excludes validation and test splits."""
     return not any(_YEAR.sub("", name).casefold() in group for group in _ALIKE[1:])
 
 
@@ -78,10 +78,10 @@ def is_usual(name: str) -> bool:
 
 
 def set_aside(names: Collection[str], what: str) -> set[str]:
-    """Return the first fifth of the names, ordered by a hash; at least one of two or more.
+    """Return the first fifth of the names, ordered by a hash, and at least one if there are two or more.
 
     Args:
-        names: names of images; the result depends neither on their order nor on a seed.
+        names: the names of images; the result depends neither on their order nor on a seed.
         what: the kind of data, which is part of the hash.
     """
     by_hash = sorted(names, key=lambda name: (key(0, what, os.fsencode(name).hex()), name))
@@ -89,7 +89,7 @@ def set_aside(names: Collection[str], what: str) -> set[str]:
 
 
 def how_to_divide(root: Path, wanted: str) -> str:
-    """Return the end of a sentence with the command to make a missing split; empty for training splits."""
+    """Return the end of a message with the command that makes a missing split; empty for training splits."""
     if is_for_training(wanted):
         return ""
     folder = root if root.is_dir() else root.absolute().parent
@@ -99,9 +99,9 @@ def how_to_divide(root: Path, wanted: str) -> str:
 
 
 def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) -> str:
-    """Return the name in ``existing`` that ``wanted`` refers to: itself or a synonym (``valid``, ``val``).
+    """Return the name in ``existing`` that equals ``wanted`` or is a synonym, such as ``valid`` for ``val``.
 
-    If ``root`` is the only file, ``train`` and the file's own name refer to that file.
+    If ``root`` is the only file, ``train`` and the name of the file refer to that file.
 
     Args:
         root: the data's folder or file.
@@ -124,5 +124,5 @@ def chosen(root: Path, wanted: str, existing: Collection[str], expected: str) ->
 
 
 def as_file_name(split: str) -> str:
-    """Return a split's name as the name of a file or folder: ``VOC2012/train`` becomes ``VOC2012_train``."""
+    """Return a split's name as a valid file name: ``VOC2012/train`` becomes ``VOC2012_train``."""
     return split.replace("/", "_")

@@ -1,8 +1,8 @@
-"""Reader and writer of Pascal VOC: one XML file per image, with a class name and a box for each object.
+"""Read and write Pascal VOC: one XML file per image, with a class name and a box for each object.
 
 ``xmin`` … ``xmax`` are pixel numbers that count from 1, both included (Everingham et al., "The PASCAL VOC
 2012 Development Kit"): the box ``(1, 1, width, height)`` covers the full image. On the continuous plane,
-where pixel 1 reaches from 0 to 1, it is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
+where pixel 1 reaches from 0 to 1, a box is ``xyxy = (xmin - 1, ymin - 1, xmax, ymax)``.
 
 Four layouts are read: a folder with ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``, as in VOC2012; a
 folder of one or several such years, with or without ``VOCdevkit``; the same without lists; and annotations
@@ -46,12 +46,12 @@ _FLAGS = {"-1", "0", "1"}  # in the list of a class: whether each image shows th
 
 @dataclass(frozen=True)
 class Part:
-    """One year, or one folder with images and their annotations.
+    """One year of VOC, or one folder with images and their annotations.
 
     Attributes:
         name: the folder's name.
         annotations, images: the folders of annotations and images.
-        lists: maps a split to its list of images; None if the split has all images.
+        lists: a mapping from each split to its list of images, or to None if the split has all images.
     """
 
     name: str
@@ -65,7 +65,7 @@ class VocSplit(SplitFiles):
     """The files of one split, in the order of its lists.
 
     Attributes:
-        items: pairs of an image file and its XML file, which is empty if there is none.
+        items: pairs of an image file and its XML file, which is "" if there is none.
         others: the XML files of all other splits.
     """
 
@@ -74,7 +74,7 @@ class VocSplit(SplitFiles):
 
 
 def recognize(root: Path) -> str:
-    """Return how ``root`` was recognized as Pascal VOC; a ``data.yaml`` or ``labels`` rules that out."""
+    """Return how ``root`` was recognized as Pascal VOC, which a ``data.yaml`` or ``labels`` rules out."""
     others = (*YAML_NAMES, "labels")
     if not root.is_dir() or any((root / name).exists() for name in others):
         return ""
@@ -86,12 +86,12 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the splits, except lists of single classes, and ``trainval`` if its halves exist."""
+    """Return the names of the splits without lists of single classes and a redundant ``trainval``."""
     return usual_order(_plain_splits(_parts(root)))
 
 
 def find_split(root: Path, split: str) -> VocSplit:
-    """Return the files of ``split`` in every year that has it; ``VOC2012/train`` selects one year."""
+    """Find the files of ``split`` in every year that has it. ``VOC2012/train`` selects a single year."""
     parts = _parts(root)
     by_split: dict[str, list[Part]] = {}
     for part in parts:
@@ -120,7 +120,7 @@ def find_split(root: Path, split: str) -> VocSplit:
 
 
 def _listed(root: Path, parts: list[Part]) -> list[str]:
-    """Return the folders in which a new year, list or split would appear."""
+    """Return the folders in which a new year, list or split of the data would appear."""
     sets = [part.annotations.parent / "ImageSets" for part in parts]
     folders = [root, root / "VOCdevkit", *sets, *(folder / "Main" for folder in sets)]
     return [os.fspath(folder) for folder in dict.fromkeys(folders) if folder.is_dir()]
@@ -131,7 +131,7 @@ def _parts(root: Path) -> list[Part]:
 
 
 def _years(root: Path) -> list[Part]:
-    """Return ``root`` if it has VOC's layout; else such folders in ``VOCdevkit`` or ``root``, by name."""
+    """Return ``root`` if it has VOC's layout; otherwise, the folders below it that have, sorted by name."""
     for folders in ([root], subfolders(root / "VOCdevkit"), subfolders(root)):
         if years := [year for folder in folders if (year := _year(folder)) is not None]:
             return years
@@ -154,7 +154,7 @@ def _year(folder: Path) -> Part | None:
 
 
 def _beside(root: Path) -> list[Part]:
-    """Return the folders in ``root`` that have annotations beside images, by split; else ``root`` itself."""
+    """Return the folders in ``root`` with annotations beside images; if there are none, ``root`` itself."""
     parts = [
         Part(folder.name, folder, folder, {folder.name: None})
         for folder in subfolders(root)
@@ -179,7 +179,7 @@ def _has_both(folder: Path) -> bool:
 
 
 def _plain_splits(parts: list[Part]) -> list[str]:
-    """Return the splits, except lists of single classes, and ``trainval`` if its halves exist."""
+    """Return the splits, leaving out lists of single classes, and ``trainval`` if its halves exist."""
     names = dict.fromkeys(name for part in parts for name in part.lists)
     joint = {"trainval"} if {"train", "val"} <= names.keys() else set()
     return [
@@ -188,7 +188,7 @@ def _plain_splits(parts: list[Part]) -> list[str]:
 
 
 def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
-    """Add one part's images of the split ``wanted``, and the annotations of its other lists."""
+    """Add the images of the split ``wanted`` in one part, and the annotations in its other lists."""
     annotated = FolderNames(os.fspath(part.annotations), {".xml"})
     images = FolderNames(os.fspath(part.images), EXTENSIONS)
     result.depends += dict.fromkeys(
@@ -218,7 +218,7 @@ def _gather(part: Part, wanted: str | None, result: VocSplit) -> None:
 def _add(
     name: str, where: str, used: dict[str, None], files: tuple[FolderNames, FolderNames], result: VocSplit
 ) -> None:
-    """Add one image of a list unless it has been added already."""
+    """Add one image of a list unless it has already been added."""
     images, annotated = files
     if composed(name) in used:
         result.findings.add("listed twice", where, f"'{printable(name)}'")
@@ -234,7 +234,7 @@ def _add(
 
 
 def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Yield line numbers and image names of one list, without flags and extensions."""
+    """Yield the line numbers and image names of one list, without flags and extensions."""
     for number, line in enumerate(read_text(file, "one image name a line").splitlines(), 1):
         name = line.strip()
         words = name.rsplit(None, 1)
@@ -255,7 +255,7 @@ def read(root: Path, split: str) -> Raw:
     """Read one split.
 
     The class names are collected from all splits and sorted, so that every split numbers classes alike. An
-    unreadable file of another split is therefore also reported; boxes are checked only in this split.
+    unreadable file of another split is therefore reported as well. Boxes are checked only in this split.
     """
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):
@@ -272,7 +272,7 @@ def read(root: Path, split: str) -> Raw:
 
 
 def read_annotations(items: list[tuple[str, ...]]) -> Raw:
-    """Parse XML files and read image headers, given as (image, XML file) pairs; the XML file may be empty."""
+    """Parse XML files and read image headers. Each item is an (image, XML file or "") pair."""
     made, labels, from_zero = RawBuilder(), dict[str, int](), False
     for file, annotation in items:
         parsed = Annotation([], (0, 0), [])
@@ -297,7 +297,7 @@ def read_annotations(items: list[tuple[str, ...]]) -> Raw:
 
 
 def read_class_names(items: list[tuple[str, ...]]) -> Raw:
-    """Return raw annotations with only the class names of XML files, given as (XML file,)."""
+    """Return raw annotations with only the class names in XML files. Each item is an (XML file,) tuple."""
     made, labels = RawBuilder(), dict[str, int]()
     for (annotation,) in items:
         labels.update((each.name, 0) for each in _read(annotation, made.findings).objects)
@@ -312,7 +312,7 @@ def _raw(made: RawBuilder, labels: Mapping[str, int], items: Sequence[tuple[str,
 
 
 def _read(file: str, findings: Findings) -> Annotation:
-    """Parse a file; if it is not an annotation, add a finding and return no objects."""
+    """Parse a file. If it is not an annotation, add a finding and return no objects."""
     try:
         parsed = parse(reading.read_bytes(file, reading.LABELS))
     except OSError as error:
@@ -327,7 +327,7 @@ def _read(file: str, findings: Findings) -> Annotation:
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
     """Write ``Annotations``, ``JPEGImages`` and ``ImageSets/Main``; return sentences about lost information.
 
-    An image that is in several splits with the same boxes is written once.
+    An image that is in several splits with the same boxes is written only once.
     """
     names, changed = fit_names(names_of(splits), distinct=False)
     _check(names)
@@ -361,7 +361,7 @@ def _check(names: Sequence[str]) -> None:
 
 
 def _keys(annotations: Annotations) -> Iterator[tuple[object, ...]]:
-    """Yield a key for each image, which is equal for equal files, byte ranges, boxes, classes and flags."""
+    """Yield a key for each image, made of its file, byte range, boxes, classes and flags."""
     for index, path in enumerate(annotations.paths()):
         objects = tuple((*box, label, flags) for box, label, flags, _ in annotations.objects(index))
         yield path, annotations.byte_ranges[index : index + 1].tobytes(), objects

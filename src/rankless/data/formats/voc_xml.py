@@ -1,4 +1,4 @@
-"""Parser and writer of Pascal VOC annotation files."""
+"""Parse and write Pascal VOC annotation files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TRUE, _FALSE = {"1", "true"}, {"", "0", "false", "unspecified"}
 
 
 class VocObject(NamedTuple):
-    """One object as stated in the file.
+    """One object as it is written in the file.
 
     Attributes:
         name: the name of its class.
-        box: xmin, ymin, xmax, ymax as written; they may be NaN or infinite.
-        difficult: whether scores ignore the object because it is too hard.
+        box: xmin, ymin, xmax, ymax as written, which may be NaN or infinite.
+        difficult: whether scores ignore the object because it is too hard to detect.
         number: its position in the file, from 1.
     """
 
@@ -38,9 +38,9 @@ class Annotation(NamedTuple):
     """The content of an annotation file.
 
     Attributes:
-        objects: valid objects, in the order of the file.
-        size: the image's size, see :func:`rankless.data.index.raw.stated_size`.
-        problems: kind (one of :data:`rankless.data.index.findings.KINDS`) and sentence of each problem.
+        objects: the valid objects, in the order of the file.
+        size: the image's size; see :func:`rankless.data.index.raw.stated_size`.
+        problems: each problem's kind (one of :data:`rankless.data.index.findings.KINDS`) and a sentence.
         readable: False if the file is not an annotation, so that its objects are unknown.
         first_pixel: the number of the first pixel. It is 1 in Pascal VOC, and 0 in the files of CVAT and
             Label Studio, whose ``xmax`` and ``ymax`` are the right and the lower edge.
@@ -56,8 +56,8 @@ class Annotation(NamedTuple):
 def parse(content: bytes) -> Annotation:
     """Parse one annotation.
 
-    A document type is refused before parsing, because no annotation needs one and its entities could fill the
-    memory or name other files.
+    A document type is refused before parsing, because no annotation needs one, and its entities could fill
+    the memory or refer to other files.
     """
     if b"<!DOCTYPE" in content or b"\0" in content:  # zeros: UTF-16, which hides a document type
         problem = "a document type (<!DOCTYPE) or UTF-16 text; expected plain XML in UTF-8 without one"
@@ -86,7 +86,7 @@ def written(name: str, size: tuple[int, int], objects: Iterable[VocObject]) -> b
 
     Args:
         name: the image's file name.
-        size: (height, width) in pixels; zeros omit it.
+        size: (height, width) in pixels; if both are 0, the size is omitted.
         objects: objects with xyxy boxes that count pixels from 0; the file counts them from 1.
     """
     root = ElementTree.Element("annotation")
@@ -112,12 +112,12 @@ def _add(parent: ElementTree.Element, tag: str, text: str) -> None:
 
 
 def unreadable(kind: str, problem: str) -> Annotation:
-    """Return an annotation that contains only the problem of an unreadable file."""
+    """Return an annotation for an unreadable file, which contains only the problem."""
     return Annotation([], (0, 0), [(kind, problem)], readable=False)
 
 
 def _object(element: ElementTree.Element, number: int, problems: list[tuple[str, str]]) -> VocObject | None:
-    """Return one object; report problems and return None if it is invalid."""
+    """Return one object. If it is invalid, report the problems and return None."""
     name = _text(element, "name")
     which = f"object {number} ('{printable(name)}')" if name else f"object {number}"
     before = len(problems)
@@ -153,7 +153,7 @@ def _object(element: ElementTree.Element, number: int, problems: list[tuple[str,
 
 
 def _degrees(element: ElementTree.Element, report: Callable[[str, str], None]) -> float:
-    """Return the angle that CVAT states as the attribute ``rotation``; 0 if there is none."""
+    """Return the angle that CVAT writes as the attribute ``rotation``, or 0 if there is none."""
     for attribute in element.iterfind("attributes/attribute"):
         if _text(attribute, "name") == "rotation":
             text = _text(attribute, "value")
@@ -164,7 +164,7 @@ def _degrees(element: ElementTree.Element, report: Callable[[str, str], None]) -
 
 
 def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list[float]:
-    """Return xmin, ymin, xmax and ymax, which the file may have in any order."""
+    """Return xmin, ymin, xmax and ymax, which may be in any order in the file."""
     sides = []
     for side in SIDES:
         text = _text(box, side)
@@ -179,7 +179,7 @@ def _sides(box: ElementTree.Element, report: Callable[[str, str], None]) -> list
 
 
 def _bounds(polygon: ElementTree.Element, report: Callable[[str, str], None]) -> Sequence[float]:
-    """Return the box around a polygon: ``<x1>``, ``<y1>``, … or ``<pt>`` with ``<x>`` and ``<y>``."""
+    """Return the box around a polygon given as ``<x1>``, ``<y1>``, … or ``<pt>`` with ``<x>`` and ``<y>``."""
     numbers: dict[str, list[float | None]] = {"x": [], "y": []}
     for point in polygon.iter():
         if point.tag[:1] in numbers and (not point.tag[1:] or point.tag[1:].isdecimal()):
@@ -202,7 +202,7 @@ def _text(element: ElementTree.Element | None, name: str) -> str:
 
 
 def _float(text: str) -> float | None:
-    """Return a number, or None; ``1_0``, which Python would read as 10, is not a number."""
+    """Parse a number; return None for other text, such as ``1_0``, which Python would read as 10."""
     try:
         return None if "_" in text else float(text)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Reader and writer of tar shards in the conventions of the package webdataset.
+"""Read and write tar shards that follow the conventions of the package webdataset.
 
-``train-000000.tar`` holds each image with its label: ``0001.jpg`` and ``0001.cls`` (the number or name of its
-class), or ``0001.json`` or ``0001.txt`` (its boxes, as JSON or as Darknet's lines). Shards are indexed once.
-Each image is then read by its byte range, so the order of training is drawn as for any other data.
+``train-000000.tar`` holds each image with its label: ``0001.jpg`` with ``0001.cls`` (the number or name of
+its class), ``0001.json`` (its boxes as JSON) or ``0001.txt`` (its boxes as Darknet's lines). Shards are
+indexed once. Each image is then read by its byte range, so the training order is drawn as for any other data.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rankless.files.remote import Location, RemotePath, name_of, size_of
 
 
 class LabelError(ValueError):
-    """An invalid label; the message states the value and the expected form."""
+    """Raised for an invalid label. The message gives the value and the expected form."""
 
 
 class Row(NamedTuple):
     """One box of an image.
 
     Attributes:
-        box: xyxy; in pixels, or normalized by the image's sides for Darknet's lines.
+        box: xyxy in pixels, or normalized by the image's sides for Darknet's lines.
         label: a class number or name, as text.
         flags, area: as in :class:`rankless.data.index.annotations.Annotations`.
     """
@@ -49,11 +49,11 @@ class Row(NamedTuple):
 
 
 Rows = tuple[list[Row], tuple[int, int]]
-"""Boxes, and the image's height and width; 0, 0 if they are not stated."""
+"""The boxes of an image, and its height and width, which are 0, 0 if they are unknown."""
 
 
 def class_of(content: bytes) -> str:
-    """Return the number or name of the class in a member ``.cls``."""
+    """Return the number or name of the class in a ``.cls`` member."""
     text = _text(content).strip()
     if not text or "\n" in text:
         raise LabelError(f"'{printable(text)}'; expected the number or the name of a class")
@@ -61,7 +61,7 @@ def class_of(content: bytes) -> str:
 
 
 def rows_of(content: bytes, kind: str) -> Rows:
-    """Return the boxes in a member ``.json`` or ``.txt``."""
+    """Return the boxes in a ``.json`` or ``.txt`` member."""
     try:
         return _of_lines(_text(content)) if kind == "txt" else _of_json(json.loads(_text(content)))
     except LabelError:
@@ -163,7 +163,7 @@ def _number_or_name(text: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a class is given by its number instead of its name."""
+    """Return whether a text is a class number instead of a class name."""
     digits = text.removeprefix("-")
     return digits.isascii() and digits.isdigit() and len(digits) < 19
 
@@ -171,23 +171,23 @@ def is_number(text: str) -> bool:
 TITLE = "tar shards (WebDataset)"
 LAYOUT = "'train-000000.tar' and so on, or a folder of tar files per split, with images and '.cls' or '.json'"
 MOST_CLASSES = 1_000_000
-"""Limit of the numbers of unnamed classes; a larger number indicates a misread file."""
+"""The limit on the numbers of unnamed classes. A larger number indicates a misread file."""
 _MUCH = 1024**3  # bytes; for less data, starting processes takes longer than reading
 
 
 def recognize(root: Location) -> str:
-    """Return how shards were recognized in ``root``; empty if there are none."""
+    """Return how shards were recognized in ``root``, or "" if they were not."""
     first = shards.looks_like_shards(root)
     return f"it has tar shards such as '{str(first).removeprefix(f'{root}/')}'" if first else ""
 
 
 def splits(root: Location) -> list[str]:
-    """Return the splits, by the names of shards or of folders of shards."""
+    """Return the splits, named after the shards or the folders of shards."""
     return list(shards.shards_of(root))
 
 
 def read(root: Location, split: str, class_names: Sequence[str] | None = None) -> Raw:
-    """Read one split in the order of the shards' names and their members; see :class:`.registry.Format`."""
+    """Read one split in the order of its shard names and their members; see :class:`.registry.Format`."""
     by_split = shards.shards_of(root)
     split = shards.known_as(split, list(by_split))
     if split not in by_split:
@@ -222,7 +222,7 @@ def read(root: Location, split: str, class_names: Sequence[str] | None = None) -
 
 
 def _given(root: Location, names: Sequence[str], count: int) -> list[str]:
-    """Return the given names for ``count`` numbered classes; raise if there are too few."""
+    """Return the given class names; raise an error if there are fewer than ``count``."""
     if len(names) < count:
         raise UserError(
             f"{root}: it has the class {count - 1}, but data.classes names {len(names)} classes; expected "
@@ -232,7 +232,7 @@ def _given(root: Location, names: Sequence[str], count: int) -> list[str]:
 
 
 def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> list[str]:
-    """Write shards with copied images; see :func:`rankless.data.formats.packing.pack`."""
+    """Write shards with copies of the images; see :func:`rankless.data.formats.packing.pack`."""
     packing.pack(splits, out)
     return []
 
@@ -252,7 +252,7 @@ def _refuse(root: Location, split: str, chosen: list[Location]) -> None:
 
 
 def _kind(chosen: list[Location]) -> str:
-    """Return the split's kind of labels, determined from its first labeled sample."""
+    """Return the kind of labels in a split's shards, determined from the first labeled sample."""
     findings = Findings()
     for shard in chosen:
         for sample in samples(name_of(shard), findings):
@@ -279,11 +279,11 @@ def _scanned(chosen: list[Location], kind: str, names: list[str] | None) -> Raw:
 
 
 def index(items: list[tuple[str, ...]]) -> Raw:
-    """Index the samples of shards: byte range, size and label of every image.
+    """Index the samples of shards by the byte range, size and label of every image.
 
     Args:
-        items: (shard, kind of labels, class names or None as JSON). Without names, the names in the result
-            are the classes found, with numbers as text.
+        items: tuples of a shard, the kind of its labels, and the class names or None as JSON. Without names,
+            the result has the classes found in the shards as its names, with numbers as text.
     """
     names = json.loads(items[0][2])
     part = _Part(kind=items[0][1], names=names, labels={name: at for at, name in enumerate(names or ())})
@@ -294,7 +294,7 @@ def index(items: list[tuple[str, ...]]) -> Raw:
 
 @dataclass
 class _Part:
-    """A builder of raw annotations from some of a split's shards."""
+    """A builder for the raw annotations of some of a split's shards."""
 
     kind: str
     names: Sequence[str] | None
@@ -302,7 +302,7 @@ class _Part:
     made: RawBuilder = field(default_factory=RawBuilder)
 
     def add_shard(self, shard: str) -> None:
-        """Index one shard."""
+        """Add the samples of one shard to the index."""
         with ExitStack() as stack:
             try:
                 ranges = stack.enter_context(opened(shard))
@@ -341,7 +341,7 @@ class _Part:
                 self.made.add_box(image, row.box, number, line, row.flags, row.area)
 
     def _label(self, label: str, path: str) -> int | None:
-        """Return a class's number; report it and return None if the class is unknown."""
+        """Return the number of a class. Report an unknown class and return None."""
         findings = self.made.findings
         most = MOST_CLASSES if self.names is None else len(self.names)
         if is_number(label):
@@ -358,7 +358,7 @@ class _Part:
         return self.labels.get(label)
 
     def raw(self) -> Raw:
-        """Return the raw annotations; without given names, classes are sorted by name."""
+        """Return the raw annotations. If no class names were given, classes are sorted by name."""
         raw = self.made.raw(
             boxed=self.kind != "cls",
             counted="box",

@@ -1,4 +1,4 @@
-"""Shared parts of all writers: images, names, numbers, and notes about lost information."""
+"""Helpers shared by all writers for images, names, numbers and notes about lost information."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from rankless.errors import UserError, counted
 from rankless.files.writing import copy
 
 _BREAKS = re.compile("[\0\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-"""Characters that some program reads as a line break, and NUL, which file names cannot contain."""
+"""Characters that some programs read as a line break, and NUL, which file names cannot contain."""
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """A writer of images into a new data set, as copies or links.
+    """A writer that copies or links images into a new data set.
 
     Attributes:
-        how: ``copy`` or ``link``. Links are hard if the file system allows it, else symbolic; a program that
-            changes an image in one data set then changes it in the other.
+        how: ``copy`` or ``link``. Links are hard if the file system allows it, otherwise symbolic. A program
+            that changes a linked image in one data set changes it in the other as well.
     """
 
     how: Literal["copy", "link"] = "copy"
 
     def put(self, annotations: Annotations, index: int, target: Path) -> None:
-        """Copy or link image ``index`` to ``target``, without changing its bytes."""
+        """Copy or link image ``index`` to ``target`` without changing its bytes."""
         target.parent.mkdir(parents=True, exist_ok=True)
         source = annotations.path(index)
         if len(annotations.byte_ranges):
@@ -59,8 +59,8 @@ def file_names(
 
     Args:
         annotations: the annotations of one split.
-        taken: names in use, without extensions; new names are added.
-        only: indices of the images to name; None names all.
+        taken: the names already in use, without extensions; new names are added.
+        only: the indices of the images to name; None means all images.
     """
     taken = set() if taken is None else taken
     for index in range(len(annotations)) if only is None else only:
@@ -75,7 +75,7 @@ def file_names(
 
 
 def _key(name: str) -> str:
-    """Return a key that must be unique: some file systems ignore case and Unicode form."""
+    """Return the key that must be unique, because some file systems ignore case and Unicode form."""
     return unicodedata.normalize("NFC", PurePosixPath(name).stem).casefold()
 
 
@@ -86,7 +86,7 @@ def _plain(name: str) -> str:
 
 
 def names_of(splits: Mapping[str, Annotations]) -> tuple[str, ...]:
-    """Return the class names of a data set; raise if its splits differ."""
+    """Return the class names of a data set; raise an error if they differ between its splits."""
     names = {data.class_names: split for split, data in splits.items()}
     if len(names) > 1:
         first, second = list(names.values())[:2]
@@ -98,17 +98,17 @@ def names_of(splits: Mapping[str, Annotations]) -> tuple[str, ...]:
 
 
 def shortest(value: float) -> str:
-    """Format a number in the fewest digits that read back as the same float64."""
+    """Format a number with the fewest digits that restore the same float64."""
     return str(int(value)) if value.is_integer() else repr(value)
 
 
 def lost_of(split: str, count: int, one: str, many: str, what: str) -> list[str]:
-    """Return a sentence about lost information, as in "train: 2 boxes marked difficult …"; none for 0."""
+    """Return a list with a sentence such as "train: 2 boxes marked difficult …"; empty if ``count`` is 0."""
     return [f"{split}: {counted(count, one, many)} {what}"] if count else []
 
 
 def lost_flags(annotations: Annotations, split: str) -> list[str]:
-    """Return sentences about the flags and areas that a format without them loses."""
+    """Return sentences about the flags and areas that a format cannot hold."""
     flags: Any = annotations.flags
     sentences = []
     for flag, what in ((DIFFICULT, "difficult"), (CROWD, "a crowd")):
@@ -118,26 +118,26 @@ def lost_flags(annotations: Annotations, split: str) -> list[str]:
 
 
 def lost_areas(split: str, count: int) -> list[str]:
-    """Return a sentence that counts the lost areas; none if no area is lost."""
+    """Return a list with a sentence that counts the lost areas; empty if no area is lost."""
     what = f"the areas of {counted(count, 'object')} are lost: a box's area counts instead"
     return [f"{split}: {what}"] if count else []
 
 
 def rounded(split: str, count: int) -> list[str]:
-    """Return a sentence that counts the boxes that do not read back exactly; none if all do."""
+    """Return a list with a sentence that counts the boxes that are not restored exactly; empty if all are."""
     where = "within a millionth of a pixel of the edge: rounded"
     return lost_of(split, count, "box begins", "boxes begin", where)
 
 
 def on_one_line(names: Iterable[str]) -> Iterator[str]:
-    """Return the names, with line breaks replaced by ``_``."""
+    """Yield the names with line breaks replaced by ``_``."""
     return (_BREAKS.sub("_", name) for name in names)
 
 
 def fit_names(names: Iterable[str], *, distinct: bool) -> tuple[list[str], list[str]]:
-    """Return class names that each fit on a line, and a sentence if a name was changed.
+    """Return class names that each fit on one line, and a sentence if any name was changed.
 
-    If ``distinct`` is true, a repeated name gets its class number.
+    If ``distinct`` is true, the class number is added to a repeated name.
     """
     names, made, seen = list(names), [], set[str]()
     for label, name in enumerate(names):

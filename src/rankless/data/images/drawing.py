@@ -1,4 +1,4 @@
-"""Drawing of labeled boxes, legible on light and dark images of any size."""
+"""Draw labeled boxes that are legible on light and dark images of any size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COLORS = bytes.fromhex("""
     f964f1 db2fb2 7d24d3 a053fd 45b164 bc70ee ad85cb afb15b 4d74b5 6bcbf7 8e710f 04896a
 """)
 COUNT = len(_COLORS) // 3
-"""So many colors can be distinguished; more classes repeat them."""
+"""The number of distinct colors. Further classes repeat them."""
 
 
 class Mark(NamedTuple):
@@ -40,9 +40,9 @@ class Mark(NamedTuple):
 
     Attributes:
         box: xyxy in pixels of the image.
-        text: label text; "" draws no label.
-        label: class id; it determines the color.
-        short: shorter text for sheets with little room.
+        text: the label text; "" draws no label.
+        label: the class id, which determines the color.
+        short: a shorter text for sheets with little room.
         dashed: whether the outline is dashed, which distinguishes annotations from predictions.
     """
 
@@ -54,21 +54,21 @@ class Mark(NamedTuple):
 
 
 def color(label: int) -> Color:
-    """Return the color of a class id."""
+    """Return the color in which boxes of a class are drawn."""
     red, green, blue = _COLORS[label % COUNT * 3 :][:3]
     return red, green, blue
 
 
 def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
-    """Return a copy of ``image`` (RGB) with every mark drawn on it, the first on top.
+    """Return a copy of ``image`` (RGB) with every mark drawn on it, the first mark on top.
 
-    Line width and font size follow the image's size. If there is room, labels do not overlap: each is placed
-    at its box, or as near as possible with a line to the box. Text that no available font can draw
+    Line width and font size depend on the image's size. If there is room, labels do not overlap: each is
+    placed at its box, or as near as possible with a line to the box. Text that no available font can draw
     (:mod:`rankless.data.images.fonts`) is replaced by the class id, as in ``#3: 90%``.
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
-    # Grow with the root of the side: 1 px and 10 on 100 px, 2 and 13 on 400 px, 5 and 31 on 2,000 px.
+    # They grow with the root of the side: 1 px and 10 on 100 px, 2 and 13 on 400 px, 5 and 31 on 2,000 px.
     root = (image.width * image.height) ** 0.25
     line, size = max(1, round(root / 9)), max(10, round(0.7 * root))
     frames = [_around(mark.box, line, image.size) for mark in marks]
@@ -90,7 +90,7 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
 
 
 def _ink(background: Color) -> Color:
-    """Return black or white, whichever has the higher contrast (WCAG 2: the limit is luminance 0.179)."""
+    """Return black or white, whichever contrasts more with ``background`` (WCAG 2: luminance 0.179)."""
     linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in background]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return (0, 0, 0) if luminance > 0.179 else (255, 255, 255)
@@ -99,7 +99,7 @@ def _ink(background: Color) -> Color:
 def _outline(
     draw: ImageDraw.ImageDraw, frame: Rectangle, fill: Color, line: int, *, dashed: bool = False
 ) -> None:
-    """Draw a colored line, optionally dashed, between two dark lines that make it visible on light areas."""
+    """Draw a colored, optionally dashed line between two dark lines that make it visible on light areas."""
     rim = _rim(line)
     x1, y1, x2, y2 = _pixels(frame)
     wide = line + 2 * rim
@@ -117,7 +117,7 @@ def _outline(
 
 
 def _dashes(first: int, last: int, length: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last pixel of each dash of about ``length``, with one dash at either end."""
+    """Yield the first and last pixel of each dash of about ``length`` pixels, with a dash at either end."""
     count = max(1, round((last - first + 1) / length / 1.5 + 1 / 3))
     period = (last - first + 1) / (count - 1 / 3)
     for at in range(count):
@@ -129,14 +129,14 @@ def _rim(line: int) -> int:
 
 
 def _around(box: Rectangle, line: int, size: tuple[int, int]) -> Rectangle:
-    """Return the outer edge of the frame: outside the box, which may be small, but inside the image."""
+    """Return the outer edge of a box's frame, which lies outside the box but inside the image."""
     grow = line + 2 * _rim(line)
     x1, y1 = max(0.0, box[0] - grow), max(0.0, box[1] - grow)
     return x1, y1, min(float(size[0]), box[2] + grow), min(float(size[1]), box[3] + grow)
 
 
 def _pixels(box: Rectangle) -> tuple[int, int, int, int]:
-    """Return the first and last column and row that a box covers; at least one of each."""
+    """Return the first and last columns and rows of the pixels that a box covers, at least one pixel."""
     x1, y1 = round(box[0]), round(box[1])
     return x1, y1, max(x1, round(box[2]) - 1), max(y1, round(box[3]) - 1)
 
@@ -167,15 +167,16 @@ def _written(mark: Mark, size: int, widest: int, draw: ImageDraw.ImageDraw) -> _
 def place(
     labels: Sequence[tuple[int, int]], frames: Sequence[Rectangle], size: tuple[int, int]
 ) -> list[Rectangle]:
-    """Find a rectangle in whole pixels for each label; earlier labels choose first.
+    """Find a rectangle in whole pixels for each label, giving earlier labels precedence.
 
     Args:
-        labels: (width, height) of each label.
-        frames: xyxy of the box of each label.
-        size: (width, height) of the image.
+        labels: the (width, height) of each label.
+        frames: the box of each label, xyxy.
+        size: the (width, height) of the image.
 
     Returns:
-        xyxy of each label. Two overlap only if no free place was found within six label heights of the box.
+        The xyxy rectangle of each label. Two labels overlap only if there was no free place within six label
+        heights of the box.
     """
     placed = np.zeros((len(labels), 4))
     for number, ((width, height), frame) in enumerate(zip(labels, frames, strict=True)):
@@ -190,7 +191,7 @@ def place(
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Count the pixels that each candidate hides: of earlier labels and, if many, of its own box."""
+    """Count the pixels of earlier labels and, if they are many, of the box that each candidate hides."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)
@@ -198,7 +199,7 @@ def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
 
 
 def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectangle]:
-    """Yield places above, inside at the top, below and inside at the bottom; each at the left, then right."""
+    """Yield places above the box, in its top, below it and in its bottom, each at the left, then right."""
     x1, y1, x2, y2 = box
     tops = (y1 - height, y1, y2, y2 - height)
     if y1 < height:  # no room above
@@ -209,7 +210,7 @@ def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectang
 
 
 def _further(box: Rectangle, width: float, height: float) -> Floats:
-    """Return places all around the box, nearest first, (N, 4)."""
+    """Return places all around the box, (N, 4), the nearest first."""
     x1, y1, x2, y2 = box
     reach_x, reach_y = _REACH * height, _REACH * height
     lefts = np.arange(x1 - width - reach_x, x2 + reach_x + 1, max(1.0, height / 2))
@@ -226,14 +227,14 @@ def _further(box: Rectangle, width: float, height: float) -> Floats:
 
 
 def _inside(frames: Floats, size: tuple[int, int]) -> Floats:
-    """Return the frames (N, 4) moved onto the image, on whole pixels."""
+    """Return the frames, (N, 4), moved into the image and aligned to whole pixels."""
     sides = np.round(frames[:, 2:] - frames[:, :2])  # whole pixels up to rounding
     corners = np.clip(np.round(frames[:, :2]), 0, np.maximum(np.array(size) - sides, 0))
     return np.concatenate([corners, corners + sides], 1)
 
 
 def _overlaps(one: Floats, other: Floats) -> Floats:
-    """Return the number of pixels shared by each of ``one`` (N, 4) and each of ``other`` (M, 4), (N, M)."""
+    """Return an (N, M) array with the shared pixels of every pair of rectangles, (N, 4) and (M, 4)."""
     least, most = (
         np.maximum(one[:, None, :2], other[None, :, :2]),
         np.minimum(one[:, None, 2:], other[None, :, 2:]),
@@ -243,7 +244,7 @@ def _overlaps(one: Floats, other: Floats) -> Floats:
 
 
 def _link(frame: Rectangle, label: Rectangle) -> tuple[float, float, float, float] | None:
-    """Return a line from a label to its box; None if they touch."""
+    """Return a line from a label to its box, or None if they touch."""
     nearest = [
         (
             min(max(label[axis], frame[axis]), frame[axis + 2]),
@@ -258,7 +259,7 @@ def _link(frame: Rectangle, label: Rectangle) -> tuple[float, float, float, floa
 
 
 def _shorten(text: str, draw: ImageDraw.ImageDraw, font: Font, room: float) -> str:
-    """Cut the text until it fits, but keep its last word, the score."""
+    """Shorten the text until it fits into ``room`` pixels, but keep its last word, the score."""
     name, _, score = text.rpartition(" ")
     while len(name) > 1 and draw.textlength(text, font=font) > room:
         name = name[:-1]

@@ -1,8 +1,8 @@
-"""Fonts for labels: Pillow's own font for Latin letters, and system fonts for all others.
+"""Find fonts for labels: Pillow's own font for Latin letters, and system fonts for all others.
 
-The package ships no font. A text with other letters, such as Chinese, uses the first font that has them all:
+The package ships no font. Text with other letters, such as Chinese, uses the first font that has them all:
 the file in ``RANKLESS_FONT``, known Chinese, Japanese and Korean fonts in the system's folders, Matplotlib's
-DejaVu, then any other font in those folders.
+DejaVu, and finally any other font in those folders.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRIED_AT = 16  # pixels
 
 
 def font_for(text: str, size: int) -> Font | None:
-    """Return a font of ``size`` pixels that has every letter of the text; None if there is none."""
+    """Return a font of ``size`` pixels that has every letter of the text, or None if there is none."""
     letters = frozenset(letter for letter in text if not letter.isspace())
     if (path := _path_for(letters)) is None:
         return None
@@ -44,7 +44,7 @@ def unwritable(texts: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _path_for(letters: frozenset[str]) -> str | None:
-    """Return a font file that has all the letters ("" for Pillow's own font); None if there is none."""
+    """Return a font file that has all the letters ("" for Pillow's own font), or None if there is none."""
     if _has("", letters):
         return ""
     return next((path for path in _files(os.environ.get(VARIABLE, "")) if _has(path, letters)), None)
@@ -56,7 +56,7 @@ def _has(path: str, letters: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _draws(path: str, letter: str) -> bool:
-    """Check whether a font has a letter, by drawing it: a missing letter looks different."""
+    """Return whether a font has a letter, by comparing its drawing with that of a missing letter."""
     try:
         font = _opened(path, _TRIED_AT)
         return bytes(font.getmask(letter)) != _missing(path)
@@ -76,7 +76,7 @@ def _opened(path: str, size: int) -> Font:
 
 @lru_cache(maxsize=8)
 def _files(chosen: str) -> tuple[str, ...]:
-    """Return font files, the most likely ones first."""
+    """Return the paths of font files, the most likely files first."""
     shared = os.environ.get("XDG_DATA_DIRS", "") or "/usr/local/share:/usr/share"
     own = os.environ.get("XDG_DATA_HOME", "") or "~/.local/share"
     folders = [f"{folder}/fonts" for folder in dict.fromkeys([own, *shared.split(":")]) if folder]

@@ -1,4 +1,4 @@
-"""A cache of decoded images on disk or in memory, shared by all ranks and loader processes of a machine.
+"""Cache decoded images on disk or in memory, shared by all ranks and loader processes of a machine.
 
 Each image is a file of a hundred kilobytes or more, written atomically, so any number of runs can share the
 cache without waiting, and a changed source invalidates only its image. Processes map the files, so the kernel
@@ -33,7 +33,7 @@ from rankless.files.remote import is_remote
 from rankless.files.writing import beside
 
 MEMORY = Path("/dev/shm")
-"""A file system that lives in memory."""
+"""A file system that is kept in memory."""
 
 _KINDS = f"v1-{PIL.__version__}-{simplejpeg.__version__}"  # other decoder versions may give other pixels
 # Magic; modified, bytes of the source; its H, W; the factor; H, W cached; index.
@@ -44,12 +44,12 @@ _SPARE = 0.02  # share of the disk to leave free
 
 @dataclass
 class CachedImages:
-    """The images of one split, decoded once. The object pickles as its folder's path.
+    """The images of one split, each decoded only once. Only the cache's path is pickled, not its content.
 
     Attributes:
-        images: decodes them.
-        folder: folder of the decoded images.
-        durable: whether to flush an image to disk before it counts as cached; not needed in memory.
+        images: the source that decodes the images.
+        folder: the folder of the decoded images.
+        durable: whether to flush an image to disk before it counts as cached, which memory does not need.
     """
 
     images: FileImages
@@ -69,7 +69,7 @@ class CachedImages:
         """Return image ``index``, from the cache if its source is unchanged.
 
         Writing to the tensor does not change the cache. If there is no space to cache an image, it is decoded
-        without a message, because the result is the same. Each reduction factor has its own copy.
+        without a message, because the result is the same. Each reduction factor has its own cached copy.
         """
         annotations, shown = self.images.annotations, self.images.shown
         try:
@@ -98,12 +98,12 @@ class CachedImages:
 def open_images(
     annotations: Annotations, shown: Shown, kind: Cache
 ) -> tuple[FileImages | CachedImages, tuple[str, ...]]:
-    """Return the images of a split, through the cache that ``data.cache`` selects, and notes.
+    """Open the images of a split through the cache that ``data.cache`` selects.
 
     Args:
         annotations: the split's annotations.
-        shown: size at which the images will be shown.
-        kind: ``data.cache`` of the recipe.
+        shown: the size at which the images will be shown.
+        kind: the value of ``data.cache`` in the recipe.
 
     Returns:
         The images, and sentences about the cache's final size or the reason why there is no cache.
@@ -132,7 +132,7 @@ def open_images(
 
 
 def needed(annotations: Annotations, shown: Shown) -> int:
-    """Return the total size of all decoded, reduced images of a split in bytes."""
+    """Return the total size, in bytes, of all decoded and reduced images of a split."""
     total = 0
     sizes, counts = np.unique(annotations.sizes, axis=0, return_counts=True)
     for (height, width), count in zip(sizes.tolist(), counts.tolist(), strict=True):
@@ -176,7 +176,7 @@ def _check_room(disk: Path, folder: Path, need: int) -> None:
 
 
 def _digest(annotations: Annotations) -> str:
-    """Return a hash of a split's paths and byte ranges in order, which determines what an index refers to."""
+    """Return a hash of a split's paths and byte ranges in order, which identifies the image of each index."""
     digest = hashlib.blake2b(annotations.path_bytes.tobytes(), digest_size=12)
     first = annotations.path(0)
     if not is_remote(first):
@@ -188,7 +188,7 @@ def _digest(annotations: Annotations) -> str:
 
 
 def _state(path: str) -> tuple[int, int]:
-    """Return modification time (ns) and size (bytes) of a file, or of an image's shard."""
+    """Return the modification time (ns) and size (bytes) of a file, or of the shard of an image."""
     if is_remote(path):  # its address contains a tag of its content
         return int(file_of(path).rpartition("#")[2], 16) >> 1, 0
     state = os.stat(file_of(path))  # noqa: PTH116 - half the cost of a Path
@@ -196,7 +196,7 @@ def _state(path: str) -> tuple[int, int]:
 
 
 def _load(path: Path, key: tuple[int, int, int]) -> Decoded | None:
-    """Return the cached image; None if it is missing or its source changed."""
+    """Return the cached image, or None if it is missing or its source has changed."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -1,10 +1,10 @@
-"""Decoding of image files: one decoder per format, one orientation, always uint8 RGB.
+"""Decode image files to upright uint8 RGB, with one decoder per format.
 
-Sound JPEGs are decoded by libjpeg-turbo straight into the resulting array (simplejpeg). Pillow decodes all
-other files, and every JPEG with a problem: it supports more variants and decides whether a file is damaged.
-Both decode a JPEG to the same bits.
+Intact JPEGs are decoded by libjpeg-turbo (simplejpeg) straight into the resulting array. Pillow decodes all
+other files and every JPEG with a problem, because it supports more variants and decides whether a file is
+damaged. Both decode a JPEG to the same bits.
 
-An image that will be shown much smaller can be reduced while decoding: see :class:`Shown`.
+An image that will be shown much smaller can be reduced while it is decoded; see :class:`Shown`.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _FORMATS = {  # by extension, with Pillow's names
     ".webp": ("WEBP",),
 }
 EXTENSIONS = frozenset(_FORMATS)
-"""Endings by which a file counts as an image, compared in lower case."""
+"""The file extensions of images, compared in lower case."""
 
 MOST_PIXELS = 178_956_970
-"""Pillow refuses larger images: a small file can claim any size, and this many take half a gigabyte."""
+"""The largest image that Pillow decodes. It takes half a gigabyte, and a small file can claim any size."""
 
 MOST_BYTES = 1 << 30
-"""Of one image's file: more than its pixels can fill, whatever its format."""
+"""The largest image file that is read. It is larger than any image within ``MOST_PIXELS`` needs."""
 
 Source = str | os.PathLike[str] | BinaryIO
-"""A file, or an opened one that begins with the image."""
+"""The path of a file, or an open file that begins with the image."""
 
 Pixels = NDArray[np.uint8]
-"""(H, W, 3)."""
+"""RGB pixels, (H, W, 3)."""
 
 _ORIENTATION = 0x0112  # EXIF 2.32, table 4
 _UPSIDE_DOWN = {3, 4, 6, 7}  # orientations that reverse the stored rows …
@@ -58,7 +58,7 @@ _TURNED = {5, 6, 7, 8}  # … and that then swap rows and columns
 
 
 class UnreadableImage(UserError):  # noqa: N818 - it is what the user sees
-    """An image file that cannot be read."""
+    """Raised when an image file cannot be read."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
         self.path, self.reason = os.fspath(path), reason
@@ -70,13 +70,13 @@ class UnreadableImage(UserError):  # noqa: N818 - it is what the user sees
 
 @dataclass(frozen=True)
 class Shown:
-    """The size at which images will be shown; it decides how far they are reduced while decoding.
+    """The size at which images will be shown, which decides how far they are reduced while decoding.
 
     Attributes:
         size: the network's input (H, W) in pixels.
         fit: how an image fits into the input: inside, stretched, or covering it.
-        detail: decode at 1/2, 1/4 or 1/8 size while each side is at least ``detail`` × the displayed size; 0
-            disables.
+        detail: images are decoded at 1/2, 1/4 or 1/8 size while each side is at least ``detail`` × the shown
+            size; 0 disables the reduction.
     """
 
     size: tuple[int, int]
@@ -84,7 +84,7 @@ class Shown:
     detail: float = 2.0
 
     def reduction(self, height: int, width: int) -> int:
-        """Return the decoder's reduction for an upright image of this size: 1, 2, 4 or 8."""
+        """Return the reduction factor, 1, 2, 4 or 8, for decoding an upright image of the given size."""
         if not self.detail:
             return 1
         down, across = self.size[0] / height, self.size[1] / width
@@ -96,9 +96,9 @@ class Header(NamedTuple):
     """An image's size, format and orientation according to its header.
 
     Attributes:
-        size: (H, W) of the result of :func:`read`.
-        format: format of the content, such as ``PNG``.
-        turned: whether EXIF swaps the height and the width that are stored.
+        size: the (H, W) of the image that :func:`read` returns.
+        format: the format of the content, such as ``PNG``.
+        turned: whether the EXIF orientation swaps the stored height and width.
     """
 
     size: tuple[int, int]
@@ -106,7 +106,7 @@ class Header(NamedTuple):
     turned: bool
 
     def contradicts(self, path: str) -> bool:
-        """Check whether the file's extension belongs to another format."""
+        """Return whether the file's extension belongs to another format."""
         ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - asked of a million files
         return self.format not in _FORMATS.get(ending, (self.format,))
 
@@ -115,10 +115,10 @@ class Decoded(NamedTuple):
     """A decoded image.
 
     Attributes:
-        image: uint8 RGB, (3, H, W).
-        reduced: factor by which it was reduced: a pixel stands for ``reduced`` × ``reduced`` pixels of the
-            file.
-        source: (H, W) of the upright image in the file.
+        image: the image, uint8 RGB, (3, H, W).
+        reduced: the factor by which the image was reduced. A pixel stands for ``reduced`` × ``reduced``
+            pixels of the file.
+        source: the (H, W) of the upright image in the file.
     """
 
     image: Tensor
@@ -127,29 +127,29 @@ class Decoded(NamedTuple):
 
 
 def too_large(length: int) -> str:
-    """Return the reason for not reading a file of this many bytes."""
+    """Return the message for a file that is too large to be read; ``length`` is its size in bytes."""
     return f"it has {length:,} bytes, more than the {MOST_BYTES:,} that an image may have"
 
 
 def is_image(path: str | os.PathLike[str]) -> bool:
-    """Check whether the file's extension is in :data:`EXTENSIONS`."""
+    """Return whether the file's extension is in :data:`EXTENSIONS`."""
     return os.path.splitext(path)[1].lower() in EXTENSIONS  # noqa: PTH122 - asked of a million files
 
 
 def read(path: Source, *, name: str = "") -> Tensor:
     """Read an image as uint8 RGB, (3, H, W), turned upright by its EXIF orientation.
 
-    Gray becomes RGB, alpha is dropped, 16 bits become the upper 8, an animation yields its first frame, and
-    color profiles are not applied.
+    Gray images become RGB, alpha is dropped, 16-bit values are reduced to their upper 8 bits, only the first
+    frame of an animation is read, and color profiles are not applied.
     """
     return read_for(path, None, name=name).image
 
 
 def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
-    """Read an image as :func:`read` does, reduced as ``shown`` allows.
+    """Read an image as :func:`read` does, but reduce it as far as ``shown`` allows.
 
-    Each pixel of a reduced image is about the mean of the pixels it stands for. If ``shown`` is None, the
-    image is not reduced.
+    Each pixel of a reduced image is about the mean of the pixels that it stands for. If ``shown`` is None,
+    the image is not reduced.
     """
     try:
         with _quiet(), _opened(path) as file, Image.open(file) as image:
@@ -166,7 +166,7 @@ def read_for(path: Source, shown: Shown | None, *, name: str = "") -> Decoded:
 
 
 def header(path: Source, *, name: str = "") -> Header:
-    """Return what an image file's header says; only a TIFF is decoded."""
+    """Read the header of an image file. Only a TIFF has to be decoded for this."""
     try:
         with _quiet(), _opened(path) as file, Image.open(file) as image:
             width, height = _header(image)
@@ -177,7 +177,7 @@ def header(path: Source, *, name: str = "") -> Header:
 
 
 def sideways(path: Source) -> bool:
-    """Check whether the EXIF orientation turns the image by 90°; False if its header is unreadable."""
+    """Return whether the EXIF orientation turns the image by 90°; False if its header is unreadable."""
     try:
         return header(path).turned
     except UnreadableImage:
@@ -186,7 +186,7 @@ def sideways(path: Source) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the decoders' warnings on odd metadata and large images."""
+    """Silence the decoders' warnings about odd metadata and large images."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -208,14 +208,14 @@ def _opened(path: Source) -> Iterator[BinaryIO]:
 
 
 def _header(image: Image.Image) -> tuple[int, int]:
-    """Return width and height of an opened image, before its EXIF orientation."""
+    """Return the width and height of an open image before its EXIF orientation is applied."""
     if image.format == "TIFF":
         image.load()  # every version of Pillow has turned it after this
     return image.size
 
 
 def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixels:
-    """Return the decoded, upright, reduced image."""
+    """Decode an image, turn it upright and reduce it."""
     width, height = image.size
     # Turn before reducing: a last row or column that stands for fewer pixels must stay last.
     uneven = (turn in _UPSIDE_DOWN and height % factor) or (turn in _SIDEWAYS and width % factor)
@@ -231,7 +231,7 @@ def _pixels(image: Image.Image, file: BinaryIO, turn: int, factor: int) -> Pixel
 
 
 def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
-    """Decode a JPEG directly, reduced by its own transform; return None if there is any problem."""
+    """Decode a JPEG with libjpeg-turbo, which can also reduce it; return None if there is any problem."""
     if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
         return None
     file.seek(0)
@@ -245,7 +245,7 @@ def _jpeg(image: Image.Image, file: BinaryIO, factor: int) -> Pixels | None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 to 8, that an opened, not yet decoded image still needs."""
+    """Return the EXIF orientation, 1 to 8, that still has to be applied to an open, undecoded image."""
     if image.format == "TIFF":
         return 1  # Pillow turns a TIFF itself while it decodes
     if image.format == "PNG" and "exif" not in image.info:

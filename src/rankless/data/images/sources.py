@@ -1,7 +1,8 @@
-"""Image sources: an open data set is a chain of objects with ``read(index)``.
+"""Image sources, which form a chain of objects with a method ``read(index)``.
 
-``FileImages`` decodes; ``CachedImages`` (:mod:`rankless.data.images.image_cache`) saves the decoded images; a
-data set's source adds boxes or a class; ``ReadableImages`` replaces unreadable images during training.
+``FileImages`` decodes the images. ``CachedImages`` (:mod:`rankless.data.images.image_cache`) saves the
+decoded images. A data set's source adds boxes or a class. ``ReadableImages`` replaces unreadable images in
+training.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ Value_co = TypeVar("Value_co", covariant=True)
 Cache = Literal["none", "ram", "disk"]
 
 TRIES = 20
-"""Replacements tried: were every second image unreadable, one in a million would find none."""
+"""The number of replacements to try. If half of the images are unreadable, one in a million finds none."""
 
 
 class Readable(Protocol[Value_co]):
-    """A link of the chain."""
+    """The interface of an image source, which is one link of the chain."""
 
     def read(self, index: int) -> Value_co:
         """Return image ``index``; raises UnreadableImage."""
@@ -38,24 +39,24 @@ class FileImages:
     """The images of one split, decoded on each read.
 
     Attributes:
-        annotations: the split's annotations; they name the files.
-        shown: size at which images will be shown, which limits the reduction; None decodes every pixel.
+        annotations: the split's annotations, which list the image files.
+        shown: the size at which images will be shown, which limits the reduction; None means no reduction.
     """
 
     annotations: Annotations
     shown: Shown | None = None
 
     def read(self, index: int) -> Decoded:
-        """Return image ``index``."""
+        """Decode and return image ``index``."""
         annotations = self.annotations
         return image_file.read_for(open_source(annotations, index), self.shown, name=annotations.path(index))
 
 
 class ImageSource(ABC, Generic[Value]):
-    """An open data set. It must pickle, because loader processes receive a copy.
+    """An open data set. It must be picklable, because loader processes receive a copy.
 
     Attributes:
-        class_names: a label is an index into this list.
+        class_names: the names of the classes; a label is an index into this list.
         notes: sentences about how the data was read, and about its problems.
     """
 
@@ -72,18 +73,18 @@ class ImageSource(ABC, Generic[Value]):
 
     @abstractmethod
     def source(self, index: int) -> str:
-        """Return the file of image ``index``, or a name for reports."""
+        """Return the file of image ``index``, or a name for reports if there is no file."""
 
     def digest(self) -> str | None:
-        """Return a hash of the annotations; None if the images are generated."""
+        """Return a hash of the annotations, or None if the images are generated."""
         return None
 
     def files(self) -> list[str]:
-        """Return the local files with the images, each once; none if images are generated or remote."""
+        """Return the local image files, each once; empty if the images are generated or remote."""
         return []
 
     def opened(self, shown: Shown, cache: Cache) -> tuple[Any, tuple[str, ...]]:
-        """Return this source with images reduced for ``shown`` and read through a cache, and notes."""
+        """Return this source with images reduced for ``shown`` and read through a cache, and notes on it."""
         off = f"data.cache is {cache}, but this dataset is generated, not read from files, so caching is off"
         return self, () if cache == "none" else (off,)
 
@@ -92,11 +93,11 @@ Source = TypeVar("Source", bound=ImageSource[Any])
 
 
 class ImageExamples(Generic[Source]):
-    """The base of detection and classification examples; see :class:`rankless.tasks.protocol.Examples`.
+    """The base class of detection and classification :class:`rankless.tasks.protocol.Examples`.
 
     Attributes:
-        images: the open source.
-        shown: size at which images will be shown.
+        images: the open image source.
+        shown: the size at which images will be shown.
         notes: sentences on clipped, missing or omitted data.
     """
 
@@ -112,27 +113,27 @@ class ImageExamples(Generic[Source]):
 
     @property
     def digest(self) -> str | None:
-        """Return a hash of the annotations; None if the images are generated."""
+        """Return a hash of the annotations, or None if the images are generated."""
         return self.images.digest()
 
     def files(self) -> list[str]:
-        """Return the local files with the images."""
+        """Return the local image files."""
         return self.images.files()
 
 
 @dataclass
 class ReadableImages(Generic[Value]):
-    """Training images; a random image, keyed by (seed, index), replaces an unreadable one.
+    """Training images in which a random image, keyed by (seed, index), replaces an unreadable image.
 
     The replacement is the same in every epoch, on every rank and in every loader process.
 
     Attributes:
-        images: the source.
-        count: number of images to draw from.
+        images: the image source.
+        count: the number of images to draw from.
         seed: the recipe's seed.
-        memo: images read so far, by index, so that each is read once; None keeps none.
-        unreadable: collects every image that could not be read.
-        position: index of the image last returned: the requested one, or its replacement.
+        memo: the images read so far, by index, so that each is read only once; None disables this.
+        unreadable: the images that could not be read.
+        position: the index of the last returned image, which is the requested image or its replacement.
     """
 
     images: Readable[Value]
@@ -143,7 +144,7 @@ class ReadableImages(Generic[Value]):
     position: int = -1
 
     def read(self, index: int) -> Value:
-        """Return image ``index``, or the first readable one drawn to replace it."""
+        """Return image ``index``, or the first readable image that is drawn to replace it."""
         position = index
         for attempt in range(TRIES + 1):
             value = self.memo.get(position) if self.memo else None

@@ -1,7 +1,8 @@
-"""A disk cache of annotations, valid until one of their source files changes.
+"""Cache annotations on disk until one of their source files changes.
 
-If several processes open a data set at once, one reads it and the others wait; then all map the same files.
-Each reading has its own folder, so a newer one does not affect processes that still use the old one.
+If several processes open a data set at once, one of them reads it and the others wait. Then all of them map
+the same files. Each reading has its own folder, so a newer reading does not affect processes that still use
+an older one.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = Fal
     """Return the result of ``read``, from the cache if none of its source files has changed.
 
     Args:
-        root: absolute path of the data set. Together with ``split`` and ``format`` it is the cache key.
-        split, format: names.
-        read: returns the split, and every file or folder that invalidates it when it changes.
-        rescan: read again even if nothing seems to have changed.
+        root: the absolute path of the data set. Together with ``split`` and ``format``, it is the cache key.
+        split, format: the names of the split and of its format.
+        read: a function that returns the split, and the files and folders that invalidate it by changing.
+        rescan: whether to read the data again even if nothing seems to have changed.
     """
     key = hashlib.sha256(json.dumps([root, split, format]).encode()).hexdigest()[:32]
     store = cache_folder() / "annotations" / key
@@ -74,14 +75,14 @@ def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = Fal
 
 
 def forget(annotations: Annotations) -> None:
-    """Drop the cached copy, so that the data set is read again when it is next opened."""
+    """Delete the cached copy, so that the data set is read again when it is next opened."""
     if annotations.folder is not None:
         with suppress(OSError):
             Path(annotations.folder, _ENTRY).unlink()
 
 
 def _valid(store: Path) -> Annotations | None:
-    """Return the newest entry if it is complete and no source file has changed since; else None."""
+    """Return the newest entry if it is complete and no source file has changed since; otherwise, None."""
     try:
         current = store / _CURRENT
         folder = store / json.loads(current.read_text(encoding="utf-8"))["entry"]
@@ -98,7 +99,7 @@ def _valid(store: Path) -> Annotations | None:
 
 
 def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]:
-    """Call ``read`` until no source file changes during the call; return its result and the files' states."""
+    """Call ``read`` until no source file changes during the call; return its results and the file states."""
     changed = ""
     for _ in range(_TRIES):
         time.sleep(TICK / 1e9)  # so that later changes get a later time stamp
@@ -116,7 +117,7 @@ def _steady(root: str, read: Read) -> tuple[Annotations, list[str], list[State]]
 
 
 def _clear(store: Path, rescan: bool) -> None:
-    """Remove half-written entries, and with ``rescan`` all entries."""
+    """Remove incomplete entries and, with ``rescan``, invalidate all other entries and chunks."""
     for left in store.glob(f"{_BUILDING}*"):
         shutil.rmtree(left, ignore_errors=True)
     if rescan:
@@ -126,7 +127,7 @@ def _clear(store: Path, rescan: bool) -> None:
 
 
 def _published(store: Path, made: Annotations, depends: list[str], states: list[State]) -> Annotations:
-    """Publish ``made`` as the newest entry of the locked ``store``; delete older, unused ones."""
+    """Publish ``made`` as the newest entry of the locked ``store``, and delete older, unused entries."""
     building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=store))
     try:
         made.save(building)
@@ -150,7 +151,7 @@ def _published(store: Path, made: Annotations, depends: list[str], states: list[
 
 
 def _remove_copies(store: Path, annotations: Annotations) -> None:
-    """Remove the copies of images that the only entry of the store does not use."""
+    """Remove the copies of images that the store's only entry does not use."""
     if copies := list(store.glob(f"{COPY}*")):
         used = set(map(file_of, annotations.paths()))
         for copy in copies:
@@ -159,7 +160,7 @@ def _remove_copies(store: Path, annotations: Annotations) -> None:
 
 
 def _private(made: Annotations, why: str) -> Annotations:
-    """Return ``made`` from a private folder or, if that fails, from memory; ``about`` gives the reason."""
+    """Return ``made`` from a private folder or, if that fails, from memory, with a note that says ``why``."""
     made = replace(
         made,
         about=(*made.about, f"the annotations are not cached: {why}; set RANKLESS_CACHE"),

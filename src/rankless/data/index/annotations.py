@@ -1,7 +1,7 @@
-"""The annotations of one split as flat arrays, independent of the format they came from.
+"""Store the annotations of one split as flat arrays, whatever the format of the data.
 
-Arrays are memory-mapped from one file, so every rank and loader process of a machine shares one copy and
-opening costs the same for a thousand images and for a million.
+The arrays are memory-mapped from one file, so all ranks and loader processes of a machine share one copy, and
+opening takes no longer for a million images than for a thousand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankless.errors import UserError
 from rankless.files.cache_folder import hold
 
 DIFFICULT, CROWD = 1, 2
-"""Bits of ``flags``: neither is trained on. Scores ignore a difficult box, and what lies in a crowd."""
+"""Bits of ``flags`` for boxes that are not trained on. Scores ignore difficult boxes and hits in a crowd."""
 
 _FILE = "annotations"
 _ARRAYS = (
@@ -35,24 +35,24 @@ _ARRAYS = (
 
 @dataclass(frozen=True)
 class Annotations:
-    """The annotations of one split. If they are stored in a folder, they pickle as its path.
+    """The annotations of one split. If they are stored in a folder, only its path is pickled.
 
     Attributes:
-        class_names: a label is an index into this list.
-        format: name of the format it was read from.
+        class_names: the names of the classes; a label is an index into this list.
+        format: the name of the data's format.
         path_bytes, path_ends: the concatenated paths of the image files in the file system's encoding,
             (bytes,), and the end of each path, (N,). See :meth:`path`.
-        byte_ranges: offset and length of each image in its tar shard, (N, 2); (0, 2) if every image is a
+        byte_ranges: the offset and length of each image in its tar shard, (N, 2); (0, 2) if every image is a
             file. See :mod:`rankless.data.index.byte_ranges`.
-        sizes: height and width of each upright image in pixels, (N, 2); 0, 0 if it cannot be read.
-        offsets: image i has the boxes ``offsets[i] : offsets[i + 1]``; (N + 1,).
+        sizes: the height and width of each upright image in pixels, (N, 2); 0, 0 if it cannot be read.
+        offsets: the boxes of image i are ``offsets[i] : offsets[i + 1]``; (N + 1,).
         boxes: xyxy in pixels of the upright image, clipped to it, (T, 4); (0, 4) for classification.
-        labels: class of each box, (T,); for classification, of each image.
-        flags: :data:`DIFFICULT`, :data:`CROWD`, (T,).
-        areas: area of each object in pixels, (T,); NaN if the format gives only its box.
-        findings: problems in the data.
+        labels: the class of each box, (T,), or for classification, of each image.
+        flags: the bits :data:`DIFFICULT` and :data:`CROWD` of each box, (T,).
+        areas: the area of each object in pixels, (T,); NaN if the format gives only its box.
+        findings: the problems in the data.
         about: further sentences about how the data was read.
-        folder: folder that holds the arrays; None if they are in memory.
+        folder: the folder that holds the arrays; None if they are in memory.
     """
 
     class_names: tuple[str, ...]
@@ -76,21 +76,21 @@ class Annotations:
 
     @property
     def has_boxes(self) -> bool:
-        """Whether the annotations are boxes; otherwise each image has one class."""
+        """Whether the annotations are boxes; otherwise, each image has one class."""
         return len(self.boxes) == len(self.labels)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences with counts about how the data was read and what was wrong."""
+        """Sentences about how the data was read and about the problems in it, with counts."""
         return (*self.about, *self.findings.notes())
 
     def path(self, index: int) -> str:
-        """Return the path of image ``index``, which is ``train-000000.tar//0001.jpg`` in a shard."""
+        """Return the path of image ``index``. For a shard, it is like ``train-000000.tar//0001.jpg``."""
         first = int(self.path_ends[index - 1]) if index else 0
         return os.fsdecode(self.path_bytes[first : int(self.path_ends[index])].tobytes())
 
     def paths(self) -> list[str]:
-        """Return the paths of all images; for a million images, the list takes about 150 MB."""
+        """Return the paths of all images. For a million images, the list takes about 150 MB."""
         whole, ends = self.path_bytes.tobytes(), self.path_ends.tolist()
         return [os.fsdecode(whole[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
@@ -99,13 +99,13 @@ class Annotations:
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
     def objects(self, index: int) -> Iterator[tuple[list[float], int, int, float]]:
-        """Yield box (xyxy), label, flags and area of each object in image ``index``."""
+        """Yield the box (xyxy), label, flags and area of each object in image ``index``."""
         rows = self.rows(index)
         columns = (each[rows].tolist() for each in (self.boxes, self.labels, self.flags, self.areas))
         return zip(*columns, strict=True)
 
     def digest(self) -> str:
-        """Return a hash of classes, sizes and annotations in order, independent of the files' location."""
+        """Return a hash of the classes, image sizes and annotations, independent of the files' location."""
         made = hashlib.blake2b("\n".join(self.class_names).encode(errors="surrogateescape"), digest_size=16)
         for array in (self.sizes, self.offsets, self.boxes, self.labels, self.flags):
             made.update(array.tobytes())
@@ -124,9 +124,9 @@ class Annotations:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Annotations:
-        """Map the arrays that :meth:`save` wrote; the data is read on first access.
+        """Map the arrays that :meth:`save` wrote. The data is read on first access.
 
-        No other process removes the folder while this one uses it.
+        No other process removes the folder while this process uses it.
         """
         path = Path(folder)
         try:
@@ -166,14 +166,14 @@ def _gone(folder: Path) -> UserError:
 
 
 def flat_paths(paths: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return N paths as ``path_bytes``, uint8 (bytes,), and ``path_ends``, int64 (N,)."""
+    """Convert N paths to the arrays ``path_bytes``, uint8 (bytes,), and ``path_ends``, int64 (N,)."""
     encoded = [os.fsencode(path) for path in paths]
     ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
     return np.frombuffer(b"".join(encoded), np.uint8), ends
 
 
 def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) -> Annotations:
-    """Return the images ``chosen``, indices (K,), in that order, in memory, with boxes but no findings."""
+    """Return the images with the indices ``chosen``, (K,), in that order, in memory and without findings."""
     indices = np.asarray(chosen, np.int64).reshape(-1)
     counts = annotations.offsets[indices + 1] - annotations.offsets[indices]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
@@ -195,7 +195,7 @@ def subset(annotations: Annotations, chosen: Sequence[int] | NDArray[np.int64]) 
 
 
 def with_boxes(annotations: Annotations, selected: NDArray[np.bool_]) -> Annotations:
-    """Return the same images, in memory, with only the boxes in the mask ``selected``, (T,)."""
+    """Return a copy of the annotations, in memory, with only the boxes in the mask ``selected``, (T,)."""
     rows = np.concatenate(([0], np.cumsum(selected)))
     return replace(
         annotations,

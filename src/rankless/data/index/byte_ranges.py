@@ -1,7 +1,7 @@
-"""Access to an image's bytes: a complete file, or a byte range of a tar shard or another container.
+"""Read an image's bytes from its own file, or from a byte range of a tar shard or another container.
 
 An image in a shard has a path such as ``/data/train-000000.tar//0001.jpg``. File paths never contain ``//``,
-so it separates the shard from the name inside. A remote shard has an address with a tag of its content:
+so it separates the shard from the name inside. A remote shard has a URL with a tag of its content:
 ``https://host/data/train-000000.tar#3f…//0001.jpg``. CIFAR files contain raw pixels, which are returned as
 PPM so that a decoder can read them.
 """
@@ -26,11 +26,11 @@ from rankless.files.remote import RemoteFile, is_remote
 CIFAR_SIDE = 32
 CIFAR_BYTES = 3 * CIFAR_SIDE**2
 CIFAR_ENDING = ".cifar.ppm"
-"""Of the name of an image whose byte range, outside of a shard, is its three planes."""
+"""The end of the name of an image whose byte range, outside of a shard, holds three planes of raw pixels."""
 _HEADER = f"P6 {CIFAR_SIDE} {CIFAR_SIDE} 255\n".encode()
 _INSIDE = "//"
 COPY, ORIGINAL = "images-", ".of"
-"""Of the names of a file with copies of images, and of the file beside it that says where they are from."""
+"""The start of the name of a file with copied images, and the end of the name of the note on their origin."""
 
 
 def path_in(shard: str, member: str) -> str:
@@ -39,14 +39,14 @@ def path_in(shard: str, member: str) -> str:
 
 
 def file_of(path: str) -> str:
-    """Return the file or address that contains an image: its shard, or the path itself."""
+    """Return the file or URL that contains an image, which is its shard or the path itself."""
     first = path.index("://") + len("://") if is_remote(path) else 1  # POSIX allows two at the beginning
     cut = path.find(_INSIDE, first)
     return path if cut < 0 else path[:cut]
 
 
 def original(file: str) -> str:
-    """Return the file of the data from which the images in ``file`` were copied; else ``file`` itself."""
+    """Return the file from which the images in ``file`` were copied, or ``file`` itself if it holds none."""
     if not os.path.basename(file).startswith(COPY):  # noqa: PTH119 - it may be an address
         return file
     try:
@@ -56,7 +56,7 @@ def original(file: str) -> str:
 
 
 def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
-    """Return image ``index`` for :func:`rankless.data.images.image_file.read`: a path, or bytes."""
+    """Return the path or bytes of image ``index`` for :func:`rankless.data.images.image_file.read`."""
     path = annotations.path(index)
     if not len(annotations.byte_ranges):
         return path
@@ -64,7 +64,7 @@ def open_source(annotations: Annotations, index: int) -> str | io.BytesIO:
 
 
 def content(annotations: Annotations, index: int) -> bytes:
-    """Return the stored bytes of image ``index``; raw pixels are returned as PPM."""
+    """Return the stored bytes of image ``index``, with raw pixels converted to PPM."""
     path = annotations.path(index)
     try:
         if not len(annotations.byte_ranges):
@@ -83,7 +83,7 @@ def content(annotations: Annotations, index: int) -> bytes:
 
 
 def _part(file: str, length: int, offset: int) -> bytes:
-    """Return a part of a shard, through the user's cache if it is remote."""
+    """Return a byte range of a shard, through the user's cache if the shard is remote."""
     if not is_remote(file):
         with reading.opened(file) as opened:
             return LocalFile(opened.fileno()).pread(length, offset)
@@ -109,7 +109,7 @@ class Ranged(Protocol):
         """Return the size in bytes."""
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Return ``length`` bytes from ``offset``; fewer only at the end of the file."""
+        """Return ``length`` bytes from ``offset``, or fewer at the end of the file."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class LocalFile:
 
 @contextmanager
 def opened(path: str) -> Iterator[Ranged]:
-    """Open a local or remote shard for reading ranges; a context manager."""
+    """Open a local or remote shard for reading byte ranges, as a context manager."""
     if is_remote(path):
         yield RemoteFile(path)
         return
@@ -142,7 +142,7 @@ def opened(path: str) -> Iterator[Ranged]:
 
 
 class Window(io.RawIOBase):
-    """A byte range of an open file, as a file object: a decoder reads only the bytes it needs."""
+    """A file object for a byte range of an open file, so that a decoder reads only the bytes it needs."""
 
     def __init__(self, file: Ranged, offset: int, length: int) -> None:
         self._file, self._offset, self._length, self._at = file, offset, length, 0

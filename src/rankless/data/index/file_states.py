@@ -1,7 +1,7 @@
-"""Detection of changed files: times and sizes of files are saved with the result computed from them.
+"""Detect changed files by their times and sizes, which are saved with the result computed from them.
 
-A stat call costs about 2 µs. For a million files that would dominate, so several processes share the work.
-They run this module as a script, without importing the package, and start within hundredths of a second.
+A stat call costs about 2 µs. For a million files, the calls would dominate, so several processes share them.
+These run this module as a script, without importing the package, and start within hundredths of a second.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 MISSING = (-1, -1)
-"""The state of a file that is not there."""
+"""The state of a missing file."""
 BLOCK = 25_000
-"""So many files are asked for at a time; fewer than two blocks are asked for in this process."""
-_PREFIX = "depends-"  # of the files with a block each
+"""The number of files that a process checks at a time. Fewer than two blocks are checked in this process."""
+_PREFIX = "depends-"  # the names of files that hold a block each begin like this
 
 
 def state(path: str | bytes) -> tuple[int, int]:
-    """Return modification time (ns) and size (bytes) of a file; :data:`MISSING` if it cannot be read."""
+    """Return a file's modification time (ns) and size (bytes), or :data:`MISSING` if it cannot be read."""
     try:
         status = os.stat(path)  # noqa: PTH116 - Path takes twice as long, a million times
     except (OSError, ValueError):
@@ -31,10 +31,10 @@ def state(path: str | bytes) -> tuple[int, int]:
 
 
 def touched_since(paths: Iterable[str], moment: int) -> str:
-    """Return the first file changed or replaced at ``moment`` (ns) or later; "" if there is none.
+    """Return the first file that was changed or replaced at ``moment`` (ns) or later, or "" if none was.
 
-    It compares the kernel's change time (ctime), which users cannot set. A ctime in the future comes from
-    another clock and is ignored.
+    The kernel's change time (ctime) is compared, because users cannot set it. A ctime in the future comes
+    from another clock and is ignored.
     """
     now = time.time_ns()
     for path in paths:
@@ -58,7 +58,7 @@ def save_states(folder: str, paths: Sequence[str], states: Sequence[tuple[int, i
 
 
 def saved_names(folder: str) -> list[str]:
-    """Return the files recorded by :func:`save_states`; none if the record is incomplete."""
+    """Return the files recorded by :func:`save_states`; empty if the record is incomplete."""
     try:
         return [os.fsdecode(path) for block in _blocks(folder) for path, _, _ in _saved(block)]
     except (OSError, ValueError, EOFError):
@@ -66,7 +66,7 @@ def saved_names(folder: str) -> list[str]:
 
 
 def changed_file(folder: str, processes: int) -> str:
-    """Return the first file that differs from its saved state; "" if there is none."""
+    """Return the first file that differs from its saved state, or "" if there is none."""
     blocks = _blocks(folder)
     helpers = min(processes, len(blocks)) - 1
     command = [sys.executable, "-I", "-S", __file__]
@@ -95,7 +95,7 @@ def _blocks(folder: str) -> list[str]:
 
 
 def _saved(block: str) -> Iterator[tuple[bytes, int, int]]:
-    """Return the name, modification time and size of every file in a block."""
+    """Yield the name, modification time and size of every file in a block."""
     with open(block, "rb") as file:  # noqa: PTH123
         count = int.from_bytes(file.read(8), sys.byteorder)
         states = array("q")
@@ -104,7 +104,7 @@ def _saved(block: str) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _changed_of(blocks: Iterable[str]) -> str:
-    """Return the first file of these blocks that differs from its saved state; "" if there is none."""
+    """Return the first file in the blocks that differs from its saved state, or "" if there is none."""
     stat = os.stat  # saves an attribute lookup per file
     for block in blocks:
         for path, when, size in _saved(block):

@@ -1,4 +1,4 @@
-"""Findings: problems in a data set, counted by kind, with the locations of the first few of each kind.
+"""Count the problems in a data set by kind, and record the locations of the first few of each kind.
 
 Every kind has one outcome, listed here and in docs/data.md. A problem in a single box affects only that box.
 If a problem means that a file's classes, columns or units are misunderstood, training stops, because the
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from rankless.errors import counted
 
 FIRST = 20
-"""So many findings of a kind are listed; the others are counted."""
+"""The number of findings of a kind that are listed. The others are only counted."""
 
 Outcome = Literal["stops", "dropped", "clipped", "replaced", "reported"]
 
@@ -24,11 +24,11 @@ class Kind(NamedTuple):
     """A kind of problem in data.
 
     Attributes:
-        outcome: its effect on training: it ``stops`` the training; the box or image is ``dropped``; the box
-            is ``clipped``; the image is ``replaced`` by another one; it is only ``reported``.
-        one: start of a sentence about one case, as in "1 box has …".
-        many: start of a sentence about several cases.
-        rest: end of either sentence.
+        outcome: the effect on training: the problem ``stops`` it; the box or image is ``dropped``; the box is
+            ``clipped``; the image is ``replaced`` by another; or the problem is only ``reported``.
+        one: the start of a sentence about one case, as in "1 box has …".
+        many: the start of a sentence about several cases.
+        rest: the end of either sentence.
     """
 
     outcome: Outcome
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Return the end of a sentence such as "3 …"."""
+        """Return the description of several cases without their number, as in "3 …"."""
         return f"{self.many} {self.rest}".rstrip()
 
     def counted(self, count: int) -> str:
@@ -107,11 +107,11 @@ KINDS: dict[str, Kind] = {
 
 
 class Finding(NamedTuple):
-    """One problem.
+    """One problem in a data set.
 
     Attributes:
-        where: file, or file and line.
-        problem: the value that was found and the one that was expected.
+        where: the file, or the file and line.
+        problem: the value that was found and the value that was expected.
     """
 
     where: str
@@ -126,7 +126,7 @@ class Findings:
     """All problems found in a data set.
 
     Attributes:
-        counts: number of findings per kind.
+        counts: the number of findings of each kind.
         first: the first findings of each kind, at most :data:`FIRST`.
     """
 
@@ -134,11 +134,11 @@ class Findings:
     first: dict[str, list[Finding]] = field(default_factory=dict)
 
     def add(self, kind: str, where: str, problem: str = "") -> None:
-        """Count one finding of a ``kind`` in :data:`KINDS`."""
+        """Add one finding of a ``kind`` from :data:`KINDS`."""
         self.add_many(kind, 1, [Finding(where, problem)])
 
     def add_many(self, kind: str, count: int, first: Iterable[Finding]) -> None:
-        """Count several findings of a kind; list at most :data:`FIRST` of ``first``."""
+        """Add several findings of a kind, of which ``first`` gives the first few."""
         if kind not in KINDS:
             raise KeyError(kind)
         if not count:
@@ -148,7 +148,7 @@ class Findings:
         listed += islice(first, FIRST - len(listed))
 
     def update(self, other: Findings) -> None:
-        """Append the findings of another part of the data set."""
+        """Add the findings of another part of the data set."""
         for kind, count in other.counts.items():
             self.add_many(kind, count, other.first.get(kind, ()))
 
@@ -157,9 +157,9 @@ class Findings:
         return ((kind, self.counts[kind], self.first.get(kind, [])) for kind in KINDS if kind in self.counts)
 
     def stopping(self, also: Sequence[str] = ()) -> list[str]:
-        """Return sentences about the problems that stop training: the first of each kind, and counts.
+        """Return sentences about the problems that stop training, with the first of each kind and counts.
 
-        ``also`` names kinds that stop this training in addition to those that always stop one.
+        ``also`` lists further kinds that stop this training run.
         """
         stopping = [each for each in self if KINDS[each[0]].outcome == "stops" or each[0] in also]
         sentences: list[str] = []
@@ -171,7 +171,7 @@ class Findings:
         return sentences
 
     def notes(self, but: Collection[str] = ()) -> list[str]:
-        """Return sentences about the problems that do not stop training, except the kinds in ``but``."""
+        """Return sentences about the problems that do not stop training, except for the kinds in ``but``."""
         made = []
         for kind, count, first in self:
             outcome = KINDS[kind].outcome
@@ -183,7 +183,7 @@ class Findings:
         return made
 
     def as_json(self) -> dict[str, Any]:
-        """Return the counts and first findings as JSON data."""
+        """Return the counts and first findings as JSON-compatible data."""
         return {
             kind: {"count": count, "outcome": KINDS[kind].outcome, "first": [list(one) for one in first]}
             for kind, count, first in self

@@ -1,4 +1,4 @@
-"""The output of a format's reader, before :mod:`rankless.data.index.validation` checks it."""
+"""Hold the output of a format's reader until :mod:`rankless.data.index.validation` checks it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NO_SIZE = -1, -1
 
 
 def stated_size(height: float | None, width: float | None) -> tuple[int, int]:
-    """Return the size that an annotation states, for :class:`Raw`; None stands for a missing side.
+    """Return the image size in an annotation in the form that :class:`Raw` uses. A missing side is None.
 
     Returns:
-        height and width; 0, 0 if both are omitted, :data:`NO_SIZE` if they are invalid.
+        The height and width; 0, 0 if both are missing, or :data:`NO_SIZE` if they are invalid.
     """
     if height is None and width is None:
         return 0, 0
@@ -33,25 +33,25 @@ class Raw:
     """One split, or a part of it, exactly as its files describe it.
 
     Attributes:
-        paths: image files, (N,).
-        sizes: height and width of each upright image according to its header, int32, (N, 2); 0, 0 if it
+        paths: the image files, (N,).
+        sizes: the height and width of each upright image according to its header, int32, (N, 2); 0, 0 if it
             cannot be read (the reader adds a finding).
-        stated: height and width according to the annotations, see :func:`stated_size`; int32, (N, 2).
-        annotated_in: the file with each image's annotations, its own or a shared one, (N,).
-        image: index of the image of each box, int64, (T,).
+        stated: the height and width according to the annotations, int32, (N, 2); see :func:`stated_size`.
+        annotated_in: the file that holds each image's annotations, (N,); images may share a file.
+        image: the index of each box's image, int64, (T,).
         boxes: float64 xyxy, (T, 4), in pixels (the first pixel spans 0 to 1) or normalized by the image's
             sides. None if each image has a class instead; ``labels`` is then (N,).
-        labels: indices into ``names``, or the raw number in the file; int64, (T,).
+        labels: indices into ``names``, or the raw numbers in the file, int64, (T,).
         flags, areas: as in :class:`rankless.data.index.annotations.Annotations`, (T,).
-        lines: position of each box in its file, in units of ``counted``, for reports; int64, (T,).
-        names: class names.
-        counted: unit of ``lines``: ``line``, or the format's equivalent, such as ``object``.
+        lines: the position of each box in its file, in units of ``counted``, for reports, int64, (T,).
+        names: the class names.
+        counted: the unit of ``lines``, which is ``line`` or the format's equivalent, such as ``object``.
         normalized: whether boxes are fractions of the image's sides.
         one_based: whether the format counts pixels from 1.
-        byte_ranges: offset and length of each image in a tar shard, (N, 2), or None.
-        depends: files and folders that invalidate this when they change: listed folders, lists and label
-            files, but not images.
-        findings: problems that the reader found.
+        byte_ranges: the offset and length of each image in a tar shard, (N, 2), or None.
+        depends: the folders, lists and label files that invalidate the result when they change; images do
+            not.
+        findings: the problems that the reader found.
         about: sentences about how the data was read.
     """
 
@@ -75,7 +75,7 @@ class Raw:
     about: list[str] = field(default_factory=list)
 
     def only(self, images: Sequence[int]) -> None:
-        """Keep only these images, in this order, with their boxes; the findings are left unchanged."""
+        """Keep only the given images, in this order, and their boxes, but leave the findings unchanged."""
         numbers = np.full(len(self.paths), -1, np.int64)
         numbers[list(images)] = np.arange(len(images))
         rows = np.flatnonzero(numbers[self.image] >= 0)
@@ -98,7 +98,7 @@ class Raw:
 
 @dataclass
 class RawBuilder:
-    """Builds a :class:`Raw` one image and box at a time; a box takes 41 bytes."""
+    """A builder that makes a :class:`Raw` one image and one box at a time. A box takes 41 bytes."""
 
     findings: Findings = field(default_factory=Findings)
     paths: list[str] = field(default_factory=list)
@@ -122,7 +122,7 @@ class RawBuilder:
         size: tuple[int, int] = (0, 0),
         byte_range: tuple[int, int] | None = None,
     ) -> int:
-        """Add an image and return its number; see :class:`Raw` for its size and byte range."""
+        """Add an image and return its number. See :class:`Raw` for the meaning of the arguments."""
         self.paths.append(path)
         self.annotated_in.append(annotated_in)
         self.stated.append(stated)
@@ -134,7 +134,7 @@ class RawBuilder:
     def add_box(
         self, image: int, box: Iterable[float], label: int, line: int, flags: int = 0, area: float = NO_AREA
     ) -> None:
-        """Add one box, xyxy."""
+        """Add one box, xyxy, to the image with the number ``image``."""
         self.boxes.extend(array("d", box))  # all numbers or, on an error, none
         self.image.append(image)
         self.labels.append(label)
@@ -143,14 +143,14 @@ class RawBuilder:
         self.lines.append(line)
 
     def add_label(self, image: int, label: int, line: int = 0) -> None:
-        """Add the class of an image that has no boxes."""
+        """Add the class of an image in a classification data set."""
         self.add_box(image, (0.0, 0.0, 0.0, 0.0), label, line)
 
     def raw(self, *, boxed: bool = True, **rest: Any) -> Raw:
-        """Return the :class:`Raw`.
+        """Return the finished :class:`Raw`.
 
         Args:
-            boxed: whether the images have boxes; otherwise each has one class.
+            boxed: whether the images have boxes; otherwise, each has one class.
             rest: further fields of :class:`Raw`.
         """
         made: dict[str, Any] = {
@@ -173,7 +173,7 @@ class RawBuilder:
 def joined(parts: Sequence[Raw]) -> Raw:
     """Join parts of one split that were scanned separately.
 
-    If their class names differ, the result has the sorted union.
+    If their class names differ, the result has the sorted union of the names.
     """
     first = parts[0]
     made: dict[str, Any] = {}

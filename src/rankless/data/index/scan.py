@@ -1,4 +1,4 @@
-"""Scan of all files of a data set: in chunks, in several processes, and resumable after a kill.
+"""Scan all files of a data set in chunks and in several processes.
 
 The result of a chunk is saved as arrays and JSON, never as a pickle. Its file name is a hash of everything
 that the result depends on. A killed scan therefore continues where it stopped, and a changed file invalidates
@@ -45,10 +45,10 @@ Work = Callable[[list[Item]], Raw]
 
 _REST = "rest"  # everything except the arrays, as JSON
 TICK = 20_000_000
-"""Nanoseconds in which a file can change twice with the same time: the clock that stamps files is slow."""
+"""The resolution of file times in nanoseconds. Two changes within it may get the same time."""
 CHUNK = 2000
 FEW = 4
-"""Fewer chunks than this are read at once in this process; starting others would take longer."""
+"""Fewer chunks than this are read in this process, because starting other processes would take longer."""
 _MOST = 16  # more processes do not speed up a disk, and each takes memory
 
 _store: ContextVar[Path | None] = ContextVar("store", default=None)
@@ -56,7 +56,7 @@ _store: ContextVar[Path | None] = ContextVar("store", default=None)
 
 @contextlib.contextmanager
 def storing_in(folder: Path) -> Iterator[None]:
-    """Cache the chunks of scans within the block in ``folder``, and reuse chunks that are still valid."""
+    """Let scans inside the context cache their chunks in ``folder`` and reuse chunks that are still valid."""
     before = _store.set(folder)
     try:
         yield
@@ -65,7 +65,7 @@ def storing_in(folder: Path) -> Iterator[None]:
 
 
 def storage() -> Path:
-    """Return a folder for copies of images, which exists as long as the annotations being read."""
+    """Return a folder for copies of images, which is kept as long as the annotations that are being read."""
     store = _store.get()
     return store.parent if store is not None else private_folder()
 
@@ -78,15 +78,15 @@ def scan(
     chunk: int = CHUNK,
     processes: int | None = None,
 ) -> Raw:
-    """Return the joined results of ``work`` on all items, in the items' order.
+    """Apply ``work`` to all items and return the joined results, in the order of the items.
 
     Args:
         work: a module-level function that converts a list of items to a part of the split.
-        items: tuples of related files, such as (image, label file), plus anything else the work needs. A
-            cached result is valid until one of its files changes.
+        items: tuples of related files, such as (image, label file), and other arguments of ``work``. A cached
+            result is valid until one of its files changes.
         what: a plural noun for the progress bar, such as ``images``.
-        chunk: approximate number of items per chunk; lower it if an item takes long.
-        processes: number of processes; None means one per core.
+        chunk: the approximate number of items per chunk; lower it if an item takes long.
+        processes: the number of processes; None means one per core.
     """
     parts = list(chunks(items, chunk))
     if len(parts) < FEW:
@@ -127,7 +127,7 @@ def _in_processes(
     processes: int,
     progress: ProgressBar,
 ) -> list[str]:
-    """Return the result files of all parts, produced by :mod:`rankless.data.index.scan_worker`."""
+    """Let :mod:`rankless.data.index.scan_worker` scan all parts; return the files of their results."""
     files = [""] * len(parts)
     job = {
         "work": f"{work.__module__}:{work.__qualname__}",
@@ -152,7 +152,7 @@ def _in_processes(
 
 @contextlib.contextmanager
 def _started(job: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the worker in its own process group, and kill the group on leaving the context."""
+    """Start the worker in its own process group, and kill the group on exit."""
     paths = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "rankless.data.index.scan_worker", job, str(os.getpid())],
@@ -185,17 +185,17 @@ def _error(report: Report) -> Exception:
 
 
 def with_headers(raw: Raw) -> Raw:
-    """Read the images' sizes from their headers; report unreadable images and leave their sizes 0, 0."""
+    """Read the images' sizes from their headers. Report unreadable images and leave their sizes at 0, 0."""
     for number, file in enumerate(raw.paths):
         raw.sizes[number] = size(file, file, raw.findings)
     return raw
 
 
 def size(source: image_file.Source, path: str, findings: Findings) -> tuple[int, int]:
-    """Return height and width from an image's header, and add any problem to the findings.
+    """Read the height and width from an image's header, and add any problem to the findings.
 
     Returns:
-        0, 0 for an unreadable image.
+        The height and width, which are 0, 0 for an unreadable image.
     """
     try:
         header = image_file.header(source, name=path)
@@ -226,11 +226,11 @@ class Report(msgspec.Struct, omit_defaults=True):
     """A message from the scan's worker process: a finished chunk, or the reason why the worker ended.
 
     Attributes:
-        chunk: number of the chunk; -1 if the worker ended.
-        file: path of the cached result.
+        chunk: the number of the chunk; -1 if the worker ended.
+        file: the path of the cached result.
         problems: errors in the data.
         full: the reason why nothing more can be stored.
-        trace: traceback of any other error.
+        trace: the traceback of any other error.
     """
 
     chunk: int = -1
@@ -241,12 +241,12 @@ class Report(msgspec.Struct, omit_defaults=True):
 
 
 class NotStored(Exception):  # noqa: N818 - the data is fine
-    """A chunk cannot be saved because there is no space."""
+    """Raised when a chunk cannot be saved because there is no space."""
 
 
 @cache
 def reader_version() -> str:
-    """Return a hash of the code that reads data, so that a change of the code invalidates caches."""
+    """Return a hash of the code that reads data, so that a change to the code invalidates caches."""
     data = Path(__file__).parents[1]
     digest = hashlib.sha256(PIL.__version__.encode())
     for page in sorted(
@@ -257,7 +257,7 @@ def reader_version() -> str:
 
 
 def chunks(items: Sequence[Item], about: int) -> Iterator[list[Item]]:
-    """Yield ``items`` in order, in chunks of about ``about`` items.
+    """Divide ``items``, in order, into chunks of about ``about`` items.
 
     A hash of an item decides whether it starts a chunk, so adding or removing a file does not move other
     chunks' boundaries.
@@ -273,7 +273,7 @@ def chunks(items: Sequence[Item], about: int) -> Iterator[list[Item]]:
 
 
 def read_chunk(work: Work, items: list[Item], store: Path) -> str:
-    """Return the file in ``store`` that holds ``work(items)``; compute it if it does not exist."""
+    """Return the file in ``store`` that holds ``work(items)``, computing it if it does not exist."""
     before = [state(name) for item in items for name in item]
     asked = json.dumps([reader_version(), work.__module__, work.__qualname__, items, before])
     path = store / f"{hashlib.sha256(asked.encode()).hexdigest()[:40]}.npz"
@@ -305,7 +305,7 @@ def remove_others(store: Path, moment: float) -> None:
 
 
 def save(raw: Raw, path: Path) -> None:
-    """Write ``raw`` atomically."""
+    """Write ``raw`` to ``path`` atomically."""
     arrays: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for each in fields(Raw):

@@ -1,7 +1,7 @@
-"""Program that scans chunks of files: ``python -m rankless.data.index.scan_worker JOB PARENT``.
+"""Scan chunks of files as a program: ``python -m rankless.data.index.scan_worker JOB PARENT``.
 
-Because it is a separate program, the caller's threads and main script do not matter. It imports everything
-once and forks while it has a single thread. It reports each finished chunk on standard output.
+In a separate program, the caller's threads and main script do not matter. The program imports everything once
+and forks while it has a single thread. It reports each finished chunk on standard output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _job: dict[str, Any] = {}
 
 
 def main() -> int:
-    """Run the job described by the file in the first argument."""
+    """Run the job that the file in the first command-line argument describes."""
     die_with_parent(int(sys.argv[2]))
     _job.update(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     resolve_name(_job["work"])  # imported before the fork, so only once

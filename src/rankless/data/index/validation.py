@@ -1,4 +1,4 @@
-"""Validation of boxes, shared by all formats; the result is :class:`Annotations`.
+"""Validate the boxes of all formats and build :class:`Annotations`.
 
 Readers only find images and parse annotations. Whether a box lies inside its image, has a size or is a
 duplicate does not depend on the format and is decided here.
@@ -18,16 +18,16 @@ from rankless.data.index.findings import FIRST, Finding, Findings
 from rankless.data.index.raw import Raw
 
 PIXELS = 2.0
-"""A corner beyond so many sides of its image is not normalized, but a number of pixels."""
+"""The largest plausible normalized coordinate. A larger number must be in pixels."""
 HAIR = 1e-5
-"""A box that reaches over the edge by a smaller fraction of the side was only rounded."""
+"""A box that reaches beyond the image by a smaller fraction of its side counts as rounded."""
 Mask = Any  # bool, (T,); NumPy has too many types of comparison results to name
 
 
 def validate(raw: Raw, format: str) -> Annotations:
-    """Validate every box, and build the :class:`Annotations` from those that can be trained on.
+    """Validate every box, and build the :class:`Annotations` from the valid boxes.
 
-    The findings include problems that stop training; their boxes are left out.
+    The findings include the problems that stop training. The boxes with these problems are left out.
     """
     findings = Findings()
     findings.update(raw.findings)
@@ -70,7 +70,7 @@ def validate(raw: Raw, format: str) -> Annotations:
 
 
 def _compare_sizes(raw: Raw, findings: Findings) -> None:
-    """Report images for which the annotation states a different or impossible size."""
+    """Report images whose annotation gives a different or impossible size."""
     none = np.flatnonzero((raw.sizes > 0).all(1) & (raw.stated < 0).any(1)).tolist()
     real = ((row, *raw.sizes[row].tolist()) for row in none)
     first = (Finding(raw.annotated_in[row], f"{raw.paths[row]} is {w} × {h}") for row, h, w in real)
@@ -120,7 +120,7 @@ def _annotations(
 
 
 class _Checked:
-    """The boxes that have passed all checks so far. A box is reported once, for its first problem."""
+    """The boxes that have passed all checks so far. A box is reported only once, for its first problem."""
 
     def __init__(self, raw: Raw, findings: Findings) -> None:
         self.raw, self.findings = raw, findings
@@ -149,7 +149,7 @@ class _Checked:
             )
 
     def _as_written(self, row: int) -> Any:
-        """Return a box as its format writes it, so that it can be found in the file."""
+        """Return a box in the form that its format uses, so that it can be found in the file."""
         if self.raw.boxes is None:
             return ()
         box = self.raw.boxes[row]
@@ -159,9 +159,9 @@ class _Checked:
 
 
 def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> None:
-    """Report the boxes that extend ``beyond`` the image; for some, counting pixels from 0 is the cause.
+    """Report the boxes that extend ``beyond`` the image, some because their pixels are counted from 0.
 
-    ``boxes`` are as written and ``inside`` clipped, (T, 4).
+    ``boxes``, (T, 4), are the boxes as written, and ``inside``, (T, 4), are the clipped boxes.
     """
     if checked.raw.one_based:
         from_zero = (boxes[:, :2] < 0).any(1) & (boxes[:, :2] >= -1).all(1)
@@ -172,7 +172,7 @@ def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> 
 
 
 def _first_of_equals(raw: Raw, boxes: NDArray[np.float32], among: Mask) -> Mask:
-    """Return a mask of the boxes that are the first of their image, class and coordinates."""
+    """Return a mask of the boxes that do not repeat an earlier box of the same image and class."""
     rows = np.flatnonzero(among)
     labels = raw.image[rows] * len(raw.names) + raw.labels[rows]
     corners = (boxes[rows] + 0).view(np.uint64)  # two numbers each; + 0 turns -0 into 0, which is equal
