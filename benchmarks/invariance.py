@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,8 +48,8 @@ RESULTS = Path(__file__).with_name("invariance.json")
 PAGE = RESULTS.parent.parent / "docs" / "invariance.md"
 # The last match in what a program prints is its score, and what it has to be divided by.
 SCORES = {
-    "rankless": (r"top1 ([\d.]+)", 1),
-    "rankless-detector": (r"AP ([\d.]+)", 1),
+    "rankless": (r"top1 +([\d.]+)", 1),
+    "rankless-detector": (r"AP +([\d.]+)", 1),
     "torchvision": (r"Acc@1 ([\d.]+)", 100),
     "timm": (r"Best metric: ([\d.]+)", 100),
     "ultralytics": (r" all +\d+ +\d+ +\S+ +\S+ +\S+ +([\d.]+)", 1),
@@ -59,7 +60,7 @@ OWN_SCORE = (r"score:? ([\d.]+)", 1)
 TITLES = {
     "rankless": "**Rankless**, ResNet-18",
     "pytorch": "PyTorch, its DDP tutorial",
-    "torchvision": "torchvision, reference script",
+    "torchvision": "torchvision, `references`",
     "timm": "timm, `train.py`",
     "lightning": "Lightning",
     "accelerate": "Accelerate",
@@ -125,7 +126,10 @@ def run(job: Job, python: str, limit: float) -> Seen:
         out.mkdir(parents=True)
         Path(job.work).mkdir(parents=True, exist_ok=True)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        problem = finished(_started(job, python), limit)
+        try:
+            problem = finished(_started(job, python), limit)
+        except OSError as error:  # no such Python
+            problem = str(error)
         now = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
         (out / "run.json").write_text(json.dumps({"problem": problem, "seconds": seconds}))
@@ -150,10 +154,10 @@ def _started(job: Job, python: str) -> list[subprocess.Popen[bytes]]:
             subprocess.Popen(
                 command,
                 stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**environment, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
+                stderr=log,
                 cwd=job.work,
                 start_new_session=True,
+                env={**environment, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"},
             )
             for rank in range(job.ranks)
         ]
@@ -206,6 +210,7 @@ def compared(one: Seen, other: Seen) -> dict[str, Any]:
         order = "different"
     first, second = one.ranks[0], other.ranks[0]
     rates = [b / a for a, b in zip(first["rates"], second["rates"], strict=False) if a]
+    pairs = zip(first["norms"], second["norms"], strict=False)
     apart = one.end.astype(np.float64) - other.end
     moved = float(np.linalg.norm(one.end.astype(np.float64) - one.start))
     steps = [b - a for a, b in zip(second["times"], second["times"][1:], strict=False)]
@@ -217,7 +222,8 @@ def compared(one: Seen, other: Seen) -> dict[str, Any]:
         "max": float(np.abs(apart).max()),
         "relative": float(np.linalg.norm(apart)) / moved,
         "rate": max(rates, key=lambda ratio: abs(ratio - 1)) if rates else None,
-        "gradient": second["norms"][0] / first["norms"][0],
+        "gradient": second["norms"][0] / first["norms"][0],  # of the first step, and how it goes on:
+        "drift": [float(f"{abs(b / a - 1):.1e}") for a, b in pairs],
         "score": other.score,
         "seconds": other.seconds,
         "step_ms": 1000 * statistics.median(steps) if steps else None,
@@ -245,7 +251,11 @@ def measured(job: Job, python: str, limit: float) -> dict[str, Any]:
             killed = seen("killed", stop=STOP)
             result["again"] = repeated(alone, killed)
             again = seen("resumed", resume=True, work=f"{job.work}/killed")
-            result["resumed"] = compared(alone, again)
+            result["resumed"] = {
+                key: value
+                for key, value in compared(alone, again).items()
+                if key in ("problem", "steps", "max", "relative")  # the others are of steps side by side
+            }
         for count in ranks[1:]:
             result[kind][str(count)] = compared(
                 alone, seen(f"{kind}-{count}", bare=kind == "bare", ranks=count)
@@ -274,8 +284,8 @@ def tables(found: dict[str, Any]) -> str:
     for name, row in rows.items():
         usual, bare = row["usual"], row["bare"]
         cells = [
-            *(_either(bare.get("2") or bare["1"], lambda it: IMAGES[it["images"]]),),
-            *(_either(usual.get("4") or usual["1"], lambda it: IMAGES[it["images"]]),),
+            _either(bare.get("2") or bare["1"], _images),
+            _either(usual.get("4") or usual["1"], _images),
             *(_either(usual.get(ranks) or usual["1"], _apart) for ranks in ("2", "4")),
             _either(bare.get("2") or bare["1"], _apart),
             ", ".join(_score(one) for one in usual.values()),
@@ -288,27 +298,25 @@ def tables(found: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
-        usual, bare = row["usual"], row["bare"]
-        again = row.get("again")
+        usual, bare, again = row["usual"], row["bare"], row.get("again")
         cells = [
             "all ranks" if name in WHOLE else "a rank",
             _either(usual.get("4"), lambda it: f"{it['rate']:.3g}"),
             _either(bare.get("2"), lambda it: f"{it['gradient']:.3f}"),
             "" if again is None else "the same" if again else "different",
             _either(row.get("resumed"), _resumed),
-            *(_either(usual["1"], lambda it, key=key: f"{it[key]:.0f}") for key in ("seconds", "step_ms")),
+            _either(usual["1"], lambda it: f"{it['seconds']:.0f} | {it['step_ms']:.0f}"),
         ]
         lines.append(_line(TITLES[name], *cells))
-    problems = {
-        one["problem"]: f"{TITLES[name]}: {one['problem']}"
-        for name, row in rows.items()
-        for part in (row["usual"], row["bare"], {"": row.get("resumed") or {}})
-        for one in part.values()
-        if "problem" in one
-    }
-    return "\n".join(
-        [*lines, "", "Not started, in their own words:", "", *(f"- {one}" for one in problems.values())]
-    )
+    lines += ["", "Not started or not offered, in the words of the programs:", ""]
+    said = set()
+    for name, row in rows.items():
+        for one in (*row["usual"].values(), *row["bare"].values(), row.get("resumed", {})):
+            words = textwrap.shorten(re.sub(r"\x1b\[\d*m", "", one.get("problem", "")), 110, placeholder=" …")
+            if words and (name, words[:30]) not in said:
+                said.add((name, words[:30]))
+                lines.append(f"- {TITLES[name]}: {words}")
+    return "\n".join(lines)
 
 
 def _line(*cells: str) -> str:
@@ -319,6 +327,10 @@ def _either(it: dict[str, Any] | None, show: Callable[[dict[str, Any]], str]) ->
     if it is None:
         return ""
     return "not started" if "problem" in it else show(it)
+
+
+def _images(it: dict[str, Any]) -> str:
+    return IMAGES[it["images"]]
 
 
 def _apart(it: dict[str, Any]) -> str:
@@ -359,6 +371,8 @@ def main() -> None:
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
     if options.page:
+        if not RESULTS.exists():
+            parser.error(f"{RESULTS} does not exist; measure first, without --page")
         draw(PAGE, json.loads(RESULTS.read_text()))
         return
     scripts = dict(pair.partition("=")[::2] for pair in options.scripts)
@@ -367,14 +381,8 @@ def main() -> None:
         if not (home / "data").exists():
             write_data(home / "data")
         for name in options.only or PEERS:
-            job = Job(
-                name,
-                1,
-                str(home / "data"),
-                f"{home}/{name}/work",
-                f"{home}/{name}/out",
-                scripts.get(name, ""),
-            )
+            folder = f"{home}/{name}"
+            job = Job(name, 1, f"{home}/data", f"{folder}/work", f"{folder}/out", scripts.get(name, ""))
             python = sys.executable if name.startswith("rankless") else python_of(name, options.python)
             found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
             found["rows"][name] = measured(job, python, options.limit)

@@ -62,9 +62,9 @@ def timm(job: Job) -> None:
     words = f"""--data-dir {job.classes} --train-split train --val-split val --model resnet18 --num-classes 10
         --img-size {SIDE} -b {job.share} --epochs {EPOCHS} --lr {RATE} --momentum {MOMENTUM} --seed {SEED}
         --weight-decay {DECAY} --warmup-epochs 0 --workers 0 --device cpu --output {job.work} --experiment run
-        --recovery-interval {SAVE} --scale 0.6 1 --hflip 0"""
+        --scale 0.6 1 --hflip 0"""
     bare = ["--no-aug", "--model-kwargs", "norm_layer=groupnorm"] if job.bare else []
-    resume = ["--resume", job.newest("run/*.pth.tar")] if job.resume else []
+    resume = ["--resume", job.newest("run/last.pth.tar")] if job.resume else []
     script(job, "train.py", [*words.split(), *bare, *resume])
 
 
@@ -281,9 +281,11 @@ def ultralytics(job: Job) -> None:
 
 
 def libreyolo(job: Job) -> None:
-    """``seed`` (its training settings), under torchrun; ``batch`` is that of all ranks."""
+    """``seed`` (its training settings), which comes after the first weights, so these are seeded here."""
+    import torch
     from libreyolo import LibreYOLOX
 
+    torch.manual_seed(SEED)
     off = dict.fromkeys(("mosaic_prob", "mixup_prob", "hsv_prob", "flip_prob"), 0.0)
     model = LibreYOLOX(
         job.newest("run*/weights/last.pt") if job.resume else None, size="n", nb_classes=CLASSES, device="cpu"
