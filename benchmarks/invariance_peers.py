@@ -251,6 +251,7 @@ def mmengine(job: Job) -> None:
         }  # fmt: skip
 
     optimizer = {"type": "SGD", "lr": RATE, "momentum": MOMENTUM, "weight_decay": DECAY}
+    torch.manual_seed(SEED)  # the network is made before the runner, which seeds
     torch.distributed.init_process_group("gloo")  # its launcher takes a GPU for every rank
     runner = Runner(
         Classifier(), job.work, loader("train"), loader("val"),
