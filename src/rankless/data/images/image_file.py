@@ -40,10 +40,10 @@ EXTENSIONS = frozenset(_FORMATS)
 """The file extensions of images, compared in lower case."""
 
 MOST_PIXELS = 178_956_970
-"""The largest image that Pillow decodes. It takes half a gigabyte, and a small file can claim any size."""
+"""The most pixels that Pillow decodes. They take half a gigabyte, and a small file can claim any size."""
 
 MOST_BYTES = 1 << 30
-"""The largest image file that is read. It is larger than any image within ``MOST_PIXELS`` needs."""
+"""The most bytes of an image file that is read, which is more than ``MOST_PIXELS`` pixels can need."""
 
 Source = str | os.PathLike[str] | BinaryIO
 """The path of a file, or an open file that begins with the image."""
