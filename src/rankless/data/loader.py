@@ -234,7 +234,7 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
 
 
 def _modules(examples: object, collate: object) -> set[str]:
-    """Return the names of the modules that a loader process needs: of its code, examples and ``collate``."""
+    """Return the names of the modules that loader processes import for the examples and ``collate``."""
     kinds = {__name__, type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
     return kinds.union(getattr(examples, "loader_imports", ()))
 

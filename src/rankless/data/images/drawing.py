@@ -68,7 +68,7 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
-    # They grow with the root of the side: 1 px and 10 on 100 px, 2 and 13 on 400 px, 5 and 31 on 2,000 px.
+    # Both grow with the root of the side: 1 px and 10 on 100 px, 2 and 13 on 400 px, 5 and 31 on 2,000 px.
     root = (image.width * image.height) ** 0.25
     line, size = max(1, round(root / 9)), max(10, round(0.7 * root))
     frames = [_around(mark.box, line, image.size) for mark in marks]
