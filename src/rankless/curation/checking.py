@@ -238,7 +238,7 @@ def _decode_and_compare(made: Checked) -> None:
             made.findings[place.split].add("unreadable image", seen.error.path, seen.error.reason)
             made.unreadable[place.split].add(place.index)
         elif seen.digest and place.split in parts:
-            if seen.thumbnail is not None and not equal[seen.digest]:  # the first equal image stands for all
+            if seen.thumbnail is not None and not equal[seen.digest]:  # one of several equal images suffices
                 compared.append((place, seen.thumbnail))
             equal[seen.digest].append(place)
     for group in equal.values():

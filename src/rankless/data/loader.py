@@ -44,13 +44,13 @@ class MicroBatches(Generic[B]):
 
     Args:
         examples: a :class:`rankless.tasks.protocol.Examples`, which is pickled and sent to the processes.
-        collate: makes a batch from a list of items; it must pickle by name.
-        schedule: one line per micro-batch, drawn lazily, so it may be endless.
-        workers: number of loader processes; 0 loads in this process.
+        collate: a function that makes a batch from a list of items; it must be picklable by name.
+        schedule: an iterable with one line per micro-batch, which is read lazily and may be endless.
+        workers: the number of loader processes; 0 loads the images in this process.
         pin_memory: whether to copy batches into page-locked memory for a GPU.
 
     Attributes:
-        waited: seconds that the caller has spent waiting for batches so far.
+        waited: the number of seconds that the caller has spent waiting for batches so far.
         is_waiting: whether the caller is waiting for a batch now.
     """
 
@@ -234,7 +234,7 @@ def _death(processes: Iterable[BaseProcess]) -> Exception | None:
 
 
 def _modules(examples: object, collate: object) -> set[str]:
-    """Return the names of this module and the modules that define the examples and ``collate``."""
+    """Return the names of the modules that loader processes import for the examples and ``collate``."""
     kinds = {__name__, type(examples).__module__, getattr(collate, "__module__", __name__)} - {"__main__"}
     return kinds.union(getattr(examples, "loader_imports", ()))
 
@@ -256,7 +256,7 @@ def _follow(rank: BaseProcess) -> None:
 
 
 def _end(batches: Any, processes: list[BaseProcess]) -> None:
-    """Let the loader processes exit, and kill those that are still busy after a while.
+    """Let the loader processes exit, and kill any process that is still busy after a while.
 
     They are not killed at once, because a process that dies while sending a batch keeps a lock that the
     memory-pinning thread would wait for forever.

@@ -22,7 +22,7 @@ from rankless.hardware.processes import fork, name_process
 ENDS = (signal.SIGINT, signal.SIGTERM)
 """Signals that ask a rank to end. Its loader processes must not receive them."""
 _imported: frozenset[str] = frozenset()
-"""The modules that this process had imported when it forked the server."""
+"""The modules that this process had imported when it forked the server; empty if it did not fork it."""
 
 
 def fork_early() -> None:

@@ -41,7 +41,7 @@ def permute(n: int, key: int, positions: NDArray[np.integer] | int) -> NDArray[n
     (cycle walking); this is rare, because a·b barely exceeds n.
 
     Args:
-        n: number of images, 1 to 2**62, so that the sums stay inside 64 bits.
+        n: the number of images, 1 to 2**62, so that the sums stay inside 64 bits.
         key: 0 to 2**128 - 1; every key gives a different permutation.
         positions: an array of any shape with values in 0..n-1.
 
@@ -65,7 +65,7 @@ def stream(n: int, seed: int, positions: NDArray[np.integer]) -> list[tuple[int,
     """Return the images at the given positions of the endless training stream.
 
     Args:
-        n: number of images in the data set.
+        n: the number of images in the data set.
         seed: the recipe's seed.
         positions: positions in the stream, (P,); 0 is the first image of the run.
 

@@ -42,7 +42,7 @@ def seeded(seed: int, epoch: int, index: int, *generators: Any) -> Iterator[None
             or ``set_random_seed(seed)``, such as Albumentations' transforms.
     """
     with GENERATORS:
-        before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - these are meant
+        before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - the legacy ones
         try:
             # With the same seed, Python's and NumPy's Mersenne twisters would draw the same numbers.
             random.seed(key(seed, "item", epoch, index, "python"))
@@ -132,7 +132,7 @@ class FromDataset:
 
     @cached_property
     def _generators(self) -> list[Any]:
-        """Return the data set's own random generators, in addition to the global ones."""
+        """Return the random generators that belong to the data set itself."""
         return list(_found(self.dataset, _DEEPEST, set()))
 
     def __getstate__(self) -> dict[str, Any]:

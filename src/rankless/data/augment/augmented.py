@@ -39,14 +39,14 @@ ASPECT = 4 / 3
 
 @dataclass
 class Augmenter:
-    """Augments the images of one epoch.
+    """An augmenter for the images of one epoch.
 
     Attributes:
         among: the indices that partner images are drawn from, in ascending order, including the image's own.
         size: the input's (H, W) in pixels.
-        key: (seed, epoch).
+        key: the (seed, epoch) that keys the random draws.
         last_epochs: whether mosaic, mixup and copy-paste are off, so that images have no partners.
-        placing: the resize and the margin.
+        placing: how images are resized, and the gray value of the margin.
     """
 
     images: Readable[Sample]

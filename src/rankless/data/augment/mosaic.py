@@ -40,13 +40,13 @@ def mosaic(
     if less than ``options.mosaic_min_area`` of it remains.
 
     Args:
-        read: returns an image by its index; called only for visible tiles.
+        read: a function that returns an image by its index; it is called only for visible tiles.
         index: the image that the input is made for, which is one of the four tiles.
         among: the indices that the other images are drawn from, including ``index``.
         size: the input's (H, W) in pixels.
         options: the strength of each step; zero turns a step off without changing the draws of the others.
         rng: the generator that the mosaic is drawn with.
-        placing: the resize and the margin.
+        placing: how images are resized, and the gray value of the margin.
 
     Returns:
         The input, uint8 (3, H, W); its boxes, float32 xyxy in pixels, (N, 4); and their labels, (N,).

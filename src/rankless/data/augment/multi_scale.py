@@ -78,7 +78,8 @@ def by_aspect(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
 def tight(sizes: NDArray[np.integer], size: tuple[int, int]) -> tuple[int, int]:
     """Return the smallest input (H, W), in multiples of 32, that holds images at the full input's scale.
 
-    ``sizes`` holds the images' heights and widths, (B, 2); 0, 0 needs no space. ``size`` is the full input's.
+    ``sizes`` holds the images' heights and widths, (B, 2), where 0, 0 needs no space. ``size`` is the full
+    input's (H, W).
     """
     needed = [0, 0]
     for height, width in sizes.tolist():

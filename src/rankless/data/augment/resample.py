@@ -127,7 +127,7 @@ def recolor(image: Tensor, matrix: NDArray[np.float32]) -> Tensor:
     a matrix multiplication, which may depend on threads and processors, therefore does not matter.
     """
     largest = 256 * max(1.0, float(np.abs(matrix).sum(1).max()))  # a bound on all sums
-    steps = np.float32(2.0 ** (24 - math.ceil(math.log2(largest))))  # per 1; float32 has 24 binary digits
+    steps = np.float32(2.0 ** (24 - math.ceil(math.log2(largest))))  # float32 has 24 significant bits
     rounded = np.rint(matrix * steps) / steps
     # A fourth row adds one half, so that truncation rounds to nearest.
     with_half = np.concatenate((rounded, np.full((3, 1), 0.5, np.float32)), 1)

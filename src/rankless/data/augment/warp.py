@@ -63,8 +63,7 @@ def from_unit_square(corners: Matrix) -> Matrix:
     """Return the homography that maps (0, 0), (1, 0), (1, 1), (0, 1) to four corners, (4, 2).
 
     It is computed in closed form (Heckbert, "Fundamentals of Texture Mapping", 1989, 2.2.3), so its bits do
-    not depend on a solver. The corners must form a convex quadrilateral, as corners shifted by less than 1/4
-    do.
+    not depend on a solver. The corners must form a convex quadrilateral, which shifts below 1/4 guarantee.
     """
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners.tolist()
     right, below = (x1 - x2, y1 - y2), (x3 - x2, y3 - y2)

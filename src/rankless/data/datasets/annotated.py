@@ -30,8 +30,8 @@ class GroundTruth:
     """The objects of one image, in its pixels.
 
     Attributes:
-        boxes: float32 xyxy, (N, 4).
-        labels: int64, (N,).
+        boxes: the boxes, float32 xyxy, (N, 4).
+        labels: the class of each box, int64, (N,).
         height, width: the image's size.
         flags: the bits :data:`~rankless.data.index.annotations.DIFFICULT` and ``CROWD``, (N,), which mark
             objects that count neither as hits nor as misses; None if there are no flags.

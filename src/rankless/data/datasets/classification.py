@@ -34,7 +34,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         augment: the augmentation; its ``crop`` also decides how an image is placed in evaluation.
         augmented: whether images are augmented; otherwise they are placed as in evaluation and prediction.
         epochs: the length of the run; None if it has no end.
-        batch: images per step.
+        batch: the number of images per step.
         detail: how far images may be reduced while they are decoded; see :func:`shown_as`.
         cache: where decoded images are cached.
     """
@@ -57,11 +57,11 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         self.run = RunLength(epochs, len(self), batch) if epochs is not None else None
 
     def items(self, line: Sequence[tuple[int, int]], step: int) -> list[ClassificationItem]:
-        """Return the items of one micro-batch of ``step``, given as (epoch, index)."""
+        """Return the items of one micro-batch of ``step``, which ``line`` lists as (epoch, index) pairs."""
         return [self.item(index, epoch, step) for epoch, index in line]
 
     def item(self, index: int, epoch: int, step: int | None = None) -> ClassificationItem:
-        """Return image ``index`` as it looks in ``epoch``, which depends only on the two and the seed.
+        """Return image ``index`` as it looks in ``epoch``, which depends on nothing else but the seed.
 
         An image is mixed with a keyed draw from all images, never with its neighbors in the batch, because
         the division of a batch into micro-batches must not matter. An unreadable image is replaced by a keyed

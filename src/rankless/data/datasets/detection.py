@@ -51,12 +51,12 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         augment: the augmentation; None places images as in evaluation and prediction.
         epochs: the length of the run; None if it has no end.
         fit: how an image is placed on the input.
-        placing: the resize and the margin.
+        placing: how images are resized, and the gray value of the margin.
         sizes: the input's size at every step, which replaces ``size``.
         rectangular: whether images of similar aspect share an input that is no larger than needed.
         detail: how far images may be reduced while they are decoded; see :class:`Shown`.
         cache: where decoded images are cached.
-        batch: images per step.
+        batch: the number of images per step.
 
     Attributes:
         loader_imports: slow modules that the loader server imports before it forks loader processes.
@@ -88,7 +88,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         self.loader_imports = ("torchvision.transforms.v2",) if degraded else ()
 
     def item(self, index: int, epoch: int) -> DetectionItem:
-        """Return image ``index`` as it looks in ``epoch``, which depends only on the two and the seed.
+        """Return image ``index`` as it looks in ``epoch``, which depends on nothing else but the seed.
 
         An unreadable image is replaced by a keyed draw in training and by gray in evaluation. Partner images
         are drawn from all images, because only :meth:`items` knows the micro-batch.
@@ -97,7 +97,7 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return item
 
     def items(self, line: Sequence[tuple[int, int]], step: int) -> list[DetectionItem]:
-        """Return the items of one micro-batch of ``step``, given as (epoch, index), on inputs of one size."""
+        """Return the items of the micro-batch ``line`` of ``step``, all on inputs of the same size."""
         size = self.size
         if self.step_sizes:
             size = self.step_sizes.of(step)

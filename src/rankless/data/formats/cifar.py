@@ -115,7 +115,7 @@ def _followed(data: bytes) -> Any:
 
 
 def _taken(stack: list[Any]) -> list[Any]:
-    """Pop the last mark and the objects above it; return these objects."""
+    """Pop the last mark and the objects above it from the pickle's stack, and return these objects."""
     at = len(stack) - 1 - stack[::-1].index(_MARK)
     values = stack[at + 1 :]
     del stack[at:]
@@ -210,7 +210,7 @@ def _found(root: Path) -> tuple[_Kind | None, Path | None]:
 
 
 def _images(file: Path, key: str, classes: int) -> tuple[list[int], int]:
-    """Return the labels in a file, and the offset of its pixels."""
+    """Return the labels in a CIFAR file, and the offset of its pixels."""
     found = contents(file)
     labels, data = found.get(key), found.get("data")
     pixels = data[-1] if isinstance(data, tuple) and data else data

@@ -55,7 +55,7 @@ _AFFIXES = re.compile(
 _OTHERS = re.compile(r"^(captions|panoptic|stuff|image_info)[_-]", re.IGNORECASE)
 _SAME = 1e-6
 """An object's area is not stored if it differs from its box's area by less than this fraction."""
-_MISSING = -1  # instead of an image's number
+_MISSING = -1  # stands for the number of an image that is missing
 
 
 def recognize(root: Path) -> str:
@@ -189,7 +189,7 @@ class _Reader(ListedImages):
 
 
 def _known(numbers: Mapping[Any, int], key: Any) -> int | None:
-    """Return the number of an id. The id is tried unchanged first, because it is nearly always an integer."""
+    """Look up the number of an id, which is first tried unchanged because it is nearly always an integer."""
     number = numbers.get(key) if type(key) is int else None
     return numbers.get(identity(key)) if number is None else number
 
@@ -248,7 +248,7 @@ def _is_coco(file: Path) -> bool:
 
 
 def _stem(file: Path) -> str:
-    """Return a file name without COCO's affixes: ``instances_train2017.json`` gives ``train2017``."""
+    """Return a file name without COCO's affixes, such as ``train2017`` for ``instances_train2017.json``."""
     if file.name == _BESIDE[0]:
         return file.parent.name
     return _AFFIXES.sub("", file.stem.removesuffix(".coco")) or file.stem

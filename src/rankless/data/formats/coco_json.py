@@ -25,7 +25,7 @@ _REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Image(msgspec.Struct, gc=False):
-    """An entry of ``images`` with unchecked fields."""
+    """An entry of COCO's list ``images`` with unchecked fields."""
 
     id: Any = None
     file_name: Any = None
@@ -34,7 +34,7 @@ class Image(msgspec.Struct, gc=False):
 
 
 class Annotation(msgspec.Struct, gc=False):
-    """An entry of ``annotations``, whose ``segmentation`` is left for :func:`decoded` to decode."""
+    """An entry of COCO's list ``annotations``. :func:`decoded` decodes its ``segmentation`` on demand."""
 
     id: Any = None
     image_id: Any = None
@@ -48,7 +48,7 @@ class Annotation(msgspec.Struct, gc=False):
 
 
 class Category(msgspec.Struct, gc=False):
-    """An entry of ``categories``."""
+    """An entry of COCO's list ``categories``."""
 
     id: Any = None
     name: Any = None

@@ -55,7 +55,7 @@ _UNITS = (
 
 @dataclass(frozen=True)
 class Columns:
-    """The delimiter, and the positions of the columns in a row; None for a missing column.
+    """The delimiter of a CSV file, and the positions of its columns; None for a missing column.
 
     Attributes:
         box: the columns of a box's four numbers; None if images have one class and no boxes.
@@ -174,7 +174,7 @@ def _is_number(cell: str) -> bool:
 
 
 def is_text(name: str) -> bool:
-    """Return whether a cell was valid UTF-8, in which case it has no surrogates for invalid bytes."""
+    """Return whether a cell was valid UTF-8. Invalid bytes appear as surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 

@@ -33,9 +33,9 @@ LAYOUT = (
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _NUMBER = re.compile(r"(^|-)\d{4,}(-of-\d+)?(-[0-9a-f]{8,})?$")
 """The end of a shard's name, after the split, as in ``train-00000-of-00001`` or ``0000``."""
-_MOST = 50  # folders; more are classes
+_MOST = 50  # maximum number of folders of splits; more are folders of classes
 _HEAD = 1 << 16  # characters
-_ENOUGH = 1000  # folders that are searched for an image
+_ENOUGH = 1000  # maximum number of folders that are searched for an image
 
 
 def recognize(root: Path) -> str:
@@ -44,7 +44,7 @@ def recognize(root: Path) -> str:
         return "it is a Parquet file" if root.suffix == ".parquet" else ""
     try:
         first = next((files[0] for files in _files(root).values()), None)
-    except UserError:  # raised when it is read
+    except UserError:  # the error is raised again when the data is read
         return "it has Parquet files"
     return f"it has '{first.relative_to(root)}'" if first else ""
 
@@ -143,7 +143,7 @@ class _Lines(Table):
 
     def _of_table(self, table: csv.DictReader[str], findings: Findings) -> Iterator[Row]:
         for row in table:
-            if None in row:  # where DictReader puts further fields
+            if None in row:  # the key under which DictReader stores surplus fields
                 problem = f"more fields than the {len(table.fieldnames or ())} in the first line"
                 findings.add("not understood", f"{self.file}:{table.line_num}", problem)
             else:

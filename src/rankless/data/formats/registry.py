@@ -176,7 +176,7 @@ def also(root: str, taken: str) -> Iterator[str]:
 
 
 def _recognized(path: Path, names: Sequence[str]) -> tuple[str, str]:
-    """Return the first of the formats ``names`` that matches ``path``, and why; empty if none does."""
+    """Return the first of the formats ``names`` that matches ``path``, and why, or two empty strings."""
     return next(((name, why) for name in names if (why := format_named(name).recognize(path))), ("", ""))
 
 

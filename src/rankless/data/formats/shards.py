@@ -89,7 +89,7 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
 
 
 def first_member(shard: str) -> tuple[str, bytes]:
-    """Return the name and content of a shard's first member if it lists class names; otherwise, empty."""
+    """Return the name and content of a shard's first member if it lists class names, or empty values."""
     try:
         with (
             opened(shard) as ranges,

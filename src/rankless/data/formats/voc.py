@@ -86,7 +86,7 @@ def recognize(root: Path) -> str:
 
 
 def splits(root: Path) -> list[str]:
-    """Return the names of the splits without lists of single classes and a redundant ``trainval``."""
+    """Return the names of the splits, leaving out lists of single classes and a redundant ``trainval``."""
     return usual_order(_plain_splits(_parts(root)))
 
 
@@ -131,7 +131,7 @@ def _parts(root: Path) -> list[Part]:
 
 
 def _years(root: Path) -> list[Part]:
-    """Return ``root`` if it has VOC's layout; otherwise, the folders below it that have, sorted by name."""
+    """Return ``root`` if it has VOC's layout; otherwise, the folders below it that have this layout."""
     for folders in ([root], subfolders(root / "VOCdevkit"), subfolders(root)):
         if years := [year for folder in folders if (year := _year(folder)) is not None]:
             return years
@@ -179,7 +179,7 @@ def _has_both(folder: Path) -> bool:
 
 
 def _plain_splits(parts: list[Part]) -> list[str]:
-    """Return the splits, leaving out lists of single classes, and ``trainval`` if its halves exist."""
+    """Return the splits without lists of single classes and, if its halves exist, without ``trainval``."""
     names = dict.fromkeys(name for part in parts for name in part.lists)
     joint = {"trainval"} if {"train", "val"} <= names.keys() else set()
     return [
@@ -252,7 +252,7 @@ TITLE = "Pascal VOC"
 
 
 def read(root: Path, split: str) -> Raw:
-    """Read one split.
+    """Read one split of Pascal VOC.
 
     The class names are collected from all splits and sorted, so that every split numbers classes alike. An
     unreadable file of another split is therefore reported as well. Boxes are checked only in this split.
@@ -312,7 +312,7 @@ def _raw(made: RawBuilder, labels: Mapping[str, int], items: Sequence[tuple[str,
 
 
 def _read(file: str, findings: Findings) -> Annotation:
-    """Parse a file. If it is not an annotation, add a finding and return no objects."""
+    """Parse an XML file. If it is not an annotation, add a finding and return no objects."""
     try:
         parsed = parse(reading.read_bytes(file, reading.LABELS))
     except OSError as error:

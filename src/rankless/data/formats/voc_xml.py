@@ -40,7 +40,7 @@ class Annotation(NamedTuple):
     Attributes:
         objects: the valid objects, in the order of the file.
         size: the image's size; see :func:`rankless.data.index.raw.stated_size`.
-        problems: each problem's kind (one of :data:`rankless.data.index.findings.KINDS`) and a sentence.
+        problems: pairs of a kind from :data:`rankless.data.index.findings.KINDS` and a sentence.
         readable: False if the file is not an annotation, so that its objects are unknown.
         first_pixel: the number of the first pixel. It is 1 in Pascal VOC, and 0 in the files of CVAT and
             Label Studio, whose ``xmax`` and ``ymax`` are the right and the lower edge.

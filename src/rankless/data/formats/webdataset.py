@@ -182,7 +182,7 @@ def recognize(root: Location) -> str:
 
 
 def splits(root: Location) -> list[str]:
-    """Return the splits, named after the shards or the folders of shards."""
+    """Return the names of the splits, which come from the shards or the folders of shards."""
     return list(shards.shards_of(root))
 
 

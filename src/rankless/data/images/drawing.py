@@ -68,7 +68,7 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
-    # They grow with the root of the side: 1 px and 10 on 100 px, 2 and 13 on 400 px, 5 and 31 on 2,000 px.
+    # Both grow with the root of the side: 1 px and 10 on 100 px, 2 and 13 on 400 px, 5 and 31 on 2,000 px.
     root = (image.width * image.height) ** 0.25
     line, size = max(1, round(root / 9)), max(10, round(0.7 * root))
     frames = [_around(mark.box, line, image.size) for mark in marks]
@@ -90,7 +90,7 @@ def annotate(image: Image.Image, marks: Sequence[Mark]) -> Image.Image:
 
 
 def _ink(background: Color) -> Color:
-    """Return black or white, whichever contrasts more with ``background`` (WCAG 2: luminance 0.179)."""
+    """Return the color that contrasts more by WCAG 2: black above a luminance of 0.179, otherwise white."""
     linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in background]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return (0, 0, 0) if luminance > 0.179 else (255, 255, 255)
@@ -191,7 +191,7 @@ def place(
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Count the pixels of earlier labels and, if they are many, of the box that each candidate hides."""
+    """Count the pixels that each candidate hides of earlier labels and, if there are many, of the box."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)
@@ -199,7 +199,7 @@ def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
 
 
 def _candidates(box: Rectangle, width: float, height: float) -> Iterator[Rectangle]:
-    """Yield places above the box, in its top, below it and in its bottom, each at the left, then right."""
+    """Yield places above the box, inside its top, below it and inside its bottom, each left, then right."""
     x1, y1, x2, y2 = box
     tops = (y1 - height, y1, y2, y2 - height)
     if y1 < height:  # no room above

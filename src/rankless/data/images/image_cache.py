@@ -180,7 +180,7 @@ def _digest(annotations: Annotations) -> str:
     digest = hashlib.blake2b(annotations.path_bytes.tobytes(), digest_size=12)
     first = annotations.path(0)
     if not is_remote(first):
-        first = os.path.abspath(first)  # noqa: PTH100 - names links
+        first = os.path.abspath(first)  # noqa: PTH100 - keeps links
     digest.update(first.encode(errors="surrogateescape"))
     digest.update(annotations.path_ends.tobytes())
     digest.update(annotations.byte_ranges.tobytes())
@@ -200,7 +200,7 @@ def _load(path: Path, key: tuple[int, int, int]) -> Decoded | None:
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError):  # it is not there, or empty
+    except (OSError, ValueError):  # the file is missing or empty
         return None
     if len(mapped) < _HEADER.size:
         return None

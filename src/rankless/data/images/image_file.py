@@ -40,10 +40,10 @@ EXTENSIONS = frozenset(_FORMATS)
 """The file extensions of images, compared in lower case."""
 
 MOST_PIXELS = 178_956_970
-"""The largest image that Pillow decodes. It takes half a gigabyte, and a small file can claim any size."""
+"""The most pixels that Pillow decodes. They take half a gigabyte, and a small file can claim any size."""
 
 MOST_BYTES = 1 << 30
-"""The largest image file that is read. It is larger than any image within ``MOST_PIXELS`` needs."""
+"""The most bytes of an image file that is read, which is more than ``MOST_PIXELS`` pixels can need."""
 
 Source = str | os.PathLike[str] | BinaryIO
 """The path of a file, or an open file that begins with the image."""
@@ -57,7 +57,7 @@ _SIDEWAYS = {2, 3, 7, 8}  # … that reverse the columns …
 _TURNED = {5, 6, 7, 8}  # … and that then swap rows and columns
 
 
-class UnreadableImage(UserError):  # noqa: N818 - it is what the user sees
+class UnreadableImage(UserError):  # noqa: N818 - users see this name
     """Raised when an image file cannot be read."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
@@ -107,7 +107,7 @@ class Header(NamedTuple):
 
     def contradicts(self, path: str) -> bool:
         """Return whether the file's extension belongs to another format."""
-        ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - asked of a million files
+        ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - called for a million files
         return self.format not in _FORMATS.get(ending, (self.format,))
 
 
@@ -133,7 +133,7 @@ def too_large(length: int) -> str:
 
 def is_image(path: str | os.PathLike[str]) -> bool:
     """Return whether the file's extension is in :data:`EXTENSIONS`."""
-    return os.path.splitext(path)[1].lower() in EXTENSIONS  # noqa: PTH122 - asked of a million files
+    return os.path.splitext(path)[1].lower() in EXTENSIONS  # noqa: PTH122 - called for a million files
 
 
 def read(path: Source, *, name: str = "") -> Tensor:

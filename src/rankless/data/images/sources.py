@@ -30,7 +30,7 @@ class Readable(Protocol[Value_co]):
     """The interface of an image source, which is one link of the chain."""
 
     def read(self, index: int) -> Value_co:
-        """Return image ``index``; raises UnreadableImage."""
+        """Return image ``index``; raise UnreadableImage if it cannot be read."""
         ...
 
 
@@ -69,7 +69,7 @@ class ImageSource(ABC, Generic[Value]):
 
     @abstractmethod
     def read(self, index: int) -> Value:
-        """Return image ``index``; raises UnreadableImage."""
+        """Return image ``index``; raise UnreadableImage if it cannot be read."""
 
     @abstractmethod
     def source(self, index: int) -> str:

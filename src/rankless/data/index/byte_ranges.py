@@ -124,7 +124,7 @@ class LocalFile:
         return os.fstat(self.file).st_size
 
     def pread(self, length: int, offset: int) -> bytes:
-        """See :class:`Ranged`."""
+        """Return a byte range of the file; see :meth:`Ranged.pread`."""
         data = os.pread(self.file, length, offset)
         while len(data) < length and (more := os.pread(self.file, length - len(data), offset + len(data))):
             data += more

@@ -153,7 +153,7 @@ class Findings:
             self.add_many(kind, count, other.first.get(kind, ()))
 
     def __iter__(self) -> Iterator[tuple[str, int, list[Finding]]]:
-        """Yield (kind, count, first findings) in the order of :data:`KINDS`."""
+        """Yield each kind, its count and its first findings, in the order of :data:`KINDS`."""
         return ((kind, self.counts[kind], self.first.get(kind, [])) for kind in KINDS if kind in self.counts)
 
     def stopping(self, also: Sequence[str] = ()) -> list[str]:
