@@ -387,7 +387,8 @@ def main() -> None:
             found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
             found["rows"][name] = measured(job, python, options.limit)
             found |= {"machine": machine(), "date": time.strftime("%Y-%m-%d")}
-            RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+            text = re.sub(r"\[[^]]*\]", lambda it: " ".join(it[0].split()), json.dumps(found, indent=1))
+            RESULTS.write_text(text + "\n")
 
 
 if __name__ == "__main__":
