@@ -23,7 +23,6 @@ import numpy as np
 import numpy.testing  # older releases run lscpu in this import; here it is not inside a test
 import pytest
 import torch  # noqa: F401 - so does its import, by way of the bindings for CUDA
-from hypothesis import settings
 from PIL import Image
 
 from rankless.engine import workers
@@ -33,7 +32,7 @@ from rankless.launch import fork_server
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
 from process_server import AVAILABLE, RANKS, SERVER, STARTED, RankServer  # noqa: E402
-from thorough import EXAMPLES, THOROUGH  # noqa: E402
+import thorough  # noqa: E402, F401  # registers the profiles that test modules name
 
 if AVAILABLE:  # the ranks that tests start in their own process are forked, as those of the command are
     fork_server._running = RankServer()  # type: ignore[assignment]
@@ -132,13 +131,6 @@ def _group(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(name))
         longest[name] = max(longest.get(name, 0), length(item))
     items.sort(key=lambda item: (not groups[item].startswith("ranks-"), -longest[groups[item]]))
-
-
-# How long an example takes says how busy the machine is, not whether the code is right. Every run draws other
-# examples; where each is dear there are fewer. `make test-fast` draws few, HYPOTHESIS=thorough many.
-settings.register_profile("here", deadline=None, max_examples=EXAMPLES)
-settings.register_profile("files", max_examples=EXAMPLES if THOROUGH else EXAMPLES // 2, deadline=None)
-settings.load_profile("here")
 
 
 # What is read of data is kept; here for this session alone, and for the processes that tests start.
