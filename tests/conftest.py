@@ -31,8 +31,8 @@ from rankless.launch import fork_server
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
-from process_server import AVAILABLE, RANKS, SERVER, STARTED, RankServer  # noqa: E402
 import thorough  # noqa: E402, F401  # registers the profiles that test modules name
+from process_server import AVAILABLE, RANKS, SERVER, STARTED, RankServer  # noqa: E402
 
 if AVAILABLE:  # the ranks that tests start in their own process are forked, as those of the command are
     fork_server._running = RankServer()  # type: ignore[assignment]
