@@ -21,7 +21,7 @@ THEN = {
 
 
 def table() -> str:
-    """What stops a training first, each outcome in the order of the code."""
+    """What stops training first, each outcome in the order of the code."""
     ordered = sorted(KINDS.items(), key=lambda one: list(THEN).index(one[1].outcome))
     rows = [f"| {name} | {kind.what} | {THEN[kind.outcome]} |" for name, kind in ordered]
     return "\n".join(["| kind | so many … | then |", "|---|---|---|", *rows]) + "\n"

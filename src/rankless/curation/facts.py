@@ -79,12 +79,12 @@ class Facts:
 
     @property
     def devices(self) -> int:
-        """Number of devices that a training would use: the GPUs, or one process per core."""
+        """Number of devices that training would use: the GPUs, or one process per core."""
         return self.gpus or self.cores
 
     @property
     def machine(self) -> str:
-        """A description of the devices that a training would use."""
+        """A description of the devices that training would use."""
         return counted(self.gpus, "GPU") if self.gpus else f"{counted(self.cores, 'core')} and no GPU"
 
 

@@ -108,7 +108,7 @@ def refuse_while_opening() -> None:
     """Refuse to start training while a task is being imported."""
     if _opening:
         raise UserError(
-            "a training was started by importing the task: the ranks import the file that holds it; put the "
+            "training was started by importing the task: the ranks import the file that holds it; put the "
             'call of rankless.train under `if __name__ == "__main__":`'
         )
 

@@ -96,7 +96,7 @@ def _makers(content: Mapping[Any, Any]) -> list[str]:
     if isinstance(version, str):
         return [f"a checkpoint of PyTorch Lightning {printable(version)}"]
     if "amp" in content and "optimizer" in content:
-        return ["a checkpoint of a training with Apex or automatic mixed precision"]
+        return ["a checkpoint of a training run with Apex or automatic mixed precision"]
     return []
 
 
