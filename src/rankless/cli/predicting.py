@@ -292,7 +292,7 @@ def _is_answered(image: ImageReport) -> bool:
 
 
 def _lower_confidence(best: float, confidence: float) -> str:
-    """Return a hint about a lower confidence, to show when nothing was detected."""
+    """Return a hint to lower the confidence threshold, shown when nothing was detected."""
     if not best:
         return f"no score came near --confidence {confidence:g}; train for longer"
     steps = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)

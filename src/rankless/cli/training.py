@@ -292,7 +292,7 @@ def fix_instruction_set(name: str | None, overrides: Sequence[str], run: Path | 
 
 
 def _hosts_of(hosts: str, min_hosts: str, devices: str) -> tuple[int, list[Host]]:
-    """Return the minimum number of hosts, and the hosts; check both before slow imports."""
+    """Return the minimum number of hosts and the hosts; both are checked before the slow imports."""
     from rankless.launch.hosts.names import parse_hosts
 
     least, parsed = whole_number("--min-hosts", min_hosts), parse_hosts(hosts)

@@ -132,7 +132,7 @@ def disagreements(data: DataSet) -> list[str]:
 
 
 def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
-    """Return sentences about missing or empty splits that stop training with default settings."""
+    """Return sentences about the missing or empty splits that prevent training with the default settings."""
     problems: list[str] = []
     for split in (Data().train, Data().val):
         try:

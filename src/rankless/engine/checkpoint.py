@@ -80,7 +80,7 @@ class Copies:
         return Snapshot(snapshot.step, model, ema, training, deepcopy(dict(snapshot.state)))
 
     def _copied(self, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies of tensors of any shape, contiguous as in a file."""
+        """Return contiguous copies of the tensors, as a file stores them."""
         copied = {}
         for name, value in tensors.items():
             held = self._tensors.get((part, name))

@@ -250,7 +250,7 @@ class Failures:
                 raise
 
     def raise_first(self, stopped: bool = False) -> None:
-        """Raise the first rank's error on every rank, if there is one."""
+        """If any rank has an error, raise the lowest such rank's error on every rank."""
         mine = [type(self.error).__name__, list(self.error.problems)] if self.error else None
         gathered = self.world.gather([mine, stopped])
         answer = None

@@ -239,7 +239,7 @@ class _Loop:
             self.sinks.event("waiting", done, advice)
 
     def _report_replaced(self, done: int, mine: Sequence[Unreadable]) -> None:
-        """Report images that could not be read; every rank must call this with its own such images."""
+        """Report the images that could not be read; every rank must call this and pass its own."""
         for one in self.state.unreadable.meet(self.world, mine):
             text = f"{one.path} cannot be read ({one.reason}); others are trained on in its place"
             self.sinks.event("unreadable", done, text)

@@ -206,7 +206,7 @@ def open_journal(
     Every rank must call it.
 
     Returns:
-        The journal, or None on ranks that keep no copy or cannot write it; and warnings.
+        The journal, or None if this rank keeps no copy or cannot write it, and a list of warnings.
     """
     journal: Journal | None = None
     said: list[str] = []

@@ -61,7 +61,7 @@ class Setup:
         schedule: the schedule of the run's steps.
         state: the state, new or restored from the newest checkpoint.
         start, last: number of steps done so far, and at the end of the run.
-        messages: messages for a person before the first step, each an event and a text.
+        messages: messages to show to the user before the first step, as (event, text).
         environment: digest of the facts of this rank's environment.
     """
 

@@ -66,9 +66,9 @@ class SharedCasts:
     """Autocast for forward passes in several threads, which belong to ranks or to a rank's micro-batches.
 
     All threads of a process share autocast's cache of cast weights, and every thread that leaves autocast
-    clears it. That would change the number of casts in the passes that still run, and so the bits of their
-    gradients. Here only the last thread to leave clears it. No pass of the next step begins before all have
-    left, so no cast outlives its weights.
+    clears it. That would change the number of casts in passes that are still running, and therefore the bits
+    of their gradients. Here only the last thread to leave clears it. No pass of the next step begins before
+    all have left, so no cast outlives its weights.
     """
 
     def __init__(self) -> None:

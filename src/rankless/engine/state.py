@@ -88,7 +88,7 @@ class TrainingState:
         self.other_data = False
 
     def _wrap(self) -> None:
-        """Build the accumulator and the parameter list from the parameters and norms that are trained now."""
+        """Build the accumulator and the parameter list from the parameters and norms now being trained."""
         self.training_mode()
         self.accumulator = make_accumulator(self.task, self.model, self.statistics, self.recipe, self.world)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]

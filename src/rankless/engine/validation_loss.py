@@ -1,7 +1,7 @@
-"""The loss on the evaluation data, in addition to the scores, with the same bits on any number of ranks.
+"""The loss on the evaluation data, computed beside the scores and bit-identical on any number of ranks.
 
-A task with such a loss sets its attribute ``validation_loss``. The batches' sums and counts are the same on
-any number of ranks, and they are added exactly, so their order does not matter.
+A task with such a loss sets its attribute ``validation_loss``. The sum and the count of a batch do not depend
+on the number of ranks, and they are added exactly, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def batch_loss(
 ) -> tuple[float, float]:
     """Compute the sum and count of a batch's loss, without gradients, leaving out unreadable images.
 
-    The recipe's ``seed`` and ``first``, the index of the batch's first image, seed random draws of the loss,
-    such as the samples of Faster R-CNN.
+    The loss's random draws, such as the samples of Faster R-CNN, are seeded by the recipe's ``seed`` and by
+    ``first``, the index of the batch's first image.
     """
     if unreadable_in(batch):
         readable = getattr(batch, "readable", None)

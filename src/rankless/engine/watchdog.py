@@ -133,7 +133,7 @@ class Watchdog:
         self.notices.post(self.world.rank, json.dumps([step, at, round(seconds)]))
 
     def _name_the_late(self, step: int, seconds: float, *, is_long: bool) -> None:
-        """Report late ranks that do not wait for others; with ``is_long``, also ranks that wrote no phase."""
+        """Report late ranks that are not waiting for others; with ``is_long``, also ranks without a phase."""
         for rank, host in enumerate(self.hosts):
             notice = self.notices.read(rank)
             found: list[Any] = json.loads(notice) if notice else [-1, "", 0]

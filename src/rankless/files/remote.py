@@ -102,7 +102,7 @@ def location(root: str) -> Location:
 
 
 def content_of(file: Location, most: int) -> bytes:
-    """Return the content of a file or object, which may have at most ``most`` bytes."""
+    """Return the content of a file or object; raise an error if it is larger than ``most`` bytes."""
     if isinstance(file, Path):
         return reading.read_bytes(file, most)
     remote = RemoteFile(str(file))

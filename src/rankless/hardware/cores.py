@@ -34,7 +34,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _around(mount: Path, path: str) -> Iterator[Path]:
-    """Yield a control group's folder and its ancestors; in a container, only the ancestors may exist."""
+    """Yield a control group's folder and its ancestors; in a container, the folder itself may be missing."""
     names = [name for name in path.split("/") if name not in ("", ".", "..")]
     for count in range(len(names), -1, -1):
         yield mount.joinpath(*names[:count])

@@ -121,7 +121,7 @@ def interface_of(address: str) -> str | None:
 
 
 def mtu_of(interface: str) -> int | None:
-    """Return the largest packet that an interface sends, in bytes, or None if it is unknown."""
+    """Return the size in bytes of the largest packet that an interface can send, or None if unknown."""
     if sys.platform != "linux":
         return None
     import fcntl

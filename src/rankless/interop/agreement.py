@@ -29,8 +29,8 @@ class Limits:
     """The permitted differences between an export and PyTorch.
 
     Attributes:
-        scores: largest difference of a score or a probability.
-        boxes: largest difference of a box's side, in pixels of the input.
+        scores: largest difference in a score or a probability.
+        boxes: largest difference in the position of a box's edge, in pixels of the input.
         missing: fraction of the detections that may differ after NMS.
     """
 
@@ -50,7 +50,7 @@ class Agreement:
     Attributes:
         images: number of compared images.
         data: source of the images.
-        scores: largest difference of a score or a probability.
+        scores: largest difference in a score or a probability.
         boxes: largest difference of a box's side, in pixels of the input (of the image after NMS), or per
             1000 pixels for larger boxes; None for a classifier.
         detections: number of PyTorch's detections after NMS; None without NMS.

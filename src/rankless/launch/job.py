@@ -84,7 +84,7 @@ class Wanted:
         run: the run directory; None chooses one.
         sinks: names of the user's sinks.
         least: minimum number of hosts to continue with when others are lost.
-        dry_run_steps: number of steps of a dry run, which prints and keeps nothing; 0 for a real run.
+        dry_run_steps: number of steps of a dry run, which prints and saves nothing; 0 for a real run.
     """
 
     recipe: Recipe | None

@@ -128,7 +128,7 @@ def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
 
 
 def _take(file: io.FileIO, path: Path, how: int) -> None:
-    """Take the lock, or warn if the file system has no locks, as on some mounts of Lustre and NFS."""
+    """Take the lock, or warn if the file system does not support locks, as on some Lustre and NFS mounts."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -55,7 +55,7 @@ class PublishedFile:
 
     @property
     def checked_by(self) -> str:
-        """The checksum with which the content is compared."""
+        """The checksum that the content is verified against."""
         if not isinstance(self.source, Offer):
             return "the Hub's SHA-256"
         if not self.source.digest:

@@ -83,7 +83,7 @@ class ModelKeys:
 
 @dataclass(frozen=True, config=config)
 class Involution:
-    """Involution before the heads (Li et al., 2021); ``model.involution: 7`` sets the kernel."""
+    """Involution before the heads (Li et al., 2021); ``model.involution: 7`` sets the kernel size to 7."""
 
     kernel: Annotated[Literal[0, 3, 5, 7], NoBool] = 0
     """Side of the kernels in pixels; 0 disables involution."""

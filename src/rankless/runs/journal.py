@@ -137,10 +137,10 @@ def _kept(path: Path, step: int, *, unscored: bool) -> tuple[list[str], int, int
 
 
 def soundness(path: Path, step: int, *, unscored: bool) -> tuple[int, int, int]:
-    """Rate a copy of the journal for a run that continues after ``step``; a greater rating is better.
+    """Rate a copy of the journal for a run that continues after ``step``; higher is better.
 
-    The copy with more steps and evaluations is better, then the one with fewer damaged lines, then the longer
-    one.
+    Copies with more steps and evaluations rate higher. Ties go to the copy with fewer damaged lines, then to
+    the longer one.
     """
     try:
         lines, numbers, damaged = _kept(path, step, unscored=unscored)

@@ -50,7 +50,7 @@ def copy_paste(sample: Sample, other: Sample, size: tuple[int, int], rng: np.ran
 
 
 def _object(sample: Sample, number: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the scaled pixels that one box touches, uint8 (3, h, w), and the box in these pixels, (4,)."""
+    """Return the scaled crop that one box covers, uint8 (3, h, w), and the box in the crop's pixels, (4,)."""
     height, width = sample.image.shape[-2:]
     x1, y1, x2, y2 = sample.boxes[number].tolist()
     left, top = max(0, int(x1)), max(0, int(y1))

@@ -36,12 +36,12 @@ def mosaic(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Place image ``index`` and three others on one input.
 
-    Zoom, shift, warp and mirroring apply to the whole mosaic; colors change image by image. A box is dropped
-    if less than ``options.mosaic_min_area`` of it remains.
+    Zoom, shift, warp and mirroring apply to the whole mosaic; color changes apply to each image separately. A
+    box is dropped if less than ``options.mosaic_min_area`` of it remains.
 
     Args:
         read: a function that returns an image by its index; it is called only for visible tiles.
-        index: the image that the input is made for, which is one of the four tiles.
+        index: the image to build the input for, which becomes one of the four tiles.
         among: the indices that the other images are drawn from, including ``index``.
         size: the input's (H, W) in pixels.
         options: the strength of each step; zero turns a step off without changing the draws of the others.

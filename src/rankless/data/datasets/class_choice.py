@@ -105,7 +105,7 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Itera
 
 
 def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) -> list[str]:
-    """Return a sentence that counts the omitted boxes or images."""
+    """Return a sentence that says how many boxes or images were omitted."""
     if not left_out:
         return []
     what = ("box", "boxes") if whole.has_boxes else ("image", "images")

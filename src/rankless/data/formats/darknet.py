@@ -127,7 +127,7 @@ def splits(root: Path) -> list[str]:
 
 
 def _without_tests(described: Description) -> list[str]:
-    """Return the described test splits that do not exist, because Roboflow always describes one."""
+    """Return the test splits that are declared but do not exist; Roboflow always declares one."""
     given = described.splits.items()
     return [name for name, paths in given if is_for_tests(name) and not any(map(described.resolve, paths))]
 

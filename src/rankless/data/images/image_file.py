@@ -177,7 +177,7 @@ def header(path: Source, *, name: str = "") -> Header:
 
 
 def sideways(path: Source) -> bool:
-    """Return whether the EXIF orientation turns the image by 90°; False if its header is unreadable."""
+    """Return whether the EXIF orientation rotates the image by 90°; False if its header is unreadable."""
     try:
         return header(path).turned
     except UnreadableImage:

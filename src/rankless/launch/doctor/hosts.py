@@ -33,7 +33,7 @@ def lost(member: Member, way: Way) -> Check:
 
 
 def alike(members: Sequence[Member]) -> list[Check]:
-    """Check that the hosts' versions, devices, processors and data are equal."""
+    """Check that all hosts have the same versions, devices, processors and data."""
     must, may = preflight.differences(members), preflight.rounding(members)
     found = [error("alike", f"{d.what}: {d.values}", d.fix) for d in must]
     found += [warning("alike", f"{d.what}: {d.values}; they round differently", d.fix) for d in may]

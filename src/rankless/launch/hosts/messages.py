@@ -188,7 +188,7 @@ class Reach(Command[Value[dict[str, dict[str, Any]]]]):
 
 
 class OpenStore(Command[Value[int]]):
-    """A command to open the store at which the ranks of the next round meet; the answer is its port."""
+    """A command to open the store where the ranks of the next round meet; the reply is the store's port."""
 
     address: str
 

@@ -149,7 +149,7 @@ def differences(members: Sequence[Member]) -> list[Difference]:
 
 
 def rounding(members: Sequence[Member]) -> list[Difference]:
-    """Return the differences between hosts that may change bits."""
+    """Return the differences between the hosts that could change the bits of the results."""
     found = []
     for section, name, label in (
         ("hardware", "device", "the device"),
@@ -237,7 +237,7 @@ def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
 
 
 def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
-    """Return the run, before its hosts are compared, and the host with the newest checkpoint."""
+    """Return the run and the host with the newest checkpoint; the hosts have not been compared yet."""
     run = wanted.run or _choose_run(pool, wanted.name)
     newest = _newest_holder(pool, run, resume=wanted.resume)
     recipe = wanted.recipe

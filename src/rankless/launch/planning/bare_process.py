@@ -1,10 +1,10 @@
 """A process that trains a recipe with a plain PyTorch loop, as a reference for ``rankless benchmark``.
 
-The loop uses the same model, loss, memory layout, optimizer and average as Rankless. It keeps the images of a
-step in memory, allows nondeterministic kernels and writes no journal. The process reads the resolved recipe
-(JSON) and a number of threads, then requests ``[images, precision, steps]``: each step trains the full batch
-in parts of this many images. A precision such as ``pure-bf16`` also converts weights and optimizer state, as
-Apex's O3 does.
+The loop uses the same model, loss, memory layout, optimizer and weight averaging as Rankless. It keeps the
+images of a step in memory, allows nondeterministic kernels and writes no journal. The process reads the
+resolved recipe (JSON) and a number of threads, and then a series of requests, ``[images, precision, steps]``:
+each step trains the full batch in parts of this many images. A precision such as ``pure-bf16`` also converts
+weights and optimizer state, as Apex's O3 does.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class _Steps:
             yield batch
 
     def _scaled(self, loss: Any) -> Any:
-        """Return the scaled loss; the engine calls this between forward and backward pass."""
+        """Return the scaled loss; the engine calls this between the forward and backward passes."""
         self.clock.end("forward")
         return self.state.scaler.scale(loss)
 

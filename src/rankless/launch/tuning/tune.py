@@ -68,7 +68,7 @@ class TrialOutput:
         self._path.unlink(missing_ok=True)
 
     def began(self, trial: Trial) -> None:
-        """Show that a trial starts or resumes."""
+        """Show that a trial is starting or resuming."""
         self._run = self._record.run(trial.number)
         if self._is_live:
             self._print(self._record.row(trial), end="\r")
