@@ -56,7 +56,7 @@ _store: ContextVar[Path | None] = ContextVar("store", default=None)
 
 @contextlib.contextmanager
 def storing_in(folder: Path) -> Iterator[None]:
-    """Within the context, let scans cache their chunks in ``folder`` and reuse chunks that are still valid."""
+    """In the context, let scans cache their chunks in ``folder`` and reuse chunks that are still valid."""
     before = _store.set(folder)
     try:
         yield
