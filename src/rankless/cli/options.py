@@ -363,10 +363,11 @@ def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) ->
 
 def _fine_tuning(recipe: Recipe) -> list[str]:
     """Return overrides for the number of training images; none if the data cannot be read here."""
-    from rankless.curation.fine_tuning import knows, words
-    from rankless.tasks import open_task, resolve_recipe
-
     try:
+        check_recipe(recipe, begins=True)  # before PyTorch is imported
+        from rankless.curation.fine_tuning import knows, words
+        from rankless.tasks import open_task, resolve_recipe
+
         task = open_task(resolve_recipe(recipe))
         return words(len(task.training_data()), known=knows(recipe.model.pretrained, task.class_names))
     except UserError:
