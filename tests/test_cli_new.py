@@ -162,12 +162,13 @@ def test_weights_that_do_not_suit_the_data_are_refused(flowers, weights, capsys)
     for name, reason in (
         ("d.safetensors", "a detector, but flowers has a class for each image: expected a classifier"),
         ("none.safetensors", "no such file"),
+        ("", "--pretrained is '': expected a run, a weights file"),
     ):
         assert cli.main(["new", "flowers", "--pretrained", name]) == 2
         assert reason in capsys.readouterr().err
         assert not Path("flowers.yaml").exists()
         assert cli.main(["train", "flowers", f"model.pretrained={name}"]) == 2
-        assert reason in capsys.readouterr().err
+        assert not name or reason in capsys.readouterr().err
     assert not Path("runs").exists()
 
 

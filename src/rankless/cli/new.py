@@ -43,13 +43,13 @@ def new(
     format: Format = "auto",
     classes: Classes = "auto",
     pretrained: Annotated[
-        str,
+        str | None,
         Parameter(
             help="Fine-tune these weights, a run, a file or a published name, which bring their network.",
             metavar="WEIGHTS",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     force: Force = False,
 ) -> int:
     """Write a recipe for a data set and this machine, with the reason for each value."""
@@ -58,6 +58,11 @@ def new(
     file = out or Path(f"{name_of(root)}.yaml")
     if file.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"--out {file}: expected a name that ends in .yaml or .yml")
+    if pretrained in ("", "published"):
+        raise UserError(
+            f"--pretrained is '{pretrained}': expected a run, a weights file, or a name such as "
+            "published/yolov4-tiny; give one, or leave the option out to train from scratch"
+        )
     outputs = Outputs([file], verb=None, force=force)  # before the data is read
     from rankless.curation.data_set import known_format, spare
     from rankless.curation.facts import facts_of
@@ -67,11 +72,11 @@ def new(
     facts = facts_of(root, file.with_name(f"{file.stem}-split"), format, classes=chosen_classes(classes))
     if pretrained:
         _check_weights(pretrained, facts)
-    written = text(facts, str(file), pretrained)
+    written = text(facts, str(file), pretrained or "")
     with outputs.writing(file) as part:
         part.write_text(written, encoding="utf-8", errors="surrogateescape")
     _say_facts(facts)
-    say(f"recipe: {file} ({counted(len(settings(facts, pretrained)), 'key')}, each with its reason)")
+    say(f"recipe: {file} ({counted(len(settings(facts, pretrained or '')), 'key')}, each with its reason)")
     say(f"train it: rankless train {shlex.quote(str(file))}")
     return 0
 
