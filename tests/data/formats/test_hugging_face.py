@@ -123,7 +123,7 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
     for number in range(40):
         saved(tmp_path / f"train-{number:05}.parquet", image=pa.array(ENCODED, IMAGE), label=["cat"])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = {int(name) for name in os.listdir("/proc/self/fd")}  # other tests leave gaps between them
+    used = {int(each.name) for each in Path("/proc/self/fd").iterdir()}  # with gaps, which other tests leave
     *_, last = itertools.islice((number for number in itertools.count() if number not in used), 20)
     resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))
     try:
