@@ -162,14 +162,20 @@ def test_weights_that_do_not_suit_the_data_are_refused(flowers, weights, capsys)
     for name, reason in (
         ("d.safetensors", "a detector, but flowers has a class for each image: expected a classifier"),
         ("none.safetensors", "no such file"),
-        ("", "--pretrained is '': expected a run, a weights file"),
     ):
         assert cli.main(["new", "flowers", "--pretrained", name]) == 2
         assert reason in capsys.readouterr().err
         assert not Path("flowers.yaml").exists()
         assert cli.main(["train", "flowers", f"model.pretrained={name}"]) == 2
-        assert not name or reason in capsys.readouterr().err
+        assert reason in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("name", ["", "published"])
+def test_weights_without_a_name_are_refused_before_the_data_is_read(name, flowers, capsys):
+    assert cli.main(["new", "flowers", "--pretrained", name]) == 2
+    assert f"--pretrained is '{name}': expected a run, a weights file" in capsys.readouterr().err
+    assert not Path("flowers.yaml").exists() and not Path("flowers-split").exists()
 
 
 @pytest.mark.processes

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankless.hardware.instruction_set import is_limited, variables
 from rankless.hardware.portable import PortableFunctions
+from rankless.hardware.precision import autocast
 
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[float], float]]] = {
     "sqrt": (torch.sqrt, math.sqrt),
@@ -67,3 +69,20 @@ def test_other_arguments_reach_pytorch() -> None:
         assert torch.equal(torch.pow(2.0, torch.tensor([3.0])), torch.tensor([8.0]))
         assert torch.equal(torch.tensor([3.0]) ** 2, torch.tensor([9.0]))
         assert torch.equal(torch.tensor([4]).sqrt(), torch.tensor([2.0]))
+
+
+@pytest.mark.parametrize("isa", ["native", "avx2"])
+def test_forward_passes_use_the_replacements_if_the_libraries_are_limited(
+    isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in variables("avx2"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables(isa).items():
+        monkeypatch.setenv(name, value)
+    is_limited.cache_clear()
+    try:
+        with autocast("fp32", torch.device("cpu")):
+            root = torch.rand(4, requires_grad=True).sqrt()
+    finally:
+        is_limited.cache_clear()
+    assert ("SquareRoot" in type(root.grad_fn).__name__) == (isa == "avx2")

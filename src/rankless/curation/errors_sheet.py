@@ -11,7 +11,7 @@ import torch
 
 from rankless.curation import contact_sheet
 from rankless.curation.model_errors import Box, Mistake, ModelErrors, Opened, WrongImage
-from rankless.curation.sampling import Selection, Shown, picture
+from rankless.curation.sampling import Selection, Shown, pil_image
 from rankless.data.images.drawing import Mark
 from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import counted
@@ -95,7 +95,7 @@ def _cell(
     except UnreadableImage:
         return Shown(None, [], caption, frozenset(), heading)
     pixels, reduced = (read, 1) if isinstance(read, torch.Tensor) else (read.image, read.reduced)
-    drawn = picture(pixels)
+    drawn = pil_image(pixels)
     marks = [mark for one in mistakes for mark in _marks(errors, one, reduced)]
     if near and marks:
         x1, y1, x2, y2 = marks[0].box

@@ -1,4 +1,4 @@
-"""The values of a fine-tuning that follow from the number of training images.
+"""The values of fine-tuning that depend on the number of training images.
 
 For some 200 images they are those of the shipped recipe ``fine-tune``. docs/weights.md has the measurements.
 """
@@ -14,7 +14,7 @@ from rankless.recipe.recorded import classes_of
 EPOCHS = 3
 """Least number of epochs, for data sets that are so large that few epochs have enough steps."""
 
-_FEW = 100  # training images, below which batches, the rate and freezing are those for few images
+_FEW = 100  # training images; with fewer, the batch is smaller and the rate differs
 _LONG = 2000  # steps of a run that is long enough for an average of the last 500
 
 
@@ -30,13 +30,13 @@ def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
     epochs = max(round(30 * math.sqrt(200 / images)), EPOCHS)
     steps = -(-epochs * images // batch)
     yield Setting("model.freeze", "10%", "New heads would first pull the backbone in random directions.")
-    why = "Small, for more steps in an epoch of few images." if is_few else "As for 200 images."
+    why = "Small, for more steps in an epoch of few images." if is_few else "An epoch has enough steps."
     yield Setting("batch.images", batch, why)
     yield Setting("batch.micro", batch // 2, "Up to 2 devices share a step, a micro-batch each.")
     why = f"{steps:,} steps. Four times the images would have half the epochs."
     yield Setting("epochs", epochs, why)
     yield Setting("optim.name", "adamw", "SGD at the rate of training from scratch destroys what was known.")
-    rate, why = 0.001, "As for 200 images."
+    rate, why = 0.001, "0.0005 taught new heads more slowly."
     if is_few and known:
         rate, why = 0.0005, "Keeps what the weights know of these classes: 0.001 lost some with ten images."
     elif is_few:

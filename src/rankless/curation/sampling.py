@@ -164,7 +164,7 @@ def _as_stored(whole: Annotations, index: int) -> Shown:
     labels, caption = whole.labels[rows].tolist(), Path(whole.path(index)).name
     names = [whole.class_names[label] for label in labels]
     if not whole.has_boxes:
-        return Shown(picture(image), [], f"{names[0]} · {caption}", frozenset(labels))
+        return Shown(pil_image(image), [], f"{names[0]} · {caption}", frozenset(labels))
     flags = whole.flags[rows].tolist()
     texts = [
         name + (" (difficult)" if flag & DIFFICULT else "") + (" (crowd)" if flag & CROWD else "")
@@ -191,7 +191,7 @@ def _as_trained(examples: Any, names: tuple[str, ...], index: int) -> Shown:
         first = sorted(target, key=lambda label: (target[label], label), reverse=True)
         parts = [f"{names[label]}: {target[label]:.0%}" for label in first[:3]]
         classes = ", ".join(parts) if len(parts) > 1 else names[first[0]]
-        return Shown(picture(item.image), [], f"{classes} · {source}", frozenset(target))
+        return Shown(pil_image(item.image), [], f"{classes} · {source}", frozenset(target))
     raise UserError("--augmented shows the tasks detect and classify; this recipe has a custom task")
 
 
@@ -202,9 +202,9 @@ def _shown(
         Mark((x1, y1, x2, y2), text, label)
         for (x1, y1, x2, y2), text, label in zip(boxes, texts, labels, strict=True)
     ]
-    return Shown(picture(image), marks, caption, frozenset(labels))
+    return Shown(pil_image(image), marks, caption, frozenset(labels))
 
 
-def picture(image: Tensor) -> Image.Image:
+def pil_image(image: Tensor) -> Image.Image:
     """Convert an image, uint8 (3, H, W), to a Pillow image."""
     return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())

@@ -81,10 +81,10 @@ class Checks:
         """Return the micro-batches that ``rank`` draws before its own micro-batches."""
         return [self.compared(step, rank, attempt).other] if self.is_due(step) else []
 
-    def votes(self, step: int, attempt: int, told: Sequence[Sequence[str]]) -> Votes:
+    def votes(self, step: int, attempt: int, gathered: Sequence[Sequence[str]]) -> Votes:
         """Group the ranks' digests by micro-batch and weights."""
         found: dict[int, list[tuple[int, str]]] = {_WEIGHTS: []}
-        for rank, (own, other, weights) in enumerate(told):
+        for rank, (own, other, weights) in enumerate(gathered):
             compared = self.compared(step, rank, attempt)
             for what, seen in ((compared.own, own), (compared.other, other), (_WEIGHTS, weights)):
                 if seen:  # otherwise the rank could not read the images, which is reported elsewhere
@@ -203,8 +203,8 @@ class Alarm:
         compared = self.checks.compared(step, self.world.rank, attempt)
         scale = self.state.scaler.scale
         totals = self.state.accumulator.run(step, batches, scale, flags, compared)
-        told = self.world.all_gather([*totals.opinions, weights])
-        return totals, self.checks.votes(step, attempt, told)
+        gathered = self.world.all_gather([*totals.opinions, weights])
+        return totals, self.checks.votes(step, attempt, gathered)
 
     def _act(self, step: int, finding: Finding) -> None:
         """Report a finding; if the run cannot continue as it is, end it or its current round."""
