@@ -479,7 +479,7 @@ def test_a_training_takes_what_a_check_calls_fine(tmp_path, capsys, monkeypatch,
     _read_data(recipe)
     test = next((x for x in splits if x.startswith("test")), "")
     said = " ".join(examine("mine", "val").about)
-    assert (f"so its '{test}' is taken as 'val'" in said) is ("val" not in splits)
+    assert (f"so its '{test}' is used as 'val'" in said) is ("val" not in splits)
 
 
 def test_formats_that_can_only_be_read_are_not_offered_for_writing(capsys, tmp_path):
