@@ -371,7 +371,7 @@ def test_a_image_of_the_data_is_never_replaced(cells, capsys, verb, force):
         words = [verb, cells, "--out", out, *(["--force"] if force else [])]
         assert cli.main(["data", *words]) == 2
         said = capsys.readouterr().err
-        expected = "is an input of this command" if force else "--force to replace what is there"
+        expected = "is an input of this command" if force else "--force to replace existing files"
         assert said.startswith((f"error: {out}: is ", f"error: {out}: already exists"))
         assert expected in said
     assert snapshot(cells) == before and Path("linked.png").is_symlink()

@@ -371,7 +371,9 @@ def get(
         wanted = published.named(name)
         path, sha256 = published.fetch(wanted)
         confirmed = wanted.checked_by != "unconfirmed"
-        checked = f"checked ({wanted.checked_by})" if confirmed else "unconfirmed: no source publishes it"
+        checked = (
+            f"checked ({wanted.checked_by})" if confirmed else "unconfirmed: its checksum is not published"
+        )
         about = f"{checked}; license: {wanted.license}"
         model, default = wanted.models[0], published.named(wanted.models[0]) == wanted
         use = f"model.name={model} model.pretrained=published{'' if default else f'/{wanted.name}'}"

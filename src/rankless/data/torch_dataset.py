@@ -145,8 +145,8 @@ def _check(dataset: Any) -> None:
         callable(getattr(dataset, name, None)) for name in ("__len__", "__getitem__")
     ):
         raise UserError(
-            f"{_named(dataset)}: it is not map-style; expected __len__ and __getitem__, because any rank may load "
-            "any item; make items accessible by index"
+            f"{_named(dataset)}: it is not map-style; expected __len__ and __getitem__, because any rank may "
+            "load any item; make items accessible by index"
         )
     if not len(dataset):
         raise UserError(f"{_named(dataset)}: it has no items; expected at least one; check its folder")

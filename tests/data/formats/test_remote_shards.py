@@ -187,7 +187,7 @@ def test_a_server_that_goes_on_failing_is_a_sentence(server: str) -> None:
         content(data, 0)
     assert len(Handler.failures) == 45
     Handler.failures = [403]
-    with pytest.raises(UnreadableImage, match=r"its server does not let us read it \(403\)"):
+    with pytest.raises(UnreadableImage, match=r"its server denies access \(403\)"):
         content(data, 1)
 
 

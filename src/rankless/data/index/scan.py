@@ -103,8 +103,8 @@ def scan(
             return _scanned(work, parts, Path(folder), cores, what)
         except NotStored as error:
             raise UserError(
-                f"the results of reading {what} cannot be stored ({error}); set RANKLESS_CACHE or TMPDIR to a "
-                "folder that has room and that this user may write to"
+                f"the results of reading {what} cannot be stored ({error}); set RANKLESS_CACHE or TMPDIR to "
+                "a folder that has room and that this user may write to"
             ) from error
 
 
