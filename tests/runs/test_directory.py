@@ -79,7 +79,9 @@ def test_links_replace_nobodys_files_and_are_never_needed(
     for name in ("best", "last"):
         run.point(name, 5)
     assert (tmp_path / "best.safetensors").read_text() == "mine" and link(run, "last") == "elsewhere"
-    with pytest.raises(UserError, match="a link to elsewhere, which does not exist; expected a run directory"):
+    with pytest.raises(
+        UserError, match="a link to elsewhere, which does not exist; expected a run directory"
+    ):
         weights_of(tmp_path / "last.safetensors")
 
     def unsupported(*_: object) -> None:
