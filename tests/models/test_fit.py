@@ -105,7 +105,7 @@ def test_a_partial_fit_takes_what_fits_and_lists_the_rest():
     for name, tensor in fitted.state.items():
         assert torch.equal(tensor, own[name] + name.endswith("weight")), name
     text = "\n".join(fitted.notes)
-    assert "2 of the model's 4 tensors are loaded (1 missing, 30 unexpected, 1 of another shape)" in text
+    assert "2 of the model's 4 tensors are loaded (1 missing, 30 unexpected, 1 with another shape)" in text
     assert text.count("  unexpected ") == 20 and "… and 10 more unexpected" in text
 
 
