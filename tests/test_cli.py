@@ -185,7 +185,7 @@ def test_the_module_runs():
         ),
         (
             ["train", "--resume", "--run", "gone"],
-            "gone: nothing to resume, there is no recipe.yaml",
+            "gone: nothing to resume: there is no recipe.yaml",
         ),
         (["train", "digts"], "no recipe 'digts'"),
         (["train", "ssdlite320"], "see: rankless recipes, and for model.name: rankless models"),

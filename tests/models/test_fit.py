@@ -81,7 +81,7 @@ def test_a_strict_fit_tells_what_does_not():
         fit(own, found, source="w.pt")
     lines = str(error.value).splitlines()
     assert lines[0].startswith(
-        "w.pt: the weights do not fit the model (1 missing, 1 unexpected, 2 of another"
+        "w.pt: the weights do not fit the model (1 missing, 1 unexpected, 2 with another"
     )
     assert sorted(lines[1:]) == sorted(
         [
