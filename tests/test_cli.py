@@ -185,7 +185,7 @@ def test_the_module_runs():
         ),
         (
             ["train", "--resume", "--run", "gone"],
-            "gone: nothing to resume, there is no recipe.yaml",
+            "gone: nothing to resume: there is no recipe.yaml",
         ),
         (["train", "digts"], "no recipe 'digts'"),
         (["train", "ssdlite320"], "see: rankless recipes, and for model.name: rankless models"),
@@ -329,7 +329,7 @@ def test_device_is_cpu_or_cuda(monkeypatch, capsys, tmp_path, command):
     words = [*command.split(), *(["digits", "epochs=x"] if command in ("train", "verify") else [])]
     for wrong in ("0", "cuda:1", "gpu"):
         said, *_ = problems(capsys, *words, "--device", wrong)
-        assert said.startswith(f"--device has '{wrong}': expected cpu, cuda or auto; GPUs are named by --de")
+        assert said.startswith(f"--device has '{wrong}': expected cpu, cuda or auto; --devices selects GPUs")
     assert "--device" not in problems(capsys, *words, "--device", "cuda")[0]
     assert compute_device().type == "cuda"
     assert "--device" not in problems(capsys, *words, "--device", "cpu")[0]

@@ -96,7 +96,7 @@ def test_help_names_every_command_with_an_example(capsys):
             "--format is 'yolov8': expected one of auto, ",
         ),
         (["check", "cells", "--split", "tset"], "tset"),
-        (["check", "cells", "--out", "new"], "--out says where --fix writes"),
+        (["check", "cells", "--out", "new"], "--out applies only with --fix"),
         (["check", "cells", "--fix", "--out", "cells"], "--out cells: it already exists"),
         (["stats", "cells", "--out", "stats.doc"], "ends in one of .png, .jpg, "),
         (["show", "cells", "epochs=1"], "'epochs=1'"),
@@ -131,9 +131,9 @@ def test_help_names_every_command_with_an_example(capsys):
         (["split", "cells", "--out", "new", "--group", "["], "--group is '['"),
         (["split", "cells", "--out", "pets"], "--out pets: it already exists"),
         (["split", "cells", "--out", "new", "--group", "images"], "all 10 images into one group, 'images'"),
-        (["split", "cells", "--out", "cells/new"], "--out cells/new: it lies in the data set cells"),
-        (["convert", "cells", "--to", "coco", "--out", "cells/a/b"], "lies in the data set cells"),
-        (["pack", "cells", "--out", "cells/../cells/shards"], "lies in the data set cells"),
+        (["split", "cells", "--out", "cells/new"], "--out cells/new: it is inside the data set cells"),
+        (["convert", "cells", "--to", "coco", "--out", "cells/a/b"], "is inside the data set cells"),
+        (["pack", "cells", "--out", "cells/../cells/shards"], "is inside the data set cells"),
         (["pack", "cells", "--out", "new", "--shard-size", "big"], "--shard-size has 'big'"),
         (["pack", "cells", "--out", "pets"], "--out pets: it already exists"),
     ],
@@ -199,7 +199,7 @@ def test_check_and_fix(cells, capsys):
     assert "✗ over the edge: 1 box reaches over the edge of the image (training clips them)" in said
     assert "✗ unreadable image: 1 image cannot be read (training stops)" in said
     assert "between the splits\n  ✗ same in two splits: 1 image is in two splits, byte for byte" in said
-    assert "\nwrong: 4 findings (✗); fix what stops training by hand, or --fix --drop-invalid" in said
+    assert "\nwrong: 4 findings (✗); fix by hand the findings that stop training" in said
     quick = report(capsys, "check", cells, "--quick", code=1)
     assert list(quick["splits"]["train"]["findings"]) == ["class out of range", "over the edge"]
     fixed = report(capsys, "check", cells, "--fix", "--drop-invalid", code=1)["fixed"]
@@ -371,7 +371,7 @@ def test_a_image_of_the_data_is_never_replaced(cells, capsys, verb, force):
         words = [verb, cells, "--out", out, *(["--force"] if force else [])]
         assert cli.main(["data", *words]) == 2
         said = capsys.readouterr().err
-        expected = "is an input of this command" if force else "--force to replace what is there"
+        expected = "is an input of this command" if force else "--force to replace existing files"
         assert said.startswith((f"error: {out}: is ", f"error: {out}: already exists"))
         assert expected in said
     assert snapshot(cells) == before and Path("linked.png").is_symlink()
@@ -479,7 +479,7 @@ def test_a_training_takes_what_a_check_calls_fine(tmp_path, capsys, monkeypatch,
     _read_data(recipe)
     test = next((x for x in splits if x.startswith("test")), "")
     said = " ".join(examine("mine", "val").about)
-    assert (f"so its '{test}' is taken as 'val'" in said) is ("val" not in splits)
+    assert (f"so its '{test}' is used as 'val'" in said) is ("val" not in splits)
 
 
 def test_formats_that_can_only_be_read_are_not_offered_for_writing(capsys, tmp_path):

@@ -40,7 +40,7 @@ def problems(capsys, *words):
 def test_new_writes_a_recipe(flowers, capsys):
     assert cli.main(["new", "flowers"]) == 0
     said = capsys.readouterr().out
-    assert "flowers: classification, 20 images to train on and 4 to score on, 2 classes" in said
+    assert "flowers: classification, 20 images for training and 4 for validation, 2 classes" in said
     assert said.endswith("train it: rankless train flowers.yaml\n")
     recipe = load.load("flowers.yaml")
     assert (recipe.task, recipe.data.root, recipe.model.image_size) == ("classify", "flowers", 32)
@@ -98,7 +98,7 @@ def test_a_folder_without_data_is_no_recipe(flowers, capsys):
 def test_a_misspelt_folder_and_a_run_directory_are_no_recipes(flowers, capsys):
     for word in ("flwoers", "flwoers/"):
         (line,) = problems(capsys, "train", word)
-        assert line.endswith("a folder with data is taken as well; did you mean 'flowers'?")
+        assert line.endswith("a folder with data is also accepted; did you mean 'flowers'?")
     Path("runs/s").mkdir(parents=True)
     Path("runs/s/recipe.yaml").write_text("epochs: 2\n")
     (line,) = problems(capsys, "train", "runs/s")
@@ -185,7 +185,7 @@ def test_train_takes_a_folder_with_data(flowers, forked):
     done = forked("-m", "rankless", "train", *words, cwd=Path.cwd(), seconds=240)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^ +task=classify model.name=resnet18 ", done.stdout, re.MULTILINE)
-    assert "to see why, and to change them: rankless new flowers" in done.stdout
+    assert "to see the reasons, and to change the values: rankless new flowers" in done.stdout
     recorded = load.load("runs/flowers/recipe.yaml")
     assert (recorded.epochs, recorded.batch.micro, recorded.optim.lr) == (2, 16, 0.0125)
     assert not Path("flowers.yaml").exists()

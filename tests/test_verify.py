@@ -67,8 +67,8 @@ def recipe(task: str, file: str) -> Recipe:
     [
         ("Honest", None),
         ("LossByRank", "step 1, model/"),
-        ("ScoreByRank", "the scores after step 2 (beside the first world)"),
-        ("BufferByRank", "step 1, model/images_seen and 1 more (rank 1 beside rank 0)"),
+        ("ScoreByRank", "the scores after step 2 (compared with the first world)"),
+        ("BufferByRank", "step 1, model/images_seen and 1 more (rank 1 compared with rank 0)"),
     ],
 )
 def test_it_tells_where_worlds_part(small_recipe: str, task: str, difference: str | None) -> None:

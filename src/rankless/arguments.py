@@ -1,4 +1,4 @@
-"""Argument types of the Python API, which accepts one value or several, and paths or strings."""
+"""Argument types of the Python API: arguments may be one value or several, paths or strings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Overrides = str | Sequence[str]
 
 
 def several(given: Text | Sequence[Text | int]) -> list[str]:
-    """Return the values as strings; a single string is one value, not a sequence of letters.
+    """Return the values as strings; a single string counts as one value.
 
     Examples:
         >>> several("optim.lr=0.1"), several([Path("a.jpg"), "b.jpg", 3])

@@ -34,9 +34,9 @@ class UserError(Exception):
     """One or more problems with the user's input. The command line prints them and exits with 2.
 
     Args:
-        problems: one sentence, or several; each is printed on a separate line. Control characters are
-            escaped, except for a line break before indented text. Long sentences and lists are shortened,
-            with a note about the missing part.
+        problems: one or more sentences, each printed on its own line. Control characters are escaped, except
+            for a line break before indented text. Long sentences and lists are shortened, with a note about
+            the missing part.
     """
 
     exit_code = 2
@@ -55,7 +55,7 @@ class UserError(Exception):
 
 
 class TaskError(UserError):
-    """An error in the user's own code, with the lines that raised it. The command line exits with 1."""
+    """An error in the user's own code, with the lines that raised it. The command line exits with code 1."""
 
     exit_code = 1
 
@@ -64,7 +64,7 @@ class TaskError(UserError):
 
 
 class OutputError(UserError):
-    """Raised when a command's output cannot be written. The command line exits with 1."""
+    """Raised when a command's output cannot be written. The command line exits with code 1."""
 
     exit_code = 1
 
@@ -122,7 +122,7 @@ def of_the_system(error: BaseException) -> UserError | None:
         return UserError(f"{_name(error.filename)}: {reason}; fix it, or give another path")
     if isinstance(error, UnicodeEncodeError) and HARMFUL.search(error.object, error.start, error.end):
         where = escaped(error.object[max(error.start - 60, 0) : error.end + 60])
-        return UserError(f"'{where}': is not UTF-8 and cannot be written here; give another name or path")
+        return UserError(f"'{where}': not valid UTF-8, so it cannot be written; give another name or path")
     if isinstance(error, OSError) and error.errno in _FULL:
         return UserError(f"{error.strerror or error}; make room, and start again")
     if isinstance(error, MemoryError):
@@ -179,7 +179,7 @@ def escaped(text: str) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a text with its middle left out if it is longer than ``longest`` characters."""
+    """Return the text; if it is longer than ``longest`` characters, the middle is left out."""
     if len(text) <= longest:
         return text
     head, tail = longest * 2 // 3, longest // 4
@@ -208,7 +208,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _name(filename: object) -> str:
-    """Return the name of an ``OSError``'s file, given as text, bytes, a path or a file descriptor."""
+    """Return the file name in an ``OSError``, which may be text, bytes, a path or a file descriptor."""
     return (
         os.fsdecode(filename) if isinstance(filename, str | bytes | os.PathLike) else f"open file {filename}"
     )
@@ -221,7 +221,7 @@ def _lines(lines: list[str]) -> str:
 
 
 def _named(character: str) -> str:
-    r"""Return a character's escape sequence as in Python; ``\xff`` for a byte that is not UTF-8."""
+    r"""Return the escape sequence of a character as in Python; a byte that is not UTF-8 becomes ``\xff``."""
     if "\udc80" <= character <= "\udcff":
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

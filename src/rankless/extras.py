@@ -9,7 +9,7 @@ from rankless.errors import UserError
 
 
 def needed(module: str, extra: str, where: str) -> Any:
-    """Import and return a module of an optional library, which the given ``extra`` of this package installs.
+    """Import and return a module of an optional library, which this package's ``extra`` installs.
 
     If the library is missing or broken, the error begins with ``where``, the option or file that needs it.
     """

@@ -19,7 +19,7 @@ class Lines:
         self.rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add received data, and return the lines that it completes, without line ends."""
+        """Add received data, and return the lines that are now complete, without line ends."""
         self.rest += data
         if b"\n" not in data:
             return []

@@ -24,7 +24,7 @@ _SHOW_EVERY = 0.05  # seconds between updates; a hundred thousand items may be d
 
 
 def say(text: str = "", *, file: TextIO | None = None) -> None:
-    """Print a line; escape characters that would harm a terminal, but keep line breaks at the ends."""
+    """Print a line; escape characters that would harm a terminal, except line breaks at both ends."""
     body = text.strip("\n")
     before, _, after = text.partition(body) if body else (text, "", "")
     print(f"{before}{escaped(body)}{after}", file=file, flush=file is not None)
@@ -173,7 +173,7 @@ def print_models(rows: Sequence[Any]) -> None:
 
 
 def console_for(file: IO[str]) -> Console:
-    """Return a console that does not wrap lines; in a notebook it writes plain text."""
+    """Return a console that does not wrap lines; in a notebook, it writes plain text."""
     from rich.console import Console
 
     # A kernel declares its output, and that of its child processes, to be a colored terminal. But a page
@@ -277,7 +277,7 @@ class ProgressBar:
             self.console.print("  ".join(filter(None, (title, details, f"{clock(left)} left"))), markup=False)
 
     def within(self, title: str, done: int, total: int) -> None:
-        """Show the progress of a part of the work in a separate row, until the part is done."""
+        """Show the progress of one part of the work in a separate row until that part is done."""
         now, is_over = time.monotonic(), done >= total
         if self.is_live:
             self._bar.update(

@@ -30,7 +30,7 @@ class Unreadable(NamedTuple):
 
 
 def network_input(images: Tensor) -> Tensor:
-    """Convert images, uint8 (B, 3, H, W), to the network's input: float in 0..1, channels_last."""
+    """Convert images, uint8 (B, 3, H, W), to the network's input: float32 in 0..1 in channels_last format."""
     return images.contiguous(memory_format=torch.channels_last).float() / 255
 
 
@@ -61,7 +61,7 @@ class Letterbox:
         scale: pixels of the input per pixel of the source.
         left, top: position of the source's corner on the input, in pixels.
         height, width: the source's size in pixels.
-        stretch: factors on x and y, applied first; both 1 if the aspect ratio is preserved.
+        stretch: factors for x and y, applied first; both are 1 if the aspect ratio is preserved.
     """
 
     scale: float
@@ -120,13 +120,13 @@ class _Batch:
         return self._each(lambda tensor: tensor[rows], unreadable=[], **chosen)
 
     def _values(self, kind: type) -> Iterator[tuple[str, Any]]:
-        """Iterate over the names and values of the fields whose value has type ``kind``."""
+        """Yield the names and values of all fields whose values have type ``kind``."""
         batch: Any = self
         values = ((each.name, getattr(batch, each.name)) for each in fields(batch))
         return ((name, value) for name, value in values if isinstance(value, kind))
 
     def _each(self, change: Callable[[Tensor], Tensor], **lists: list[Any]) -> Self:
-        """Return a copy with ``change`` applied to every tensor, and with ``lists`` in place of its lists."""
+        """Return a copy with ``change`` applied to every tensor, and with its lists replaced by ``lists``."""
         batch: Any = self
         made: Self = replace(batch, **{name: change(value) for name, value in self._values(Tensor)}, **lists)
         return made
@@ -134,17 +134,7 @@ class _Batch:
 
 @dataclass
 class DetectionBatch(_Batch):
-    """One micro-batch for detection. Targets are padded to the longest list, so the CPU knows all shapes.
-
-    Attributes:
-        images: uint8, (B, 3, H, W).
-        boxes: float32 xyxy in pixels of the input, (B, T, 4); zeros where ``valid`` is false.
-        labels: int64 class ids, (B, T); zeros where ``valid`` is false.
-        valid: true for boxes and false for padding, bool, (B, T).
-        indices: indices of the images in their data set, length B.
-        letterboxes: placements of the sources on the input, length B.
-        unreadable: images that could not be read for the items, in the order of the items.
-    """
+    """One micro-batch for detection. Targets are padded, so that the CPU knows all shapes."""
 
     images: Tensor
     boxes: Tensor
@@ -196,15 +186,10 @@ class ClassificationBatch(_Batch):
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss as a sum and a count, before the sum is divided by the count.
+    """A loss as a sum and a count; the division follows later.
 
-    Sums and counts are added over all micro-batches of a step; the total sum is divided by the total count.
-
-    Attributes:
-        sum: scalar with a gradient.
-        count: scalar without a gradient: the number of images, positives or pixels by which the task divides;
-            a Python number becomes a tensor on the device of ``sum``.
-        parts: named sums for the journal, scalars without gradients.
+    Sums and counts are added over all micro-batches of a step; then the total sum is divided by the total
+    count.
     """
 
     sum: Tensor

@@ -1,7 +1,7 @@
 """Errors in the user's own code, which are reported at once with the lines that raised them.
 
-A restart of the rank would only repeat such an error. Code is the user's if it is not part of this package,
-of Python, or of an installed package.
+Restarting the rank would only repeat such an error. Code belongs to the user unless it is part of this
+package, of Python, or of an installed package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LONG = 400  # characters of an exception's message
 
 
 def explained(error: BaseException) -> UserError | None:
-    """Return a user error if a restart would only repeat the exception; None otherwise.
+    """Return a user error if restarting the rank would only repeat the exception; None otherwise.
 
     The error reports a shortage of memory, or an exception in the user's own code (see :func:`blamed`).
     """
@@ -29,7 +29,9 @@ def explained(error: BaseException) -> UserError | None:
 
 
 def blamed(error: BaseException) -> TaskError | None:
-    """Return an error with the user's own lines that raised the exception; None if other code raised it."""
+    """Return an error that shows the user's own lines that raised the exception; None if other code raised
+    it.
+    """
     if type(error).__name__ == "AcceleratorError":
         return None  # the device failed and not the code, so a restart may help
     frames = traceback.extract_tb(error.__traceback__)
@@ -50,7 +52,7 @@ def blamed(error: BaseException) -> TaskError | None:
 
 
 def is_users(filename: str) -> bool:
-    """Check whether a file is the user's own code."""
+    """Check whether a file contains the user's own code."""
     if filename.startswith("<") or Path(filename).is_relative_to(_OURS):
         return False
     if any(part in _INSTALLED for part in Path(filename).parts):

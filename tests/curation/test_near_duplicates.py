@@ -159,9 +159,7 @@ def test_a_share_that_is_missed_is_explained(tmp_path):
     for seed in range(20):
         done = split(str(root), tmp_path / f"{seed}", val=0.2, seed=seed)
         share = len(done.splits["val"]) / 51
-        found = [
-            note for note in done.notes if "follows from its name alone" in note and "--stratify" in note
-        ]
+        found = [note for note in done.notes if "depends only on its name" in note and "--stratify" in note]
         assert bool(found) == (abs(share - 0.2) >= 1 / 51), (share, done.notes)
         if found:
             assert found[0].startswith(f"'val' has {share:.1%} of the images, not 20.0%: ")

@@ -330,7 +330,7 @@ class Plain(nn.Module):
 @pytest.mark.parametrize(
     ("backbone", "said"),
     [
-        (None, r"the model \(Plain\) does not say what its backbone is: give it a method backbone\(\)"),
+        (None, r"the model \(Plain\) does not define its backbone: give it a method backbone\(\)"),
         (lambda net: [net], r"backbone\(\) of Plain holds every parameter .* nothing is left to train"),
         (lambda net: [], r"backbone\(\) of Plain gave nothing: expected modules that are parts of the model"),
         (lambda net: [nn.Linear(2, 2)], r"backbone\(\) of Plain gave Linear: expected modules"),

@@ -105,7 +105,7 @@ def test_every_rank_begins_with_the_weights_of_rank_0(ranks: Any) -> None:
         assert held == answers[0][0]
         assert found == of_rank_0
         (text,) = warnings
-        assert "other initial weights on rank 1 than on rank 0 (first in '2.weight')" in text
+        assert "different initial weights on rank 1 than on rank 0 (in '2.weight')" in text
     (alone,) = ranks(1, begin)
     assert alone[3] == []
 
@@ -121,7 +121,7 @@ def refused(world: World) -> str:
 @pytest.mark.processes
 def test_another_model_is_refused_on_every_rank(ranks: Any) -> None:
     for said in ranks(2, refused):
-        assert "made another model on rank 1 than on rank 0 (first in '0.weight')" in said
+        assert "made a different model on rank 1 than on rank 0 (first in '0.weight')" in said
 
 
 def drifts(world: World, folder: str, at: int) -> list[str]:

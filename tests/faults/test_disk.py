@@ -38,7 +38,7 @@ def test_a_disk_that_takes_not_even_the_note_ends_the_run_with_a_sentence(tmp_pa
         assert run.wait() == 1, run.text()
         run.gone()
         # The output is a file here, so the limit swallows what rank 0 says; the launcher still speaks.
-        assert run.text().splitlines()[-1].startswith("error: the ranks could not continue; look at ")
+        assert run.text().splitlines()[-1].startswith("error: the ranks could not continue; see ")
         assert "restarting" not in run.text()
         assert not run.noise(), run.text()
 

@@ -133,7 +133,7 @@ def test_a_crash_that_comes_again_and_again_ends_with_a_sentence(tmp_path: Path)
         run.gone()
         lines = run.text().splitlines()
         assert lines[-2].startswith("warning: rank 0 was killed by SIGABRT; 3 restarts ")
-        assert lines[-1].startswith(f"error: the ranks could not continue; look at {run.run.logs}")
+        assert lines[-1].startswith(f"error: the ranks could not continue; see {run.run.logs}")
         assert run.text().count("restarting from the beginning, as nothing was saved yet\n") == 3
         assert not run.noise(), run.text()
         assert "Aborted" in (run.run.logs / "rank-0.log").read_text(encoding="utf-8")

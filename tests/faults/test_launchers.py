@@ -279,7 +279,7 @@ def test_resume_needs_no_recipe_where_another_machine_has_the_run(
     with Ranks(tmp_path, variables, words, last=other) as ranks:
         codes, printed = ranks.ends()
     assert codes == [2, 2]
-    assert "nothing to resume, there is no recipe.yaml and no checkpoint" in printed[0]
+    assert "nothing to resume: there is no recipe.yaml and no checkpoint" in printed[0]
     with Ranks(tmp_path, srun(2, **SLOW), [recipe, "--run", str(own / "run")]) as ranks:
         ranks.until(lambda: step(RunDirectory(own / "run")) >= 2)
         ranks.processes[0].send_signal(signal.SIGTERM)
@@ -362,6 +362,6 @@ def test_a_rank_that_is_killed_ends_the_others_with_a_sentence(tmp_path: Path, r
         ranks.processes[1].kill()
         codes, printed = ranks.ends()
     assert codes == [75, -signal.SIGKILL], printed
-    assert "error: rank 1: lost without a word" in printed[0]
+    assert "error: rank 1: lost without a message" in printed[0]
     assert "rankless train --resume --run run" in printed[0]
     assert "Traceback" not in printed[0]

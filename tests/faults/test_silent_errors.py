@@ -66,7 +66,7 @@ def test_the_run_goes_on_without_a_device_that_keeps_a_wrong_weight(
     ("world", "flip", "said"),
     [
         (3, "gradient 5 on", "step 4 was not applied: rank 1 on "),
-        (2, "weight 8", "step 4 was not applied: nothing tells which results of rank 0 on "),
+        (2, "weight 8", "step 4 was not applied: it is unknown which results of rank 0 on "),
     ],
 )
 def test_a_run_ends_if_the_error_repeats(tmp_path: Path, world: int, flip: str, said: str) -> None:

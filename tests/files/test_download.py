@@ -167,8 +167,8 @@ def test_a_length_that_is_not_the_published_one_is_refused(
 ) -> None:
     server.claims = str(claims)
     message = failing(UNCONFIRMED, tmp_path)
-    assert f"the server offers {claims:,} bytes; nothing of it is kept" in message
-    assert "expected net.weights of 1,024,000 bytes, whose checksum no source confirms" in message
+    assert f"the server offers {claims:,} bytes; the download was discarded" in message
+    assert "expected net.weights of 1,024,000 bytes, whose checksum is not published" in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -239,7 +239,7 @@ def test_an_unconfirmed_file_is_checked_and_its_checksum_printed(
     assert "another file (net.weights.part: not a weights file)" in failing(UNCONFIRMED, tmp_path, check)
     assert list(tmp_path.iterdir()) == []
     obtain(UNCONFIRMED, tmp_path)
-    assert f"net.weights: no source confirms its checksum; its SHA-256 is {SHA}" in capsys.readouterr().out
+    assert f"net.weights: its checksum is not published; its SHA-256 is {SHA}" in capsys.readouterr().out
 
 
 def test_of_several_processes_one_downloads_and_the_others_wait(server: type[Server], tmp_path: Path) -> None:

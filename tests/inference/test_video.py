@@ -198,7 +198,7 @@ def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart(mo
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         for scheme in ("http", "rtsp"):  # FFmpeg calls the latter's silence invalid data
-            with pytest.raises(UnreadableImage, match=r"cannot be opened \(nothing came for 0\.3 s\); check"):
+            with pytest.raises(UnreadableImage, match=r"cannot be opened \(nothing arrived for 0\.3 s\)"):
                 list(video.frames(f"{scheme}://127.0.0.1:{port}/x"))
     monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 15)
     with pytest.raises(UnreadableImage, match=r"cannot be opened \(Connection refused\); check host, port"):
@@ -225,7 +225,7 @@ def test_a_stream_that_falls_silent_ends_and_can_be_interrupted_before(clip, mon
     with pytest.raises(KeyboardInterrupt):
         next(seen)
     monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 0.3)
-    with pytest.raises(UnreadableImage, match=r"it breaks off after 3 frames: nothing came for 0\.3 s"):
+    with pytest.raises(UnreadableImage, match=r"it breaks off after 3 frames: nothing arrived for 0\.3 s"):
         list(video.frames("rtsp://camera/live"))
     silent.set()
 

@@ -81,7 +81,7 @@ def test_nothing_is_overwritten_and_errors_are_sentences(
     assert main(["export", str(path), "--format", "pth"]) == 0
     (file,) = capsys.readouterr().out.split()
     assert main(["export", str(path), "--format", "pth"]) == 2
-    said = f"error: {file}: already exists; give another --out, or --force to replace what is there\n"
+    said = f"error: {file}: already exists; give another --out, or --force to replace existing files\n"
     assert capsys.readouterr().err == said
     out = str(tmp_path / "net")
     assert main(["export", str(path), "--format", "darknet", "--out", out]) == 0

@@ -335,7 +335,7 @@ def test_what_computes_something_else_is_discarded(
     words = ["export", str(trained), "--format", "torchscript", "--out", str(tmp_path / "net"), "--force"]
     assert main(words) == 1
     said = capsys.readouterr().err
-    assert "net.torchscript: computes other results than PyTorch, so it is discarded: compared with" in said
+    assert "net.torchscript: its results differ from PyTorch's, so it was discarded: compared with" in said
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("net.torchscript", "old")]
 
 

@@ -140,14 +140,14 @@ def test_a_changed_image_is_named_and_changes_the_weights(run: RunDirectory, tmp
     pixels[10:30, 10:30] = 255
     Image.fromarray(pixels).save(image)
     report = audited(run.path, elsewhere, steps=None)
-    assert report.problems == [f"{image}: is not the file that the run was trained on"]
+    assert report.problems == [f"{image}: differs from the file that the run was trained on"]
     assert any(one.difference for one in report.results) and not report.ok
     (data / "images/train/07.png").unlink()
     (data / "labels/train/07.txt").unlink()
     report = audited(run.path, elsewhere, steps=None)
     assert report.problems == [
         f"{elsewhere}: has 20 images, but the run was trained on 21",
-        f"{image}: is not there",
+        f"{image}: is missing",
     ]
     reason = "they cannot be trained again with this data"
     assert report.results == [] and {why for _, why in report.not_shown} == {reason}
@@ -334,13 +334,13 @@ def test_another_cpu_is_refused_unless_the_recipe_fixes_the_instructions(
 ) -> None:
     was = instruction_set.model()
     monkeypatch.setattr(instruction_set, "model", lambda: "Another 9000")
-    with pytest.raises(UserError, match=re.escape(f"the CPU is {was} in the run, Another 9000 here")):
+    with pytest.raises(UserError, match=re.escape(f"the CPU was {was} in the run and is Another 9000 here")):
         audited(trained)
     facts = {"hardware.CPU": "A", "versions.torch": "1", "variables.MKL_CBWR": "AVX2"}
     assert list(other_facts(facts, {**facts, "hardware.CPU": "B"}, Recipe(cpu_isa="avx2"))) == []
     assert list(other_facts(facts, {"versions.torch": "2"}, Recipe())) == [
-        "torch is 1 in the run, 2 here",
-        "MKL_CBWR is AVX2 in the run, not set here",
+        "torch was 1 in the run and is 2 here",
+        "MKL_CBWR was AVX2 in the run and is not set here",
     ]
 
 

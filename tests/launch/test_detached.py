@@ -49,7 +49,7 @@ def test_a_detached_training_is_watched_stopped_and_gone_on_with(tmp_path: Path)
         os.close(descriptor)
     again = rankless(tmp_path, "train", "small.yaml", *hosts)
     assert again.returncode == 2
-    assert "a run is coordinated there by process" in again.stderr
+    assert "a run in this directory is already coordinated by process" in again.stderr
 
     stopped = rankless(tmp_path, "attach", "runs/d", "--stop")
     assert stopped.returncode == 85, stopped.stderr

@@ -41,7 +41,7 @@ WAY = Way(["ssh"], "/opt/python", "python3", {}, "/")
             "rankless",
             "add --sync, or install rankless ",
         ),
-        ("ModuleNotFoundError: No module named 'torch'", "packages", "install there what is installed here"),
+        ("ModuleNotFoundError: No module named 'torch'", "packages", "install the same packages there"),
         ("[Errno 2] No such file or directory: '/opt/python' there", "Python", "--python PATH"),
         ("bash: line 1: python3: command not found", "Python", "--python PATH"),
         ("no answer for 8 s", "answer", "ssh b /opt/python -m rankless --version"),

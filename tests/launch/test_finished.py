@@ -105,7 +105,7 @@ def test_where_last_names_no_checkpoint_it_is_said_and_put_right(
     warning = f"warning: {run.checkpoints / 'last'}: " + (
         "is damaged (it does not hold the name of a checkpoint); "
         if last == "?"
-        else "names a checkpoint that is not there (step-000000099); "
+        else "names a checkpoint that does not exist (step-000000099); "
     )
     assert capfd.readouterr().err == f"{warning}rankless train --resume --run {run.path} fixes it\n"
     assert train(load(run.recipe), run.path, devices=1, resume=True) == 0

@@ -245,7 +245,7 @@ def test_a_host_that_the_others_do_not_reach_any_more_is_left_out(
 
         found.when(lambda: "round" in machines[2].heard, apart)
         assert found.coordinator.train() == 0
-    assert "lost h2 (the others do not reach it)" in capsys.readouterr().err
+    assert "lost h2 (the others cannot reach it)" in capsys.readouterr().err
     assert [machine.heard.count("round") for machine in machines] == [2, 1, 2]
 
 
@@ -256,7 +256,7 @@ def test_no_progress_three_times_ends_it(
     with cluster(monkeypatch, one, Machine("h2", [FAILED])) as found:
         assert found.coordinator.train() == 1
     error = capsys.readouterr().err
-    assert "rank 0 was killed by SIGKILL; 3 restarts saved no new checkpoint, giving up" in error
+    assert "rank 0 was killed by SIGKILL; 3 restarts saved no new checkpoint; giving up" in error
     assert one.heard.count("round") == 5  # the first one got to step 4
 
 
@@ -447,7 +447,7 @@ def test_two_names_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             facts = machine.reply("facts", {"recipe": "", "run": ""})
             assert facts is not None
             machine.answers["facts"] = {"value": {**facts["value"], "machine": "same"}}
-        with pytest.raises(UserError, match="h1, h2: one and the same machine; give it once, as in h1:2"):
+        with pytest.raises(UserError, match="h1, h2: the same machine; give it once, as in h1:2"):
             found.coordinator.train()
 
 

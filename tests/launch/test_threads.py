@@ -191,7 +191,7 @@ def test_what_is_in_the_way_is_said_at_once(recipe: Callable[..., Recipe], tmp_p
     with pytest.raises(UserError) as caught:
         rankless.train(recipe("detector", *words), run, parallel="threads", devices=2)
     fast, checkpointing, isa = caught.value.problems
-    assert fast.startswith("parallel: reduce is 'fast', but threads exchange along the fixed tree alone")
+    assert fast.startswith("parallel: reduce is 'fast', but threads exchange only along the fixed tree")
     assert checkpointing.startswith("parallel: model.checkpointing is true, but")
     assert isa.startswith("parallel: cpu_isa is 'avx2'") and "train … --parallel threads" in isa
     with pytest.raises(UserError, match="parallel is 'thread': expected one of processes, threads"):

@@ -191,7 +191,7 @@ def test_trials_are_runs(small_recipe: str, tmp_path: Path) -> None:
         assert lr == pytest.approx(trial.params["optim.lr"], rel=1e-3)
     with pytest.raises(UserError, match="is not empty; give a new folder, or continue"):
         begin(tmp_path / "search", recipe, "small.yaml", [], [])
-    with pytest.raises(UserError, match=r"holds no search \(no search\.json\)"):
+    with pytest.raises(UserError, match=r"contains no search \(no search\.json\)"):
         opened(tmp_path)
 
 

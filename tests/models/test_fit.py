@@ -81,7 +81,7 @@ def test_a_strict_fit_tells_what_does_not():
         fit(own, found, source="w.pt")
     lines = str(error.value).splitlines()
     assert lines[0].startswith(
-        "w.pt: the weights do not fit the model (1 missing, 1 unexpected, 2 of another"
+        "w.pt: the weights do not fit the model (1 missing, 1 unexpected, 2 with another"
     )
     assert sorted(lines[1:]) == sorted(
         [
@@ -105,7 +105,7 @@ def test_a_partial_fit_takes_what_fits_and_lists_the_rest():
     for name, tensor in fitted.state.items():
         assert torch.equal(tensor, own[name] + name.endswith("weight")), name
     text = "\n".join(fitted.notes)
-    assert "2 of the model's 4 tensors are loaded (1 missing, 30 unexpected, 1 of another shape)" in text
+    assert "2 of the model's 4 tensors are loaded (1 missing, 30 unexpected, 1 with another shape)" in text
     assert text.count("  unexpected ") == 20 and "… and 10 more unexpected" in text
 
 

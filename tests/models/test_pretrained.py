@@ -170,7 +170,7 @@ def test_a_runs_directory_means_its_best_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda s: s.pop("body.0.bias"), "1 missing, 0 unexpected, 0 of another shape"),
+        (lambda s: s.pop("body.0.bias"), "1 missing, 0 unexpected, 0 with another shape"),
         (lambda s: s.update({"more": torch.zeros(2)}), r"unexpected  more 2"),
         (lambda s: s.update({"head_other.bias": torch.zeros(3)}), r"head_other.bias: 3 in the file, 2 in"),
         # A head of as many classes that does not fit is another head.
@@ -203,7 +203,7 @@ def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
         start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, Model(name="yolov4-tiny"))
     assert refused.value.problems == (
         f"model.pretrained is '{tmp_path}/w.safetensors', which holds another network (13 missing, 1 "
-        "unexpected, 0 of another shape): model.name is 'yolov4-tiny', 'yolov4-tiny-3l' in the file; "
+        "unexpected, 0 with another shape): model.name is 'yolov4-tiny', 'yolov4-tiny-3l' in the file; "
         "model.width is 1.0, 0.5 in the file; leave these keys out to use the network in the file, leave "
         "model.pretrained out to start untrained, or give weights that fit",
     )
@@ -220,7 +220,7 @@ def test_a_model_without_head_names_takes_all_or_nothing(tmp_path: Path) -> None
     path, _ = written(tmp_path / "w.safetensors", ("a", "b"))
     model = Net(3, seed=2)
     model.head_names = ()  # type: ignore[assignment]
-    with pytest.raises(UserError, match="0 missing, 0 unexpected, 2 of another shape"):
+    with pytest.raises(UserError, match="0 missing, 0 unexpected, 2 with another shape"):
         start_from(model, str(path), NAMES)
 
 

@@ -304,7 +304,7 @@ def test_names_from_files_are_only_text(run: Path) -> None:
 def test_a_damaged_evaluation_costs_its_panels_alone(run: Path, content: str) -> None:
     (run / "evaluation.json").write_text(content)
     charts = Numbers(rendered(run)).charts
-    assert {"Loss", "Average precision", "Time of a step in ms"} <= set(charts)
+    assert {"Loss", "Average precision", "Step time in ms"} <= set(charts)
 
 
 @pytest.mark.parametrize(
@@ -385,10 +385,10 @@ def test_a_restart_is_a_gap_and_marks_on_the_time_axis(run: Path) -> None:
     html = rendered(run)
     found = Numbers(html)
     expected = [*range(1, 7), 6, 16, *range(17, 22)]
-    points = found.charts["Time of a step in ms"]["waiting for images"]
+    points = found.charts["Step time in ms"]["waiting for images"]
     assert points == [[x, 0 if at in (6, 7) else 250] for at, x in enumerate(expected)]
-    assert found.charts["Own time of each rank in ms"]["rank 1"] == [[17, 6], [21, 6]]
-    chart = html[html.index('aria-label="Time of a step in ms"') :]
+    assert found.charts["Own time per rank in ms"]["rank 1"] == [[17, 6], [21, 6]]
+    chart = html[html.index('aria-label="Step time in ms"') :]
     chart = chart[: chart.index("</svg>")]
     marks = dict(re.findall(r'<g class="mark (\w+)"><line x1="([\d.]+)"', chart))
     assert {kind: (float(x) - 46) / (420 - 46 - 12) * 21 for kind, x in marks.items()} == {
@@ -425,7 +425,7 @@ def test_a_step_says_what_it_waited_for(trained: Path) -> None:
     assert any(timing["network"] for timing in timings)  # two ranks wait for each other
     times = [timing["time"] for timing in timings]
     assert times == sorted(times)
-    areas = Numbers((trained / "report.html").read_text(encoding="utf-8")).charts["Time of a step in ms"]
+    areas = Numbers((trained / "report.html").read_text(encoding="utf-8")).charts["Step time in ms"]
     columns = zip(*([y for _, y in line] for line in areas.values()), strict=True)
     total = [sum(column) for column in columns if any(column)]  # all zero: no step was done
     assert total == pytest.approx([1e3 * timing["seconds"] for timing in timings], rel=1e-2)
@@ -438,7 +438,7 @@ def test_the_time_of_each_rank_is_a_line(run: Path) -> None:
         if entry.get("step") in (5, 9):
             entry["timing"]["ranks"] = [10.5, 12.25 * entry["step"]]
     (run / "journal.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    ranks = Numbers(rendered(run)).charts["Own time of each rank in ms"]
+    ranks = Numbers(rendered(run)).charts["Own time per rank in ms"]
     first = next(entry["timing"] for entry in entries if "step" in entry)
     began = first["time"] - first["seconds"]
     at = [one["timing"]["time"] - began for one in entries if one.get("step") in (5, 9)]

@@ -79,7 +79,9 @@ def test_links_replace_nobodys_files_and_are_never_needed(
     for name in ("best", "last"):
         run.point(name, 5)
     assert (tmp_path / "best.safetensors").read_text() == "mine" and link(run, "last") == "elsewhere"
-    with pytest.raises(UserError, match="a link to elsewhere, which is not there; expected a run directory"):
+    with pytest.raises(
+        UserError, match="a link to elsewhere, which does not exist; expected a run directory"
+    ):
         weights_of(tmp_path / "last.safetensors")
 
     def unsupported(*_: object) -> None:
@@ -138,7 +140,7 @@ def test_what_holds_no_weights_is_reported(tmp_path: Path) -> None:
     run = make(tmp_path / "other")
     run.checkpoints.mkdir(parents=True)
     run.point("best", 7)
-    with pytest.raises(UserError, match=r"best: names a checkpoint that is not there .*; the run has none"):
+    with pytest.raises(UserError, match=r"best: names a checkpoint that does not exist .*; the run has none"):
         weights_of(run.path)
 
 

@@ -47,9 +47,9 @@ Rankless trains image detectors and classifiers on one device or on many: the sa
 Begin with:
   rankless doctor              Check whether this machine can train.
   rankless train digits        Train a detector on built-in data, in minutes.
-  rankless data check DATA     Look for mistakes in your own data set.
+  rankless data check DATA     Check your own data set for mistakes.
   rankless train DATA          Train on it; rankless new DATA writes the recipe to a file instead.
-  rankless predict RUN IMAGES  Draw what the trained model finds.
+  rankless predict RUN IMAGES  Detect objects in images and draw them.
   rankless report RUN          Write a page of scores, curves and images.
 
 All commands: rankless --help
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one ``rankless`` command.
 
     Args:
-        arguments: the words after ``rankless``; by default those of ``sys.argv``.
+        arguments: the words after ``rankless``, by default from ``sys.argv``.
 
     Returns:
         The exit code: 0 for success, 1 for a failure, 2 for a user's mistake, 130 after Ctrl-C.

@@ -48,7 +48,7 @@ Out = Annotated[Path, Parameter(help="The new folder. Existing files are never r
     sort_key=1,
     usage="Usage: rankless data check ROOT [OPTIONS]",
     help_epilogue="""\
-Exit code 0 if nothing is wrong, 1 if something is, 2 for a mistake in the command.
+Exit code: 0 if the data has no errors, 1 if it has, 2 for a mistake in the command.
 
 Examples:
   rankless data check mydata
@@ -65,7 +65,7 @@ def check(
     quick: Annotated[
         bool, Parameter(help="Read only the headers of images, and skip the search for duplicates."), flag
     ] = False,
-    fix: Annotated[bool, Parameter(help="Write a copy without the entries that are wrong."), flag] = False,
+    fix: Annotated[bool, Parameter(help="Write a copy without the faulty entries."), flag] = False,
     drop_invalid: Annotated[
         bool,
         Parameter(
@@ -83,11 +83,11 @@ def check(
 ) -> int:
     """Check a data set for errors and likely mistakes."""
     if out is not None and not fix:
-        raise UserError("--out says where --fix writes: add --fix, or leave --out out")
+        raise UserError("--out applies only with --fix: add --fix, or leave out --out")
     if drop_invalid and not fix:
-        raise UserError("--drop-invalid says what --fix leaves out: add --fix, or leave it out")
+        raise UserError("--drop-invalid applies only with --fix: add --fix, or leave it out")
     if link and not fix:
-        raise UserError("--link says how --fix brings images: add --fix, or leave it out")
+        raise UserError("--link applies only with --fix: add --fix, or leave it out")
     from rankless.cli.data_text import print_check, print_fix
     from rankless.curation.checking import check as look
     from rankless.curation.data_set import beside, must_be_outside
@@ -137,7 +137,7 @@ def stats(
 ) -> int:
     """Print statistics of images, classes and boxes."""
     if force and out is None:
-        raise UserError("--force says what --out may replace: add --out, or leave it out")
+        raise UserError("--force applies only with --out: add --out, or leave it out")
     from rankless.cli.data_text import print_statistics
     from rankless.curation.data_set import open_data_set
     from rankless.curation.statistics import statistics
@@ -188,9 +188,7 @@ def show(
     class_name: Annotated[
         str | None, Parameter(name="--class", help="Show only images with this class.", metavar="NAME")
     ] = None,
-    augmented: Annotated[
-        bool, Parameter(help="Show the images as training sees them, augmented."), flag
-    ] = False,
+    augmented: Annotated[bool, Parameter(help="Show augmented images, as training sees them."), flag] = False,
     out: Annotated[Path, Parameter(help="The file to write: .png, .jpg or .html.", metavar="FILE")] = Path(
         "contact-sheet.png"
     ),
@@ -260,7 +258,7 @@ def anchors(
         str, Parameter(help="The detector that will use the anchors.", metavar="NAME")
     ] = "yolov4",
     count: Annotated[
-        str | None, Parameter(help="Number of anchors. Default: as many as the model has.", metavar="N")
+        str | None, Parameter(help="Number of anchors. Default: the model's number.", metavar="N")
     ] = None,
     image_size: Annotated[
         str | None,
@@ -295,12 +293,12 @@ def anchors(
     height, width = fitted.image_size
     anchors, boxes = counted(len(fitted.anchors), "anchor"), counted(fitted.boxes, "box", "boxes")
     say(f"{anchors} for {boxes} on an input of {width} × {height} pixels")
-    published = f"with the {len(default.anchors)} of {model} {default.average_iou:.4f}"
+    published = f"with the {len(default.anchors)} anchors of {model}: {default.average_iou:.4f}"
     say(f"average IoU {fitted.average_iou:.4f}; {published}\n")
     say(fitted.recipe_line)
     if len(fitted.anchors) != len(default.anchors):
         count = counted(len(default.anchors), "anchor")
-        say(f"\n{model} has {count}; for another number set model.num_anchors, the anchors per head")
+        say(f"\n{model} has {count}; to use another number, set model.num_anchors (anchors per head)")
     return 0
 
 
@@ -321,8 +319,8 @@ def _size(text: str) -> tuple[int, int]:
     sort_key=5,
     usage="Usage: rankless data convert ROOT --to FORMAT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-Anything that the new format cannot hold is listed. The result is read back, and
-everything else is compared bit by bit: exit code 0 if it matches, 1 if not.
+The command lists the information that the new format cannot store, reads the result
+back, and compares the rest bit by bit. The exit code is 0 if it is equal, 1 if not.
 
 Example:
   rankless data convert VOCdevkit --to coco --out voc-as-coco
@@ -366,8 +364,8 @@ def _report_conversion(done: Converted, as_json: bool) -> int:
     sort_key=6,
     usage="Usage: rankless data split ROOT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-An image's split follows from its name: new images move no old ones (except with --stratify).
-Images that are the same or nearly the same are kept together in one split.
+An image's name determines its split, so new images move no old ones (except with --stratify).
+Duplicates and near duplicates are kept together in one split.
 
 Examples:
   rankless data split mydata --val 0.2 --test 0.1 --out mydata-split
@@ -463,7 +461,9 @@ def pack(
     ] = None,
     shard_size: Annotated[str, Parameter(help="Size of a shard in MiB.", metavar="N")] = "512",
     decoded: Annotated[
-        bool, Parameter(help="Fill the cache of data.cache=disk, so that training decodes no image."), flag
+        bool,
+        Parameter(help="Fill the cache of data.cache=disk, so that training need not decode images."),
+        flag,
     ] = False,
     format: Format = "auto",
     classes: Classes = "auto",
@@ -472,7 +472,9 @@ def pack(
     """Pack a data set into tar shards, or cache its decoded images."""
     if decoded and out is None:
         if classes != "auto":
-            raise UserError("--classes goes with --out; with --decoded give data.classes=[…] instead")
+            raise UserError(
+                "--classes applies only with --out; with --decoded, give data.classes=[…] instead"
+            )
         return _fill(root, format, recipe, as_json)
     if decoded or out is None:
         raise UserError(
@@ -514,5 +516,5 @@ def _fill(root: str, format: str, words: tuple[str, ...], as_json: bool) -> int:
             say(f"  {note}")
         for problem in one.unreadable[:20]:
             say(f"  {problem.path}: {problem.reason}")
-    print("training finds them with data.cache=disk")
+    print("training with data.cache=disk uses them")
     return 0

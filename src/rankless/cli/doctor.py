@@ -31,7 +31,7 @@ def doctor(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A recipe, and changes to it. Its data is checked and, with --hosts, its step is measured.",
+            help="A recipe, and changes to it. Its data is checked and, with --hosts, its step is timed.",
         ),
     ],
     run: Annotated[

@@ -42,7 +42,7 @@ OPTIONS: Mapping[str, str] = {
     "momentum": "optim.momentum",
     "multiscale_training": "data.multi_scale=0.5",
     "n_cpu": "workers",
-    "no_val": "data.val=none: no evaluations, and every image of undivided data is trained on",
+    "no_val": "data.val=none: no evaluations; data without splits is used for training as a whole",
     **dict.fromkeys(("n", "n_gpu", "np", "nproc", "nproc_per_node", "num_gpus", "ranks"), _PLAN),
     "output_dir": RUN,
     "pretrained": "model.pretrained",
@@ -130,7 +130,7 @@ def line_of_yolo(tokens: Sequence[str]) -> str:
     """Translate a ``yolo`` command line such as ``detect train data=my.yaml``.
 
     Returns:
-        The Rankless command line after ``write:``, or an empty string for other words.
+        The Rankless command line after ``write:``, or an empty string if ``tokens`` is no such command line.
     """
     if line := _line_of_darknet(tokens[list(tokens[:1]) == ["darknet"] :]):
         return line
@@ -157,7 +157,7 @@ def _line_of_darknet(words: Sequence[str]) -> str:
     """Translate a Darknet command line such as ``detector train obj.data my.cfg my.weights``.
 
     Returns:
-        The Rankless command line after ``write:``, or an empty string for other words.
+        The Rankless command line after ``write:``, or an empty string if ``words`` is no such command line.
     """
     mode = "test" if list(words[:1]) == ["detect"] else "".join(words[1:2])
     files = list(takewhile(lambda word: not word.startswith("-"), words[1:]))
@@ -212,7 +212,7 @@ def refuse_foreign(arguments: Sequence[str], faults: Callable[[Sequence[str]], S
 
 
 def _meaning(command: str, word: str) -> str:
-    """Return the Rankless option or key that a word stands for, without dashes."""
+    """Return the name, without dashes, of the Rankless option or key that a word stands for."""
     name = word.partition("=")[0].lstrip("-").replace("-", "_")
     return re.split("[= ]", COMMANDS[command].get(name, name))[0].lstrip("-")
 

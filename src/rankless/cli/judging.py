@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rankless.curation.model_errors import ModelErrors
 
 
-Others = Annotated[Path, Parameter(help="More runs. Each gets a line.")]
+Others = Annotated[Path, Parameter(help="More runs, each printed on its own line.")]
 
 
 @app.command(
@@ -59,7 +59,7 @@ def evaluate(
     devices: Devices = "auto",
     device: Device = "auto",
     split: Annotated[
-        str | None, Parameter(help="The split to score on. Default: the recipe's data.val.")
+        str | None, Parameter(help="The split to evaluate on. Default: the recipe's data.val.")
     ] = None,
     classes_map: Annotated[
         str | None,
@@ -145,7 +145,7 @@ def errors(
         str | None, Parameter(help="The split to examine. Default: the recipe's data.val.")
     ] = None,
     count: Annotated[
-        str, Parameter(help="Number of images to list and draw, and of likely wrong labels.", metavar="N")
+        str, Parameter(help="Number of images, and of likely wrong labels, to show.", metavar="N")
     ] = "24",
     confidence: Annotated[
         str, Parameter(help="Ignore detections with a lower score, 0 to 1.", metavar="SCORE")
@@ -263,13 +263,15 @@ def audit(
     run: Annotated[Path, Parameter(name="RUN", help="A run directory, which is only read.")],
     /,
     *overrides: Annotated[
-        str, Parameter(name="KEY=VALUE", help="Where data.root or model.pretrained is on this machine.")
+        str, Parameter(name="KEY=VALUE", help="Paths on this machine: data.root, model.pretrained.")
     ],
-    steps: Annotated[str, Parameter(help="Draw intervals until they have N steps.", metavar="N")] = "1",
+    steps: Annotated[str, Parameter(help="Draw intervals until they contain N steps.", metavar="N")] = "1",
     seed: Annotated[
         str | None, Parameter(help="Seed of the draw. Default: a random one, printed.", metavar="N")
     ] = None,
-    every: Annotated[bool, Parameter(name="--all", help="Take all intervals: repeat the run."), flag] = False,
+    every: Annotated[
+        bool, Parameter(name="--all", help="Audit all intervals, which repeats the run."), flag
+    ] = False,
     devices: Devices = "auto",
     device: Device = "auto",
     task: Task = None,
@@ -278,7 +280,7 @@ def audit(
     """Train parts of a run again and compare them with its checkpoints, bit for bit."""
     environments.refuse("audit", "run it once, without the launcher; --devices sets the number of devices")
     if every and steps != "1":
-        raise UserError("--all: takes all intervals, so --steps has no effect; leave one out")
+        raise UserError("--all audits all intervals, so --steps has no effect; leave out one of them")
     fix_instruction_set(None, [], run)
     _, count, wanted, drawn, *_ = check_all(
         lambda: compute_on(device),

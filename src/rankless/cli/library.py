@@ -72,7 +72,7 @@ def recipes(
 @app.command(
     sort_key=7,
     usage="Usage: rankless models [NAME --layers] [KEY=VALUE ...] [OPTIONS]",
-    help_epilogue="Besides these, any classifier of timm by its name, as in model.name=timm/convnext_tiny.\n",
+    help_epilogue="You can also use any timm classifier by name, as in model.name=timm/convnext_tiny.\n",
 )
 def models(
     name: Annotated[
@@ -289,7 +289,7 @@ Examples:
 def list_(
     pattern: Annotated[
         str | None,
-        Parameter(name="PATTERN", help="A part of the names to list, or a pattern with * and ?."),
+        Parameter(name="PATTERN", help="Part of a name, or a pattern with * and ?."),
     ] = None,
     /,
     *,
@@ -306,7 +306,7 @@ def list_(
         found += all_of_timm(lambda name: fnmatchcase(name, wanted))
     if not found:
         raise UserError(
-            f"PATTERN is '{pattern}': no published weights have such a name; expected one as in 'yolov4*' or "
+            f"PATTERN is '{pattern}': no published weights have this name; expected one such as 'yolov4*' or "
             "'timm/convnext*'; rankless weights list prints those of Darknet and torchvision"
         )
     entries = [one.as_json() for one in found]
@@ -333,8 +333,8 @@ def list_(
     sort_key=2,
     usage="Usage: rankless weights get NAME [OPTIONS]",
     help_epilogue="""\
-A file is downloaded once: torchvision's into the cache of torch.hub, timm's into that of the Hugging Face
-Hub, Darknet's into that of Rankless. RANKLESS_WEIGHTS_MIRROR is the address of a folder with copies.
+Each file is downloaded once: torchvision's to torch.hub's cache, timm's to the Hugging Face Hub's cache,
+Darknet's to Rankless's cache. RANKLESS_WEIGHTS_MIRROR is the address of a folder with copies.
 
 Examples:
   rankless weights get yolov4-tiny
@@ -371,7 +371,9 @@ def get(
         wanted = published.named(name)
         path, sha256 = published.fetch(wanted)
         confirmed = wanted.checked_by != "unconfirmed"
-        checked = f"checked ({wanted.checked_by})" if confirmed else "unconfirmed: no source states it"
+        checked = (
+            f"checked ({wanted.checked_by})" if confirmed else "unconfirmed: its checksum is not published"
+        )
         about = f"{checked}; license: {wanted.license}"
         model, default = wanted.models[0], published.named(wanted.models[0]) == wanted
         use = f"model.name={model} model.pretrained=published{'' if default else f'/{wanted.name}'}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     sort_key=1.5,
     usage="Usage: rankless new ROOT [OPTIONS]",
     help_epilogue="""\
-Data without a validation split is divided into a new folder beside the recipe, with links to the images.
+Data without a validation split is split into a new folder next to the recipe, with links to the images.
 
 Examples:
   rankless new mydata
@@ -38,14 +38,14 @@ def new(
     *,
     out: Annotated[
         Path | None,
-        Parameter(help="The new recipe. Default: the folder's name with .yaml.", metavar="FILE"),
+        Parameter(help="The recipe file to write. Default: the folder's name with .yaml.", metavar="FILE"),
     ] = None,
     format: Format = "auto",
     classes: Classes = "auto",
     pretrained: Annotated[
         str | None,
         Parameter(
-            help="Fine-tune these weights, a run, a file or a published name, which bring their network.",
+            help="Fine-tune these weights and their network: a run, a file or a published name.",
             metavar="WEIGHTS",
             show_default=False,
         ),
@@ -115,12 +115,12 @@ def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
     recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=problem)
     _say_values(recipe, [each.key for each in settings(facts, pretrained)], overrides)
     more = f" --pretrained {shlex.quote(pretrained)}" if pretrained else ""
-    say(f"to see why, and to change them: rankless new {shlex.quote(folder)}{more}")
+    say(f"to see the reasons, and to change the values: rankless new {shlex.quote(folder)}{more}")
     return recipe
 
 
 def say_fine_tuning(recipe: Recipe, overrides: Sequence[str]) -> None:
-    """Print the values of ``fine-tune`` that the number of training images decides, and the overrides."""
+    """Print the overrides, and the values of ``fine-tune`` that depend on the number of training images."""
     from rankless.curation import fine_tuning
 
     say("fine-tune, with values for the number of training images, or for 200 if the data is not here:")
@@ -134,7 +134,7 @@ def _pretrained_of(overrides: Sequence[str]) -> str:
 
 
 def _check_weights(pretrained: str, facts: Facts) -> None:
-    """Raise if the weights do not exist, or are those of another task than the data's."""
+    """Raise a UserError if the weights do not exist, or if their task does not match the data."""
     from rankless.recipe import load
     from rankless.recipe.recorded import with_network
 
@@ -152,7 +152,7 @@ def _check_weights(pretrained: str, facts: Facts) -> None:
 def folders_like(name: str) -> str:
     """Return the end of a message about a missing recipe, which suggests a folder with a similar name."""
     folders = [folder.name for folder in Path().iterdir() if folder.is_dir()]
-    return f"; a folder with data is taken as well{nearest(name.rstrip('/'), folders)}"
+    return f"; a folder with data is also accepted{nearest(name.rstrip('/'), folders)}"
 
 
 def _say_values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> None:
@@ -173,7 +173,7 @@ def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> It
 
 
 def _check(overrides: Sequence[str]) -> None:
-    """Raise a UserError for overrides that fit neither task, before the data is read and perhaps split."""
+    """Raise a UserError for overrides that fit no task, before the data is read and possibly split."""
     from rankless.recipe.load import default
 
     try:
@@ -193,7 +193,7 @@ def name_of(root: str) -> str:
 
 def _say_facts(facts: Facts) -> None:
     kind = "detection" if facts.boxed else "classification"
-    images = f"{facts.train_images:,} images to train on and {facts.val_images:,} to score on"
+    images = f"{facts.train_images:,} images for training and {facts.val_images:,} for validation"
     say(f"{facts.root}: {kind}, {images}, {counted(len(facts.counts), 'class', 'classes')}")
     if facts.split_note:
         say(f"'{facts.val}': {facts.split_note}")

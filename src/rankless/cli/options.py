@@ -70,7 +70,7 @@ Task = Annotated[
         metavar="TASK",
     ),
 ]
-Json = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs."), flag]
+Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON."), flag]
 
 RecipeWords = Annotated[
     str,
@@ -171,8 +171,8 @@ Python = Annotated[
 Devices = Annotated[
     str,
     Parameter(
-        help="Number of GPUs, or of processes without a GPU; auto uses all. Several numbers, as in "
-        "0,2, choose GPUs; '2,' with a comma is GPU 2 alone",
+        help="Number of GPUs, or of processes without a GPU; auto uses all. A list such as "
+        "0,2 selects GPUs by number; '2,' with a comma selects GPU 2 alone",
         metavar="N",
     ),
 ]
@@ -198,7 +198,7 @@ def compute_on(device: str) -> None:
             raise UserError("--device is cuda, but PyTorch finds no GPU here; see: rankless doctor")
     elif device != "auto":
         raise UserError(
-            f"--device has '{device}': expected cpu, cuda or auto; GPUs are named by --devices, as in "
+            f"--device has '{device}': expected cpu, cuda or auto; --devices selects GPUs, as in "
             "--devices 0,2 or --devices 1,"
         )
 
@@ -207,8 +207,8 @@ def device_count(devices: str) -> int | None:
     """Return the number given by ``--devices``, or None for ``auto``."""
     if "," in devices:
         raise UserError(
-            f"--devices is {devices}, which names GPUs, but here only their number can be given: expected a "
-            "number or auto; to choose GPUs, set CUDA_VISIBLE_DEVICES on their machine"
+            f"--devices is {devices}, which selects GPUs, but only their number can be given here: expected "
+            "a number or auto; to choose GPUs, set CUDA_VISIBLE_DEVICES on their machine"
         )
     if devices == "0":
         raise UserError("--devices is 0, a number of devices: expected at least 1, or auto; GPU 0 is '0,'")

@@ -85,7 +85,7 @@ def plan(
     """Predict step time, epoch time and efficiency on 1 to 4,096 devices."""
     asked = _asked(devices, bandwidth, latency, step_ms, check)
     if force and out is None:
-        raise UserError("--force says what --out may replace: add --out, or leave --force out")
+        raise UserError("--force applies only with --out: add --out, or leave out --force")
     chosen, name = recipe_of(recipe)
     from rankless.launch import fork_server
 
@@ -120,7 +120,7 @@ def fit(
     devices: Devices = "auto",
     as_json: Json = False,
 ) -> int:
-    """Train with growing micro-batches to find the largest that fits into this device's memory."""
+    """Train with growing micro-batches to find the largest that fits in this device's memory."""
     count, (chosen, name) = check_all(lambda: device_count(devices), lambda: recipe_of(recipe))
     check_recipe(chosen, begins=False)
     from rankless.launch.planning.fit import fit as find
@@ -139,7 +139,7 @@ def _asked(
     def refuse_both() -> None:
         if check is not None and (wrong := [name for name, value in others.items() if value is not None]):
             raise UserError(
-                f"--check trains on this machine, {' and '.join(wrong)} describes others: leave out one"
+                f"--check trains on this machine, but {' and '.join(wrong)} describes others: leave out one"
             )
 
     def read(how: Callable[[str], object], text: str | None) -> object:
@@ -179,7 +179,7 @@ def benchmark(
         ),
     ],
     devices: Annotated[
-        str | None, Parameter(help="Training: devices to use, a number or auto.", metavar="N")
+        str | None, Parameter(help="Training: number of devices, or auto.", metavar="N")
     ] = None,
     formats: Annotated[
         str | None,
@@ -188,10 +188,12 @@ def benchmark(
             metavar="NAMES",
         ),
     ] = None,
-    batch: Annotated[str | None, Parameter(help="Prediction: images at a time (1).", metavar="N")] = None,
+    batch: Annotated[str | None, Parameter(help="Prediction: batch size (1).", metavar="N")] = None,
     seconds: Annotated[
         float | None,
-        Parameter(help="Seconds to measure: training in total (30), each format (3).", show_default=False),
+        Parameter(
+            help="Duration in seconds: of training in total (30), of each format (3).", show_default=False
+        ),
     ] = None,
     device: Device = "auto",
     pure: Annotated[

@@ -266,7 +266,7 @@ def _where(image: ImageReport) -> str:
 
 
 def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
-    """Return a summary line; it counts no objects for a classifier, whose results are already printed."""
+    """Return a summary line. For a classifier, whose results are already printed, it only counts images."""
     still = len(report.images) - frames
     kinds = [counted(still, "image")] if still or not frames else []
     images = " and ".join([*kinds, *([counted(frames, "frame")] if frames else [])])
@@ -276,7 +276,7 @@ def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
     if report.failed:
         failed = len(report.failed)
         parts.append(
-            f"{counted(failed, 'source')} not completely read"
+            f"{counted(failed, 'source')} not read completely"
             if frames
             else f"{counted(failed, 'image')} not readable"
         )

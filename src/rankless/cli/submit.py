@@ -45,7 +45,7 @@ class JobOptions:
         tuple[str, ...],
         Parameter(
             name="--sink",
-            help="Observer of the numbers, as for train.",
+            help="Where to log the metrics, as for train.",
             negative="",
             metavar="SINK",
             show_default=False,
@@ -159,7 +159,7 @@ def kubernetes(
     claim: Annotated[
         str,
         Parameter(
-            help="The PersistentVolumeClaim with data and runs: the working directory. For several "
+            help="The PersistentVolumeClaim with data and runs, used as the working directory. For several "
             "machines its access mode must be ReadWriteMany."
         ),
     ],
@@ -181,7 +181,7 @@ def kubernetes(
         bool, Parameter(help="Submit the job through kubectl instead of printing it."), flag
     ] = False,
 ) -> int:
-    """Print the manifests of a job for Kubernetes, and apply them if asked to."""
+    """Print the manifests of a Kubernetes job, or submit the job with --apply."""
     from rankless.launch.submit import kubernetes as cluster
     from rankless.launch.submit.request import refuse_unlike
 
@@ -223,7 +223,7 @@ def ray(
     ] = "1",
     options: Options = JobOptions(),
     restarts: Annotated[
-        str, Parameter(help="How often to restart the ranks after one is lost.", metavar="N")
+        str, Parameter(help="Maximum number of restarts after a rank is lost.", metavar="N")
     ] = "10",
 ) -> int:
     """Train on a Ray cluster with Ray Train, and wait until the run ends."""

@@ -70,7 +70,7 @@ class TrainOptions:
         tuple[str, ...],
         Parameter(
             name="--sink",
-            help="Also write the numbers to csv, tensorboard, mlflow or wandb, or to your own observer, "
+            help="Also log the metrics to csv, tensorboard, mlflow or wandb, or to your own sink, "
             "package.module:Class or file.py:Class, whose code is run. Repeatable. Not remembered: "
             "give it again with --resume.",
             negative="",
@@ -95,7 +95,7 @@ class TrainOptions:
     offline: Offline = False
     hosts: Hosts = None
     min_hosts: Annotated[
-        str, Parameter(help="Continue with at least this many hosts when others are lost.", metavar="N")
+        str, Parameter(help="Minimum number of hosts to continue with when others are lost.", metavar="N")
     ] = "1"
     sync: Sync = False
     detach: Annotated[
@@ -109,11 +109,13 @@ class TrainOptions:
         found = recipe_and_overrides(self.words)
         if self.resume and self.run is None:
             run = next((word for word in self.words if Path(word).is_dir()), "runs/digits")
-            raise UserError(f"--resume needs the run to continue: add --run, as in --resume --run {run}")
+            raise UserError(f"--resume needs a run directory: add --run, as in --resume --run {run}")
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise a UserError for options that cannot be used; each argument is the reason for one option."""
+        """Raise a UserError for options that do not apply; each argument is the message for the option of
+        that name.
+        """
         in_threads = self.parallel != "processes"
         options = (
             ("--device", self.device != "auto", device),
@@ -325,9 +327,9 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe, a YAML file, or a folder with data, for the recipe of rankless new; and "
-            "changes: optim.lr=0.02. Default: a resumed run's; fine-tune with model.pretrained; otherwise "
-            "digits, or the defaults for other data.",
+            help="A shipped recipe, a YAML file, or a folder with data (for the recipe of rankless new), and "
+            "changes such as optim.lr=0.02. Default: the resumed run's recipe; fine-tune with "
+            "model.pretrained; otherwise digits, or the default values for other data.",
         ),
     ],
     options: Annotated[TrainOptions, Parameter(name="*")] = TrainOptions(),
@@ -391,7 +393,9 @@ def verify(
     *recipe: RecipeWords,
     device: Device = "auto",
     worlds: Annotated[str, Parameter(help="The numbers of processes to compare.", metavar="N,N")] = "1,2",
-    steps: Annotated[str, Parameter(help="Number of steps to train with each.", metavar="N")] = "20",
+    steps: Annotated[
+        str, Parameter(help="Number of steps to train with each number of processes.", metavar="N")
+    ] = "20",
     hosts: Hosts = None,
     sync: Sync = False,
     ssh: Ssh = "ssh",

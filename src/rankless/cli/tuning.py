@@ -114,7 +114,7 @@ def _resumed(
     from rankless.launch.tuning.record import opened
 
     if out is None:
-        raise UserError("--resume needs the search to continue: add --out, as in --out runs/tune-digits")
+        raise UserError("--resume needs the folder of the search: add --out, as in --out runs/tune-digits")
     if recipe or search:
         raise UserError(
             "--resume continues with the recorded recipe and ranges; leave out the recipe, "

@@ -38,13 +38,13 @@ def runs(
     *,
     as_json: Json = False,
 ) -> int:
-    """List runs: state, step, best score, digest of the best weights, training time; the newest first."""
+    """List runs, newest first: state, step, best score, digest of the best weights, training time."""
     from rankless.printing import ProgressBar
     from rankless.runs.directory import dangling
     from rankless.runs.overview import find, overview
 
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; expected one with runs in it, as in: rankless runs runs")
+        raise UserError(f"{folder}: no such folder; expected a folder of runs, as in: rankless runs runs")
     found = []
     every = find(folder)
     with ProgressBar(len(every), "reading weights") as bar:
@@ -102,7 +102,7 @@ def watch(
 ) -> int:
     """Follow a run in this terminal, from its first epoch. Ctrl-C leaves it running."""
     if port is not None and not web:
-        raise UserError("--port says where --web shows the report: add --web, or leave --port out")
+        raise UserError("--port applies only with --web: add --web, or leave out --port")
     if web:
         return _on_a_page(run, None if port is None else whole_number("--port", port))
     from rankless.launch.hosts.names import ssh_words

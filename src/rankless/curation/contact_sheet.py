@@ -27,7 +27,7 @@ PAGE_WIDTH, PAGE_HEIGHT = 1800, 480
 LARGEST_ZOOM = 6
 CROWDED = 24
 COVERED = 0.12
-"""An image with more boxes, or whose labels would cover more of it, gets short labels or only a legend."""
+"""Maximum number of boxes with full labels, and maximum fraction of the image that labels may cover."""
 _NARROWEST, _WIDEST = 0.35, 6.0  # limits of a cell's aspect (width over height), without its caption
 _HIGHEST = 3 * HEIGHT  # limit of a row's height
 _GAP, _CAPTION, _TITLE, _LEGEND, _HEADING = 14, 24, 46, 30, 38

@@ -1,4 +1,4 @@
-"""Open a data set with all its splits, and join, name and protect its files."""
+"""Open data sets with all their splits, join splits, and protect the files of a data set."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def must_be_outside(root: str, out: Path) -> None:
     inner = Path(os.path.realpath(out.expanduser()))
     if path.is_dir() and Path(os.path.realpath(path)) in inner.parents:
         raise UserError(
-            f"--out {out}: it lies in the data set {root}; expected a folder outside of it, "
+            f"--out {out}: it is inside the data set {root}; expected a folder outside, "
             f"such as {beside(root, 'new')}"
         )
 

@@ -29,7 +29,7 @@ from rankless.hardware import memory
 from rankless.hardware.cores import usable_cores
 
 FEWEST = 10
-"""Least number of training images that a recipe is written for."""
+"""Minimum number of training images for a new recipe."""
 
 _MARK = ".rankless-division"
 _ALIKE = 1.1  # the largest ratio of two aspect ratios that one shape of input suits
@@ -43,7 +43,7 @@ class Facts:
     Attributes:
         root, format, classes: the values of ``data.root``, ``data.format`` and ``data.classes``.
         train, val: names of the splits.
-        split_note: where the validation split comes from.
+        split_note: a sentence about the origin of the validation split.
         boxed: whether the images are annotated with boxes; otherwise each image has one class.
         train_images, val_images: number of images in each split.
         counts: number of training boxes of each class, or of training images for classification.
@@ -125,7 +125,7 @@ def facts_of(root: str, divided: Path, format: str = "auto", *, classes: Classes
 
 
 def refuse_too_little(root: str, train: Annotations) -> None:
-    """Raise if there are too few training images, in total or of a class."""
+    """Raise a UserError if there are too few training images, in total or for a class."""
     problems = []
     if len(train) < FEWEST:
         problems.append(
@@ -151,7 +151,7 @@ def divide(root: str, train: str, out: Path, format: str, classes: Classes) -> N
     if os.path.lexists(out):
         raise UserError(
             f"{out}: already exists, and {root}, which has no validation split, would be divided there; if "
-            "it is that division, give it as the data; else move it away"
+            "it is that division, use it as the data; otherwise move it away"
         )
     split(root, out, format, splits=(train,), classes=classes, val=VAL_FRACTION, link=True)
 
@@ -162,7 +162,7 @@ def _mark(root: str, divided: Path, digest: str) -> None:
 
 
 def _is_divided(root: str, divided: Path, digest: str) -> bool:
-    """Return whether ``divided`` was made from this data; raise if the data has changed since.
+    """Return whether ``divided`` was made from this data; raise a UserError if the data has changed since.
 
     Images are links, so only a change of annotations or of the number of images matters.
     """
@@ -174,8 +174,8 @@ def _is_divided(root: str, divided: Path, digest: str) -> bool:
         return False
     if made.get("digest") != digest:
         raise UserError(
-            f"{divided}: Rankless divided {root} there, but {root} has changed since, or other classes are "
-            f"chosen; expected the same; move {divided} away, so that the data is divided again"
+            f"{divided}: Rankless divided {root} there, but {root} has changed since, or other classes "
+            f"are chosen; expected the same data and classes; to divide it again, move {divided} away"
         )
     return True
 

@@ -44,7 +44,7 @@ def _filled(split: str, examples: Any) -> Filled:
     if not isinstance(images, CachedImages):
         raise UserError(
             f"the images of '{split}' are generated, not read from files, so they cannot be cached; expected "
-            "a dataset of files or shards, for the task detect or classify"
+            "a data set of files or shards, for the task detect or classify"
         )
 
     def work(index: int) -> UnreadableImage | None:

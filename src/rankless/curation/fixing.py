@@ -39,7 +39,9 @@ def remedy(checked: Checked) -> str:
         found.counts.get(_LOST, 0) for found in checked.findings.values()
     )
     if rest and stops - {_LOST}:
-        steps.append("fix what stops training by hand, or --fix --drop-invalid writes a copy without it")
+        steps.append(
+            "fix by hand the findings that stop training, or --fix --drop-invalid writes a copy without them"
+        )
     elif rest:
         steps.append("--fix writes a copy without " + ("the others" if steps else "them"))
     if rest and _LOST in wrong:

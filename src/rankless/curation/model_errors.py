@@ -184,7 +184,7 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
     refuse_unused_in_scoring(overrides, loaded.recipe.task)
     recipe = load.changed(loaded.recipe, [*overrides, *([f"data.val={split}"] if split else [])])
     if recipe.data.val == "none":
-        raise UserError(f"{path}: it was trained with data.val=none; give the split to look at: --split NAME")
+        raise UserError(f"{path}: it was trained with data.val=none; give the split to examine: --split NAME")
     refuse_gone(recipe.data.root, loaded.recipe.data.root, path)
     device = compute_device()
     recipe = replace(recipe, precision=resolve(recipe.precision, device, recipe.cpu_isa))

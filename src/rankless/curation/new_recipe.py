@@ -18,7 +18,7 @@ from rankless.recipe.commented import Setting, commented
 
 MICRO_BATCH = {"detect": 4, "classify": 8}
 STEPS = {"detect": 1380, "classify": 950}
-"""Least number of steps: about those of ``blood-cells``, and of ``resnet18`` on 610 images."""
+"""Minimum number of steps: about as many as in ``blood-cells``, and in ``resnet18`` on 610 images."""
 EPOCHS = {"detect": 12, "classify": 30}
 """Least number of epochs, for data sets that are so large that few epochs have enough steps."""
 
@@ -39,7 +39,7 @@ def text(facts: Facts, file: str, pretrained: str = "") -> str:
     Args:
         facts: the facts about the data and the machine.
         file: the name that the recipe will have.
-        pretrained: the weights to fine-tune, which bring their network; empty to train from scratch.
+        pretrained: the weights to fine-tune, which determine the network; empty to train from scratch.
 
     Raises:
         UserError: the memory is too small.
@@ -69,7 +69,9 @@ def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
         facts.train_images, known=fine_tuning.knows(pretrained, facts.counts)
     )
     yield Setting("task", facts.task, _TASKS[facts.task])
-    yield Setting("model.pretrained", pretrained, "The start. The weights bring their network and its input.")
+    yield Setting(
+        "model.pretrained", pretrained, "The start, with the network and the input size of these weights."
+    )
     yield first  # model.freeze
     yield from _data(facts)
     yield from _flip(facts)
@@ -79,26 +81,26 @@ def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
 def _detector(facts: Facts) -> Iterator[Setting]:
     size, why = _input_of_detector(facts)
     yield Setting("task", "detect", _TASKS["detect"])
-    reason = (
-        "No anchors to fit. It learns from few images: AP 0.63 of blood cells from 205 (recipe blood-cells)."
-    )
+    reason = "It needs no anchors and learns from few images: AP 0.63 on blood cells from 205 (blood-cells)."
     if facts.train_images >= _MANY:
-        reason += f" {facts.train_images:,} images may deserve the larger yolov4-anchor-free."
+        reason += f" {facts.train_images:,} images may justify the larger yolov4-anchor-free."
     yield Setting("model.name", "yolov4-tiny-anchor-free", reason)
     if not facts.gpus:
-        reason = "On a CPU this saves time, and scored as well on blood cells as all channels."
+        reason = "Saves time on a CPU; on blood cells, it scored as well as all channels."
         yield Setting("model.width", 0.75, reason)
-    yield Setting("model.dfl", 16, "Distributions of each side: 0.006 more AP on blood cells than without.")
+    yield Setting("model.dfl", 16, "Predicts each side as a distribution: 0.006 more AP on blood cells.")
     yield Setting("model.image_size", size[0] if size[0] == size[1] else [*size], why)
     yield from _data(facts)
     yield from _flip(facts)
     yield Setting("data.augment.hue", 0.02, "A little: color may tell the classes apart.")
     yield Setting("data.augment.saturation", 0.4, "Light and cameras differ.")
     yield Setting("data.augment.value", 0.3, "As above.")
-    yield Setting("data.augment.scale", 0.4, "Objects are nearer or farther than in the training images.")
-    yield Setting("data.augment.translate", 0.15, "Objects are elsewhere.")
-    yield Setting("data.augment.mosaic", 0.5, "Half of the inputs combine four: few images go further.")
-    yield Setting("data.augment.close_mosaic", "15%", "The end of the run sees images as they are.")
+    yield Setting("data.augment.scale", 0.4, "Objects may be nearer or farther than in the training images.")
+    yield Setting("data.augment.translate", 0.15, "Objects may be anywhere in the image.")
+    yield Setting(
+        "data.augment.mosaic", 0.5, "Half of the inputs combine four images, to make more of few images."
+    )
+    yield Setting("data.augment.close_mosaic", "15%", "The last part of the run trains on single images.")
     images = 8 if facts.devices <= 2 else 16
     reason = (
         "As in blood-cells, where 16 scored 0.03 less AP after as many epochs."
@@ -108,11 +110,11 @@ def _detector(facts: Facts) -> Iterator[Setting]:
     yield from _batch(facts, images, size[0] * size[1], reason)
     steps, setting = _epochs(facts, images)
     yield setting
-    yield Setting("optim.name", "muon", "In 40 epochs it reached on blood cells what AdamW did not in 64.")
-    yield Setting("optim.lr", 0.006, "The best of those tried on blood cells.")
-    yield Setting("optim.momentum", 0.95, "As Muon was published.")
+    yield Setting("optim.name", "muon", "On blood cells, it scored higher in 40 epochs than AdamW in 64.")
+    yield Setting("optim.lr", 0.006, "The best of the values tried on blood cells.")
+    yield Setting("optim.momentum", 0.95, "As in the publication of Muon.")
     yield Setting("optim.weight_decay", 0.02, "As in blood-cells.")
-    yield from _schedule("6%", "As in blood-cells, where it was 80 steps.", 0.01)
+    yield from _schedule("6%", "As in blood-cells, where this was 80 steps.", 0.01)
     yield from _end(0.99 if steps < 2 * STEPS["detect"] else 0.998)
 
 
@@ -131,12 +133,16 @@ def _classifier(facts: Facts) -> Iterator[Setting]:
         "model.image_size",
         side,
         f"Half of the images are at most {facts.width:.0f} × {facts.height:.0f} pixels; "
-        + ("224 is the size that the network was published with." if side == 224 else "more adds nothing."),
+        + (
+            "224 is the size that the network was published with."
+            if side == 224
+            else "a larger input adds nothing."
+        ),
     )
     yield from _data(facts)
     yield from _flip(facts)
     if side < _SMALL:
-        yield Setting("data.augment.scale", 0.15, "Small images: cropped ones would lose their object.")
+        yield Setting("data.augment.scale", 0.15, "The images are small, and a crop would lose the object.")
         yield Setting("data.augment.translate", 0.1, "As above.")
     else:
         yield Setting("data.augment.crop", 0.35, "Random crops, which keep at least 35 % of the area.")
@@ -149,7 +155,7 @@ def _classifier(facts: Facts) -> Iterator[Setting]:
     yield from _batch(facts, images, side * side, reason)
     yield _epochs(facts, images)[1]
     yield Setting("loss.smoothing", 0.1, "Keeps the network from being certain of labels that may be wrong.")
-    yield Setting("optim.name", "sgd", "As ResNets were published.")
+    yield Setting("optim.name", "sgd", "As in the publication of ResNets.")
     reason = "As in resnet18." if images == 64 else f"0.05 for batches of 64, in proportion for {images}."
     yield Setting("optim.lr", 0.05 * images / 64, reason)
     yield Setting("optim.nesterov", True, "As in resnet18.")
@@ -168,7 +174,7 @@ def _data(facts: Facts) -> Iterator[Setting]:
     else:
         most, least = max(facts.counts.values()), min(facts.counts.values())
         each = f"{least:,} to {most:,} {'boxes' if facts.boxed else 'images'} each"
-        yield Setting("data.classes", "auto", f"All of the data: {names}; {each}. A list chooses some.")
+        yield Setting("data.classes", "auto", f"All of the data: {names}; {each}. A list selects some.")
     yield Setting("data.train", facts.train, f"{counted(facts.train_images, 'image')}.")
     yield Setting("data.val", facts.val, f"{counted(facts.val_images, 'image')}. {facts.split_note}")
 
@@ -179,14 +185,14 @@ def _flip(facts: Facts) -> Iterator[Setting]:
     sided = [name for name in names if _SIDED.search(name.replace("_", " "))]
     if sided or 2 * len(characters) >= len(names):
         why = (
-            f"Classes such as {listed((sided or characters)[:3])} may be other ones in a mirror. "
-            "Does a mirrored image show the same class? Then 0.5."
+            f"Classes such as {listed((sided or characters)[:3])} may change when mirrored. "
+            "If a mirrored image shows the same class, set 0.5."
         )
         yield Setting("data.augment.flip", 0, why)
     else:
-        why = "A mirrored image shows the same classes. Not so with text, or left and right? Then 0."
+        why = "A mirrored image shows the same classes. If not, as with text or left and right, set 0."
         yield Setting("data.augment.flip", 0.5, why)
-    why = "Have your images no upper side, as under a microscope or from the air? Then 0.5."
+    why = "If your images have no top, as under a microscope or from the air, set 0.5."
     yield Setting("data.augment.flip_vertical", 0, why)
 
 
@@ -207,7 +213,7 @@ def _batch(facts: Facts, images: int, pixels: int, why: str) -> Iterator[Setting
             f"about {in_gib(needed())} for each; close other programs"
         )
     yield Setting("batch.images", images, why)
-    room = "rankless fit says what fits" if facts.gpus else "an upper bound of its memory fits"
+    room = "rankless fit finds the largest that fits" if facts.gpus else "an upper bound of its memory fits"
     why = f"Up to {counted(images // micro, 'device')} share a step, a micro-batch each; {room}."
     yield Setting("batch.micro", micro, why)
 
@@ -225,13 +231,13 @@ def _epochs(facts: Facts, images: int) -> tuple[int, Setting]:
 def _schedule(warmup: str, why: str, final: float) -> Iterator[Setting]:
     yield Setting("schedule.name", "cosine", "Falls slowly over the whole run.")
     yield Setting("schedule.warmup", warmup, why)
-    yield Setting("schedule.final", final, "Nearly nothing, so that the weights settle.")
+    yield Setting("schedule.final", final, "Nearly zero, so that the weights settle.")
 
 
 def _end(decay: float) -> Iterator[Setting]:
     span = round(1 / (1 - decay))
     yield Setting("ema.decay", decay, f"Scores and predicts with an average of about the last {span} steps.")
-    yield Setting("evaluate.every", "10%", "Ten points of a curve; the best weights are kept.")
+    yield Setting("evaluate.every", "10%", "Ten evaluations; the best weights are kept.")
 
 
 def _input_of_detector(facts: Facts) -> tuple[tuple[int, int], str]:

@@ -154,7 +154,7 @@ def _divided(
 
 
 def by_hash(hashed: Sequence[float], fractions: Sequence[float]) -> Counts:
-    """Return the index of a split for each number in [0, 1).
+    """Return the split's index for each number in ``hashed``, which are in [0, 1).
 
     The lowest numbers go to the second split, the next to the third, and the rest to the first. A test split
     that is added later therefore takes images only from ``train``, and a larger ``val`` keeps its images.
@@ -278,7 +278,7 @@ def _shares(
     if largest > max(1, _CLOSE * total):
         why = f"images stay together in groups of up to {largest}"
     else:
-        why = "each image's split follows from its name alone, so that new images move no others"
+        why = "each image's split depends only on its name, so that new images do not move others"
     advice = "" if stratify else "; --stratify comes as close as possible, for every class"
     return [f"{' and '.join(missed)}: {why}{advice}"]
 

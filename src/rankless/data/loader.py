@@ -198,7 +198,7 @@ def _share(batch: Any) -> None:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(
             f"collate() gave a {type(batch).__name__} that cannot be sent from a loader process ({error}): "
-            "leave out what does not pickle, or load in the ranks themselves with workers=0"
+            "leave out objects that cannot be pickled, or load in the ranks with workers=0"
         ) from error
 
 

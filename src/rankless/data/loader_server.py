@@ -1,4 +1,4 @@
-"""Start the process that loader processes are forked from, which has imported PyTorch but runs no threads.
+"""Start the server that forks the loader processes. It has imported PyTorch but runs no threads.
 
 It is multiprocessing's fork server. If a rank starts it early, it is forked from the rank. Otherwise, it is a
 new interpreter, which takes seconds to import the modules that loaders need.

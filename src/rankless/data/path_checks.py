@@ -14,7 +14,7 @@ def refuse_gone(root: str, before: str, weights: Path) -> None:
     if root == before and not by_name and missing_data(root):
         where = "" if Path(root).is_absolute() else f" (there is no {Path(root).resolve()})"
         raise UserError(
-            f"{weights}: was trained on data.root={root}, which is not there{where}; expected that data set; "
+            f"{weights}: was trained on data.root={root}, which does not exist{where}; expected this data; "
             "add data.root=FOLDER"
         )
 
@@ -28,8 +28,8 @@ def missing_data(root: str) -> list[str]:
         return []
     if root.startswith("torchvision/"):
         return [
-            f"{root}: a name for recipes (data.root={root} data.folder=FOLDER); expected the folder itself "
-            "here; give that, such as data/cifar-10-batches-py"
+            f"{root}: this name works only in recipes (data.root={root} data.folder=FOLDER); expected the "
+            "folder itself; give a folder such as data/cifar-10-batches-py"
         ]
     where = f" at {path.absolute()}" if root != str(path.absolute()) else ""
     return [

@@ -119,7 +119,7 @@ class FromDataset:
             raise UserError(
                 f"{_named(dataset)}: item 0 differs when it is drawn again with the same seed; expected all "
                 "random numbers from Python's, NumPy's or torch's generators, and no state between items; "
-                "make what else it draws from an attribute, or seed it with rankless.seeded"
+                "make any other generator an attribute, or seed it with rankless.seeded"
             )
 
     def __len__(self) -> int:
@@ -145,8 +145,8 @@ def _check(dataset: Any) -> None:
         callable(getattr(dataset, name, None)) for name in ("__len__", "__getitem__")
     ):
         raise UserError(
-            f"{_named(dataset)}: it is not map-style; expected __len__ and __getitem__, since any rank draws "
-            "any item; make items addressable by a number"
+            f"{_named(dataset)}: it is not map-style; expected __len__ and __getitem__, because any rank may "
+            "load any item; make items accessible by index"
         )
     if not len(dataset):
         raise UserError(f"{_named(dataset)}: it has no items; expected at least one; check its folder")

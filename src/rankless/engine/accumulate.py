@@ -75,7 +75,8 @@ class Accumulator:
         """Run the forward and backward pass of this rank's micro-batches, and reduce over all ranks.
 
         ``step`` (from 0) seeds the dropout, and ``scale`` scales the loss, a scalar, before the backward pass
-        (fp16). All ranks share their flags. With ``compared``, the first of ``batches`` is another rank's.
+        (fp16). The ranks exchange their flags. With ``compared``, the first of ``batches`` belongs to another
+        rank.
         """
         leaves: list[Tensor] = []
         pending = None
@@ -112,7 +113,9 @@ class Accumulator:
     def _second(
         self, step: int, leaf: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor]
     ) -> Tensor | None:
-        """Compute a micro-batch that another rank adds; return its bit sums, or None if it lacks images."""
+        """Compute another rank's micro-batch for comparison; return its bit sums, or None if it lacks
+        images.
+        """
         batch, missing = self._draw(batches)
         with self.gradients.not_added():
             loss = self._forward(step, leaf, batch)

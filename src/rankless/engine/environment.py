@@ -1,6 +1,6 @@
-"""The environment of a run, compared between ranks and with the last start, and recorded at each start.
+"""The environment of a run, which can change bits although it is not part of the recipe.
 
-None of this is in the recipe, but all of it can change bits.
+It is compared between ranks and with the last start, and recorded at each start.
 """
 
 from __future__ import annotations
@@ -139,15 +139,15 @@ def record(path: Path, now: Environment, world: World, step: int, launched: Mapp
     """Append the environment of this start to the run's record.
 
     Args:
-        path: the run's ``environment.json``, a list with an entry for every start; created with its folder
-            if missing.
+        path: the run's ``environment.json``, a list with an entry for every start; created with its folder if
+            missing.
         now: the environment of rank 0.
         world: the ranks.
         step: number of steps done.
         launched: the launcher's record of the start: its time and command.
 
     Returns:
-        Warnings for a person: differences from the previous start that can change the later weights.
+        Warnings for the user: differences from the previous start that can change the later weights.
     """
     before, problem = starts.read(path)
     warnings = []

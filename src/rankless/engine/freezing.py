@@ -58,7 +58,7 @@ def backbone_of(model: nn.Module, needed_by: str, off: str) -> list[nn.Module]:
     method = getattr(model, "backbone", None)
     if not callable(method) or isinstance(method, nn.Module):
         raise UserError(
-            f"{needed_by}, but the model ({kind}) does not say what its backbone is: give it a method "
+            f"{needed_by}, but the model ({kind}) does not define its backbone: give it a method "
             f"backbone() that returns its modules, as in `return [self.stem, self.layers]`, or set {off}"
         )
     parts = method()

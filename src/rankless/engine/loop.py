@@ -287,7 +287,7 @@ class _Loop:
         self.sinks.scores(done, scores, self.saver.rank(done, scores, name))
         best = self.state.best
         if has_loss(task) and scores.get("loss", 0.0) is None:
-            kept = f"the best weights stay those of step {best['step']}" if best else "there is no best yet"
+            kept = f"the best weights remain those of step {best['step']}" if best else "there is no best yet"
             text = f"the validation loss after step {done} is not finite and is left out"
             self.sinks.event("warning", done, f"{text}; {kept}" if name == "loss" else text)
         self.reporting.evaluated(done, is_best=best is None or best["step"] == done)

@@ -56,7 +56,10 @@ def momentum(run: StepSchedule, step: int) -> float | None:
 
 
 def _cycle(run: StepSchedule, step: int, first: float, peak: float, last: float) -> float:
-    """Rise along a cosine from ``first`` to ``peak`` and fall to ``last``, as torch's OneCycleLR does."""
+    """Return the one-cycle value at ``step``: a cosine from ``first`` to ``peak``, and then one to ``last``.
+
+    This is the same as in torch's OneCycleLR.
+    """
     top, end = float(run.rise) - 1, run.steps - 1
     if step <= top:
         return _between(first, peak, step / top if top else 1.0)

@@ -82,7 +82,7 @@ class Checks:
         return [self.compared(step, rank, attempt).other] if self.is_due(step) else []
 
     def votes(self, step: int, attempt: int, gathered: Sequence[Sequence[str]]) -> Votes:
-        """Group the ranks' digests by micro-batch and weights."""
+        """Group the digests of all ranks by micro-batch, with one further group for the weights."""
         found: dict[int, list[tuple[int, str]]] = {_WEIGHTS: []}
         for rank, (own, other, weights) in enumerate(gathered):
             compared = self.compared(step, rank, attempt)
@@ -207,7 +207,7 @@ class Alarm:
         return totals, self.checks.votes(step, attempt, gathered)
 
     def _act(self, step: int, finding: Finding) -> None:
-        """Report a finding; if the run cannot continue as it is, end it or its current round."""
+        """Report a finding; if the run cannot continue as it is, end the run or its current round."""
         names = self.world.all_gather(_name(self.world))
         text, who = finding.sentence(step, names), finding.who(names)
         excludes = self.checks.recipe.check.exclude and finding.certain
@@ -232,9 +232,9 @@ class Alarm:
                 "without it (--devices, --hosts)"
             )
         return (
-            f"nothing tells which results of {who} are right, and {since}; continue from a checkpoint on "
-            "other devices, or on three or more, of which two can name the third; if it happens there too, "
-            "the task is not a function of its inputs (`rankless verify` finds that)"
+            f"it is unknown which results of {who} are right, and {since}; continue from a checkpoint on "
+            "other devices, or on three or more, where two can outvote the third; if it happens there too, "
+            "the task depends on more than its inputs (`rankless verify` finds that)"
         )
 
 

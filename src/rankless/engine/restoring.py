@@ -34,7 +34,7 @@ class Restored:
 
     Attributes:
         snapshot: the newest complete checkpoint; None if there is none.
-        warnings: messages for a person.
+        warnings: messages for the user.
         copied: sentences about the checkpoints that were copied to machines that lacked them.
     """
 

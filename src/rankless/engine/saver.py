@@ -165,7 +165,7 @@ class Saver:
         return StepSchedule(self.recipe, self.state.images).length.ends(step, every)
 
     def rank(self, step: int, scores: Scores, name: str) -> bool:
-        """Record the score ``name`` after ``step`` steps; return ``is_best``."""
+        """Record the score ``name`` after ``step`` steps; return whether it is the best so far."""
         score, best = scores.get(name), self.state.best
         if not isinstance(score, float) or not math.isfinite(score):
             return self.is_best
@@ -185,7 +185,8 @@ class Saver:
             self.settle(required=True)
 
     def _links(self, *, seconds: float) -> dict[str, Any]:
-        """Return the links of the next checkpoint, the same on every rank; every rank must call it.
+        """Return the next checkpoint's links in the run's chain, the same on every rank; all ranks must call
+        this.
 
         It waits at most ``seconds`` for the list of the data's files.
         """
@@ -202,7 +203,9 @@ class Saver:
         return self.world.broadcast(mine) if self.mirrors.several else mine
 
     def _record(self, entry: dict[str, Any] | None) -> None:
-        """Write a line of the chain into the journal of rank 0; its copies get it with the next lines."""
+        """Write a checkpoint's line of the chain into rank 0's journal; the copies receive it with the next
+        lines.
+        """
         if entry and isinstance(self.mirrors.journal, JournalSink):
             with self.sinks.lock:
                 self.mirrors.journal.checkpoint(entry)
@@ -229,7 +232,9 @@ class Saver:
         return done
 
     def _write(self, snapshot: Snapshot, lines: str | None, announcement: ExitStack) -> Outcome:
-        """Write this rank's copy from ``snapshot`` alone, because training may have changed the state."""
+        """Write this rank's copy, using only ``snapshot``, because training may have changed the state
+        since.
+        """
         problem, advice = None, ""
         began = time.monotonic()
         try:
@@ -263,7 +268,7 @@ class Saver:
         self._report(step, outcomes, required=required)
 
     def look(self) -> None:
-        """Report the outcome of a finished save at once if that needs no exchange between ranks."""
+        """Report the outcome of a finished save now, if that needs no exchange between ranks."""
         if self._begun and self._begun[1] and self._begun[1].done() and not self.mirrors.several:
             self.settle()
 

@@ -1,4 +1,4 @@
-"""PyTorch settings that affect bits: threads, deterministic kernels and TF32."""
+"""PyTorch settings that affect the bits of results: threads, deterministic kernels and TF32."""
 
 from __future__ import annotations
 

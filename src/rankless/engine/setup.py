@@ -237,7 +237,7 @@ def _go_on(state: TrainingState, run: RunDirectory, restored: Restored) -> tuple
 
 @contextmanager
 def _reported(warnings: list[str] | None) -> Iterator[None]:
-    """Add a user error raised in this block to ``warnings``; raise it if that is None."""
+    """Add a user error raised in this block to ``warnings``, or raise it if ``warnings`` is None."""
     try:
         yield
     except UserError as error:

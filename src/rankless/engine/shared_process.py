@@ -30,7 +30,9 @@ class OwnGenerator(PlainDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the operation; if it would draw from the default generator, pass this one."""
+        """Call the operation; if it would draw from the default generator, make it draw from this
+        context's.
+        """
         kwargs = kwargs or {}
         if (takes := _TAKES.get(operation)) is None:
             takes = _TAKES[operation] = _takes(operation)
@@ -43,7 +45,9 @@ class OwnGenerator(PlainDispatchMode):
         return operation(*args, **{**kwargs, "generator": self.generator})
 
     def _borrowing(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operation that accepts only the default generator, after lending it this one's state."""
+        """Call an operation that accepts only the default generator, lending it the state of this
+        generator.
+        """
         with GENERATORS:
             torch.default_generator.set_state(self.generator.get_state())
             made = operation(*args, **kwargs)

@@ -35,7 +35,7 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
     rank, name, same_layout = difference
     if not same_layout:
         raise UserError(
-            f"model() of the task made another model on rank {rank} than on rank 0 (first in '{name}'); "
+            f"model() of the task made a different model on rank {rank} than on rank 0 (first in '{name}'); "
             "expected the same layers on every rank; let model() depend only on the recipe"
         )
     for tensor in tensors.values():
@@ -43,7 +43,7 @@ def begin_alike(model: nn.Module, world: World) -> list[str]:
         world.transport.broadcast(values.view(-1).view(torch.uint8), 0)
         tensor.detach().copy_(values)
     return [
-        f"model() of the task made other initial weights on rank {rank} than on rank 0 (first in '{name}'): "
+        f"model() of the task made different initial weights on rank {rank} than on rank 0 (in '{name}'): "
         "every rank begins with those of rank 0, but two runs may begin differently; draw them from torch's "
         "generator, which is seeded, or from rankless.generator"
     ]

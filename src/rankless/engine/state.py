@@ -48,7 +48,7 @@ class TrainingState:
 
     Attributes:
         model: the bare model; its names are those in the weights files.
-        warnings: messages for a person, before the first step.
+        warnings: messages for the user, shown before the first step.
         ema: the averaged model, or None.
         best: the step and score of the best evaluation so far.
         unscored: whether the evaluation due after the last step failed or was stopped.

@@ -52,12 +52,14 @@ class Stragglers:
         self._waiting += peers + images
 
     def take_spread(self) -> list[float]:
-        """Return and forget each rank's last compared milliseconds per micro-batch, which only rank 0 has."""
+        """Return each rank's milliseconds per micro-batch in the last comparison, and clear them; only on
+        rank 0.
+        """
         spread, self._spread = self._spread, []
         return spread
 
     def take_use(self) -> dict[str, list[Any]]:
-        """Return and forget each rank's last ``memory`` (MiB) and ``busy``, which only rank 0 has."""
+        """Return each rank's last ``memory`` (MiB) and ``busy``, and clear them; only on rank 0."""
         taken, self._use = self._use, {}
         return taken
 

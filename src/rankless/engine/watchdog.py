@@ -24,7 +24,7 @@ from rankless.world.notes import Notices
 from rankless.world.process_group import TIMEOUT, World
 
 LEAST = 60.0
-"""Seconds before which nothing counts as late; the environment variable ``RANKLESS_LATE`` overrides them."""
+"""Seconds before a rank can count as late; the environment variable ``RANKLESS_LATE`` overrides this."""
 _TIMES = 20  # a phase is late after this many times its usual duration, the median of the last ones
 _FIRST_TIMES = 10  # times LEAST, if no usual duration is known: a first evaluation may take minutes
 _LOG = 2  # the file descriptor of a rank's log

@@ -81,7 +81,7 @@ class Offer:
         length = f" of {self.length:,} bytes" if self.length else ""
         length = length or (f" of about {self.about / 1e6:,.1f} MB" if self.about else "")
         if not self.digest:
-            return f"{self.name}{length}, whose checksum no source confirms"
+            return f"{self.name}{length}, whose checksum is not published"
         return f"{self.name}{length} with the {self.checksum} {self.digest}{'…' * self.is_short}"
 
     @property
@@ -191,11 +191,11 @@ def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Call
     except _OtherFileError as error:
         part.unlink()
         tag.unlink(missing_ok=True)
-        raise _by_hand(offer, path, f"{error}; nothing of it is kept") from None
+        raise _by_hand(offer, path, f"{error}; the download was discarded") from None
     part.replace(path)
     tag.unlink(missing_ok=True)
     if not offer.digest:
-        say(f"{path.name}: no source confirms its checksum; its SHA-256 is {checksums.of_file(path)}")
+        say(f"{path.name}: its checksum is not published; its SHA-256 is {checksums.of_file(path)}")
 
 
 def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:

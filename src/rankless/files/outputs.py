@@ -84,7 +84,7 @@ class Outputs:
                 (never if _is_fixed(there) else stay).append(f"{file}: {reason}")
         if never or (stay and not self._force):
             raise UserError(
-                self._message([*never, *stay], "--force to replace what is there" if stay else "")
+                self._message([*never, *stay], "--force to replace existing files" if stay else "")
             )
 
     def _stays(self, file: Path, there: os.stat_result) -> str:
@@ -213,7 +213,7 @@ def refuse_filled(folder: Path) -> None:
     if not is_empty:
         holds = "results of an earlier call" if (folder / LIST).exists() else "other files"
         raise UserError(
-            f"--out {folder}: holds {holds}; expected a new or an empty folder; give another one, leave "
+            f"--out {folder}: contains {holds}; expected a new or an empty folder; give another one, leave "
             f"--out out for a numbered one, or add --force to replace earlier results"
         )
 

@@ -295,7 +295,7 @@ def _lasting(error: Exception, url: str) -> OSError | None:
     if status == 404 or isinstance(cause, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "there is no such object", url)
     if status in (401, 403) or isinstance(cause, PermissionError):
-        text = f"its server does not let us read it ({status or _reason(cause)})"
+        text = f"its server denies access ({status or _reason(cause)})"
         return PermissionError(errno.EACCES, text, url)
     if status == 412:
         return _changed(url)

@@ -164,7 +164,7 @@ def refuse_unfinished(folder: Path) -> None:
     """Raise an error if ``folder`` has an unfinished prediction."""
     if is_unfinished(folder):
         raise UserError(
-            f"--out {folder}: holds an unfinished prediction; add --resume to continue, or "
+            f"--out {folder}: contains an unfinished prediction; add --resume to continue, or "
             "--force to start again"
         )
 

@@ -1,4 +1,5 @@
-"""Write predictions as pre-annotations for Label Studio and CVAT, so that a person only corrects them.
+"""Write predictions as pre-annotations for Label Studio and CVAT, so that a person only needs to correct
+them.
 
 Label Studio's tasks hold boxes in percent of the image; their results fit the labeling interface in
 ``label_studio_config.xml``. CVAT imports ``cvat.xml`` as "CVAT 1.1" into a task that has the same images.

@@ -125,7 +125,7 @@ def devices_named(names: str | None) -> list[torch.device]:
             device = torch.device(name.strip())
             kinds.add(device.type)
             if device.type not in ("cpu", "cuda"):
-                raise RuntimeError("it computes on CPUs and CUDA devices alone")
+                raise RuntimeError("only CPUs and CUDA devices are supported")
             if device.type == "cuda" and not torch.cuda.device_count():
                 raise RuntimeError("PyTorch finds no GPU here")
             torch.empty(0, device=device)
@@ -172,7 +172,7 @@ def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device
         return ClassFinder(loaded, asked.confidence or 0.0, device, source)
     if asked.confidence is not None:
         raise UserError(
-            f"--confidence is {asked.confidence:g}, but the task '{printable(task)}' chooses itself "
+            f"--confidence is {asked.confidence:g}, but the task '{printable(task)}' decides itself "
             "which results to report; leave it out"
         )
     return CustomFinder(loaded, device, source)

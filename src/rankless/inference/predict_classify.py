@@ -50,7 +50,10 @@ def class_maps(model: nn.Module, images: Tensor, source: str) -> Tensor:
 
 @contextmanager
 def _last_map(model: nn.Module, images: Tensor) -> Iterator[list[Tensor]]:
-    """Collect the last feature map of a forward pass within the block; the list is empty after tokens."""
+    """Collect the last feature map of a forward pass within the block; the list is empty if there is none.
+
+    A network that ends with tokens, such as a vision transformer, has no last feature map.
+    """
     found: list[Tensor] = []
     height, width = images.shape[-2:]
 

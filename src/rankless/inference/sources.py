@@ -129,7 +129,7 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
     if inside:
         raise UserError(
             f"'{inside[0]}' ({len(inside)} of the images) is in the output folder {out}, where annotated "
-            "images would replace it or be taken for sources; give another folder with --out"
+            "images would replace it or be mistaken for sources; give another folder with --out"
         )
     taken: set[str] = set()
     names = []

@@ -98,7 +98,7 @@ def _as_they_come(name: str) -> Iterator[Frame]:
             yield one
             number += 1
     except queue.Empty:
-        said = f"nothing came for {_SECONDS_TO_WAIT:g} s"
+        said = f"nothing arrived for {_SECONDS_TO_WAIT:g} s"
         raise UnreadableImage(name, _after(number, said) if number else _unopened(name, said)) from None
     finally:
         left.set()
@@ -141,7 +141,7 @@ def _unopened(name: str, said: str) -> str:
     if is_live(name):
         hint = "check host, port and path of its address, and that it is being sent"
         return f"the stream cannot be opened ({said}); {hint}"
-    return f"not a video that can be read ({said}); expected a file that video players play; give another"
+    return f"not a video that can be read ({said}); expected a file that video players can play; give another"
 
 
 def frame_count(name: str) -> int:

@@ -188,7 +188,7 @@ def made(plan: Plan, format: str, folder: Path, name: str = "") -> Made:
     if not agreement.is_close(LIMITS[plan.facts.recipe.precision]):
         way = "export it without --half" if plan.half else "use another format, and please report this"
         raise DisagreementError(
-            f"{name or format}: computes other results than PyTorch, so it is discarded: "
+            f"{name or format}: its results differ from PyTorch's, so it was discarded: "
             f"{agreement.sentence()}; {way}"
         )
     return Made(files, session, agreement)

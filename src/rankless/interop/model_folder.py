@@ -41,7 +41,7 @@ license: unknown  # FILL IN an identifier of https://huggingface.co/docs/hub/rep
 
 {about}
 
-Lines with **FILL IN** are for you who pass the model on.
+Lines with **FILL IN** are for the person who shares the model.
 
 ## Use
 
@@ -79,7 +79,7 @@ def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> t
     files = tuple(folder / name for name in FILES)
     if folder.is_dir() and any(folder.iterdir()) and not all(file.is_file() for file in files):
         expected = "expected a new or an empty folder"  # all files in the folder are shared
-        raise UserError(f"--out {folder}: holds other files; {expected}; give another --out")
+        raise UserError(f"--out {folder}: contains other files; {expected}; give another --out")
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([source])
     names = json.dumps(loaded.class_names, ensure_ascii=False, indent=1)

@@ -274,7 +274,7 @@ def _problems(recipe: Recipe, asked: ExportOptions, exports: Exports) -> list[st
     if asked.batch is not None and asked.batch < 1:
         problems.append(f"--batch is {asked.batch}: expected a whole number of at least 1")
     if asked.nms and not is_detector:
-        problems.append("--nms is for detectors, but these weights are a classifier's; leave it out")
+        problems.append("--nms is for detectors, but these weights belong to a classifier; leave it out")
     elif asked.nms and recipe.evaluate.nms != "iou":
         problems.append(
             f"--nms computes NMS by IoU, but the recipe's evaluate.nms is '{recipe.evaluate.nms}'; add "

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 def together(world: World, work: Callable[[], _T]) -> _T:
-    """Run ``work`` on every rank and return its result; if a rank fails, raise its error on all of them."""
+    """Run ``work`` on every rank and return its result; if one rank fails, all raise its error."""
     done, error = _tried(work)
     gathered = world.gather([error.exit_code, list(error.problems)] if error else None)
     _raise_everywhere(world, _merged(gathered) if gathered is not None else None)

@@ -123,7 +123,7 @@ class Audit:
 
     Args:
         path: the run directory.
-        overrides: changes to the recipe that say where the data and the pretrained weights are.
+        overrides: recipe changes that give the paths of the data and of the pretrained weights.
         task: the run's custom task, whose code will be executed; None for a built-in task.
         devices: as for :func:`rankless.launch.local.train`.
         echo: called with each line of the report.
@@ -145,7 +145,7 @@ class Audit:
         root = self.recipe.data.root
         by_name = root == "digits" or root.startswith("torchvision/") or self.recipe.task not in BUILT_IN
         if not by_name and (missing := missing_data(root)):
-            raise UserError(f"{text}; say where it is: data.root=FOLDER" for text in missing)
+            raise UserError(f"{text}; give its path: data.root=FOLDER" for text in missing)
         with computes_like(self.recipe):  # sets environment variables, as in a rank
             self.here = starts.facts(describe(device()))
         self.starts = [starts.facts(entry) for entry in starts.read(self.run.environment)[0]]
@@ -178,7 +178,7 @@ class Audit:
         report.not_shown = [(one, refused.get(one, "not drawn")) for one in intervals if one not in drawn]
         if (last := self.run.steps()[-1]) > intervals[-1].last:
             report.not_shown.append(
-                (Interval(intervals[-1].last, last), "its checkpoint is not the recorded one")
+                (Interval(intervals[-1].last, last), "its checkpoint differs from the recorded one")
             )
         for text in _conclusions(report):
             self.echo(text)
@@ -228,16 +228,16 @@ class Audit:
                 values = {getattr(line, what), getattr(lines[-1], what)}
                 if len(values - {None} if what == "images" else values) > 1:
                     gone = f"the {what} changed after step {line.checkpoint}"
-                    return f"{gone}, and the checkpoint of that step is no longer there"
+                    return f"{gone}, and the checkpoint of that step no longer exists"
         used = {line.environment for line in lines}
         known = [one for one in self.starts if not used or chain.digest_of(one) in used]
         if len(known) < len(used) or not known:
             return f"{self.run.environment} does not have its environment"
         if other := [text for one in known for text in other_facts(one, self.here, self.recipe)]:
-            return f"other bits are to be expected here: {'; '.join(dict.fromkeys(other))}"
+            return f"this machine is expected to give other bits: {'; '.join(dict.fromkeys(other))}"
         pretrained = self.recipe.model.pretrained
         if not interval.first and not is_by_name(pretrained) and not Path(pretrained).exists():
-            return f"model.pretrained is '{pretrained}', which is not there; add model.pretrained=FILE"
+            return f"model.pretrained is '{pretrained}', which does not exist; add model.pretrained=FILE"
         return None
 
     def _unfit_data(self) -> Iterator[str]:
@@ -257,7 +257,7 @@ class Audit:
         data = capabilities(open_task(recipe).training_data())
         before = read_state(self.run.step_directory(self.chain.sound[-1])).get("data")
         if not unfit and None not in (before, data.digest) and before != data.digest:
-            yield f"data.root={recipe.data.root}: classes, boxes or image sizes are not those of the run"
+            yield f"data.root={recipe.data.root}: classes, boxes or image sizes differ from the run's"
         files = data.files()
         if not files or not self.run.data_sums.exists():
             return
@@ -269,15 +269,17 @@ class Audit:
         here, root = dict(sums_of(files)), Path(common_folder(files))
         wrong = [name for name in {**recorded, **here} if recorded.get(name) != here.get(name)]
         for name in wrong[:_SHOWN]:
-            what = "is not the file that the run was trained on"
+            what = "differs from the file that the run was trained on"
             if name not in here or name not in recorded:
-                what = "is not there" if name in recorded else "was not in the data of the run"
+                what = "is missing" if name in recorded else "was not part of the run's data"
             yield f"{root / name}: {what}"
         if len(wrong) > _SHOWN:
             yield f"{root}: the same holds for {counted(len(wrong) - _SHOWN, 'more file')}"
 
     def _result(self, interval: Interval) -> Result:
-        """Train an interval in a copy of the run that starts at ``first``, and compare the final states."""
+        """Train an interval again in a copy of the run, starting at ``first``, and compare the final
+        states.
+        """
         began, recipe = time.monotonic(), resolve_recipe(self._recipe_of(interval.last))
         with tempfile.TemporaryDirectory(prefix="rankless-audit-") as folder:
             copy = RunDirectory(Path(folder) / "run")
@@ -312,7 +314,7 @@ class Audit:
 
 
 def _conclusions(report: AuditReport) -> Iterator[str]:
-    """Yield sentences about the steps that the audit has and has not confirmed, and about problems."""
+    """Yield sentences about the steps that the audit has confirmed, those that it has not, and problems."""
     shown: list[Interval] = []
     for one in (result.interval for result in report.results if result.difference is None):
         begins = shown.pop().first if shown and shown[-1].last == one.first else one.first
@@ -352,7 +354,7 @@ def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Re
         is_free = name == "hardware.CPU" and recipe.cpu_isa != "native"
         was, has = recorded.get(name, "not set"), here.get(name, "not set")
         if counts and not is_free and was != has:
-            yield f"{label(section, key)} is {was} in the run, {has} here"
+            yield f"{label(section, key)} was {was} in the run and is {has} here"
 
 
 def compare(one: Snapshot, other: Snapshot) -> tuple[int, str | None]:

@@ -142,7 +142,7 @@ def benchmark(
             score: float | None = bench.score(copy.deepcopy(plan.model))  # the copy may move to a GPU
         except UserError as error:
             score = None
-            notes.append(f"nothing is scored: {error.problems[0]}")
+            notes.append(f"no scores: {error.problems[0]}")
         rows = [Row(PYTORCH, "fp32", None, speed.of_pytorch(plan.portable(), bench.seen, seconds), score)]
         for name in formats or PROGRAMS:
             for each in (plan, plan.in_half())[: 1 + (name in _HALF)]:

@@ -43,10 +43,10 @@ def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
 
 
 class LeftOut:
-    """The devices of this machine that ranks no longer use because they computed wrongly.
+    """The devices of this machine that ranks no longer use because they computed wrong results.
 
-    On a machine without GPUs, each of them reduces the number of ranks by one, because ranks are not bound to
-    cores.
+    On a machine without GPUs, each such device reduces the number of ranks by one, because ranks are not
+    bound to cores.
 
     Attributes:
         numbers: the numbers of these GPUs, as PyTorch counts them on this machine.
@@ -59,7 +59,7 @@ class LeftOut:
         """Return the numbers of the GPUs that ranks may use, or an empty list without GPUs."""
         there = [number for number in range(cards()) if number not in self.numbers]
         if cards() and not there:
-            raise UserError("every GPU here has computed wrongly: test them, and continue on other ones")
+            raise UserError("every GPU here has computed wrong results: test them, and continue on others")
         return there
 
     def add(self, ranks: Sequence[int]) -> None:
@@ -84,14 +84,14 @@ def _problem(numbers: list[int], there: int, limited: str | None) -> str:
         on_cpu = "the CPU is chosen (--device cpu, or RANKLESS_CPU)"
         why = on_cpu if is_hidden else "PyTorch finds none here"
         return (
-            f"{given}, which names GPUs, and {why}; expected a number of processes, such as --devices "
+            f"{given}, which selects GPUs, and {why}; expected a number of processes, such as --devices "
             f"{max(count, 1)}"
         )
     known = f"{counted(there, 'GPU')}, {'0' if there == 1 else f'0 to {there - 1}'}"
     if limited:
         known += f" of those that {_VISIBLE}={limited} leaves"
     if not numbers or min(numbers) < 0 or max(numbers) >= there:
-        return f"{given}, but there {'is' if there == 1 else 'are'} {known}; name some of these"
+        return f"{given}, but there {'is' if there == 1 else 'are'} {known}; select among these"
     if count < len(numbers):
-        return f"{given}, which names a GPU twice; name each GPU once, or use --devices {count}"
+        return f"{given}, which selects a GPU twice; give each GPU once, or use --devices {count}"
     return ""

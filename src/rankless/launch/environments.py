@@ -89,7 +89,7 @@ class Environment(ABC):
     def _address(self) -> str:
         """Return the address that the launcher gives for rank 0."""
         raise UserError(
-            f"{self.name}: there are ranks on several machines, and nothing says where rank 0 is; expected "
+            f"{self.name}: the ranks are on several machines, and the address of rank 0 is unknown; expected "
             f"its address in MASTER_ADDR: {self.address_hint}"
         )
 
@@ -172,7 +172,7 @@ class Standard(Environment):
 class Ray(Standard):
     """A worker of Ray Train that starts one rank (:mod:`rankless.launch.submit.ray`).
 
-    Ray may kill the worker at any time; its rank then ends, too.
+    Ray may kill the worker at any time, and the rank then ends with it.
     """
 
     name = "Ray Train"
@@ -333,7 +333,7 @@ class OpenMPI(Environment):
 class PMI(Environment):
     """A launcher with PMI, detected by ``PMI_RANK`` and ``PMI_SIZE`` or their variants.
 
-    These are MPICH's and Intel MPI's ``mpiexec`` (Hydra), MVAPICH, Cray's PALS, and PMIx's ``prun``.
+    Such launchers are ``mpiexec`` of MPICH and Intel MPI (Hydra), MVAPICH, Cray's PALS, and ``prun`` of PMIx.
     """
 
     name = "MPI (PMI)"
@@ -367,9 +367,9 @@ def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
 
 
 def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -> None:
-    """Raise an error if a launcher started this process as one of several ranks.
+    """Raise a UserError if a launcher started this process as one of several ranks.
 
-    Only rank 0's error has a message.
+    On ranks other than 0, the error has no message, so that it is printed only once.
     """
     environment = detect(variables)
     if environment and environment.world_size > 1:
@@ -381,7 +381,9 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
 
 
 def speaks(variables: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process prints messages common to all ranks: it is rank 0 or has no launcher."""
+    """Return whether this process prints the messages that concern all ranks: as rank 0, or without a
+    launcher.
+    """
     try:
         environment = detect(variables)
     except UserError:

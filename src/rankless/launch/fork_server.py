@@ -93,7 +93,7 @@ class ForkServer:
     """The launcher's connection to the server, whose process id is ``pid``.
 
     Attributes:
-        alive: whether the server was running when last seen.
+        alive: whether the server was running at the last check.
         code: the server's exit code, or the negative number of the signal that killed it; None while it runs.
     """
 
@@ -220,7 +220,7 @@ def running() -> ForkServer | None:
 
 
 def _serve(connection: socket.socket, launcher: int) -> None:
-    """Fork ranks until the launcher has exited."""
+    """Fork ranks on request until the launcher has exited."""
     die_with_parent(launcher)
     os.setsid()  # Ctrl-C in a terminal is for the launcher
     for number in ASKS:

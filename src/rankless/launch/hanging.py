@@ -57,7 +57,7 @@ class Hanging:
     """A detector of hanging processes in one round.
 
     Args:
-        pulse: returns the pulse of a rank, given its number and process id; None if unknown.
+        pulse: returns the pulse of a rank, given its number and process id, or None if it is unknown.
         clock: returns monotonic seconds.
     """
 

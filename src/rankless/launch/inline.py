@@ -1,7 +1,7 @@
 """Train in the current process, as its only rank or with a thread per rank, for debuggers and notebooks.
 
 With threads, the ranks exchange in memory; rank 0 is the calling thread, so that its breakpoints, signals and
-output work as usual. Unlike with Rankless's launcher, a dead rank is not restarted, and libraries print on
+output work as usual. In contrast to Rankless's launcher, a dead rank is not restarted, and libraries print on
 the terminal.
 """
 
@@ -33,11 +33,11 @@ from rankless.world.threads import Meeting, join_threads
 
 
 def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:
-    """Return the reasons why the ranks cannot be threads."""
+    """Return the reasons, if any, why the ranks cannot be threads."""
     found = []
     if recipe.reduce == "fast":
         found.append(
-            "parallel: reduce is 'fast', but threads exchange along the fixed tree alone; use reduce=exact, "
+            "parallel: reduce is 'fast', but threads exchange only along the fixed tree; use reduce=exact, "
             "or leave parallel out"
         )
     if recipe.model.checkpointing:
@@ -113,7 +113,7 @@ def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
     problems = _problems_of_threads(recipe, devices) if in_threads else []
     if not in_threads and devices not in (None, 1):
         problems.append(
-            f"inline: trains in this process, on one device, and {devices} devices are asked for; expected "
+            f"inline: trains in this process, on one device, but {devices} devices were requested; expected "
             "1: leave either out (the weights are the same), or add --parallel threads"
         )
     if is_joined():

@@ -184,7 +184,7 @@ def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
 
 
 def leave_cause(path: Path, rank: int, text: str) -> None:
-    """Record the reason why a rank is about to exit, if a restart may fix the error."""
+    """Record the reason why a rank is about to exit with an error that a restart may fix."""
     with suppress(OSError):  # otherwise only the rank's exit code is known
         path.with_name(f"cause-{rank}").write_text(text, encoding="utf-8")
 
@@ -223,7 +223,7 @@ def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
 
 
 def take_cause(path: Path, rank: int) -> str | None:
-    """Return and remove the cause that a dead rank reported, or None if it reported none."""
+    """Return and remove the cause that a dead rank left with :func:`leave_cause`, or None if it left none."""
     cause = path.with_name(f"cause-{rank}")
     try:
         text = cause.read_text(encoding="utf-8")

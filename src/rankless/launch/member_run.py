@@ -158,7 +158,7 @@ class MemberRun:
         return finished, 0 if finished else world.broadcast(_foremost(numbers or []))
 
     def _ended(self, error: Exception, notes: Notes) -> int:
-        """Tell the other ranks how this one ended, read their notes, and return the exit code."""
+        """Tell the other ranks how this rank ended, read their notes, and return the exit code."""
         rank, size = self.environment.rank, self.environment.world_size
         note, others = self._note(error), list[Note]()
         if rank and "lost" in note:  # the lost rank may have reported the reason
@@ -177,7 +177,7 @@ class MemberRun:
         return codes[0] if codes else LOST_PEER
 
     def _note(self, error: Exception) -> Note:
-        """Return the note for the other ranks about how this one ended."""
+        """Return the note that tells the other ranks how this rank ended."""
         rank = self.environment.rank
         if isinstance(error, UserError):
             known: UserError | None = error
@@ -205,8 +205,8 @@ class MemberRun:
                 say(f"error: {note['cause']}", file=sys.stderr)
         if silent:
             say(
-                f"error: rank {', '.join(map(str, silent))}: lost without a word; its process was probably "
-                "killed, or its machine or network is down: look at the output of the launcher",
+                f"error: rank {', '.join(map(str, silent))}: lost without a message; its process was "
+                "probably killed, or its machine or network is down: see the output of the launcher",
                 file=sys.stderr,
             )
         report(False, None, RunDirectory(Path(self.job.run)))
@@ -218,7 +218,7 @@ class MemberRun:
         return UserError(
             f"rank {environment.rank} of {environment.world_size}: did not meet the others at {where} "
             f"({str(error).splitlines()[0]}); expected all of them to be started and to reach that address: "
-            "look at the other ranks' output, or set MASTER_ADDR and MASTER_PORT to an address that all reach"
+            "see the other ranks' output, or set MASTER_ADDR and MASTER_PORT to an address that all reach"
         )
 
 

@@ -119,7 +119,7 @@ def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool
         return INTERRUPTED if number == signal.SIGINT else STOPPED
     if number:
         return report_stopped(signal.Signals(number), run.pointed("last"), again)
-    say(f"error: the ranks could not continue; look at {run.logs}, then: {again}", file=sys.stderr)
+    say(f"error: the ranks could not continue; see {run.logs}, then: {again}", file=sys.stderr)
     return 1
 
 
@@ -144,7 +144,9 @@ def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
 
 @contextmanager
 def _output_is_optional(run: RunDirectory) -> Iterator[None]:
-    """Report an unwritable standard output without raising an error, because the run itself is saved."""
+    """Within the block, report an unwritable standard output without an error, because the run is already
+    saved.
+    """
     try:
         yield
         sys.stdout.flush()

@@ -14,7 +14,7 @@ from rankless.world.process_group import World
 
 @contextmanager
 def join(threads: int = 1) -> Iterator[World]:
-    """Join the ranks that torchrun, srun or mpirun has started; without a launcher, be the only rank.
+    """Join the ranks that torchrun, srun or mpirun has started; without a launcher, this is the only rank.
 
     Inside the context, kernels are deterministic and the number of threads is fixed, because both affect
     bits.

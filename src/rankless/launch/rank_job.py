@@ -138,7 +138,7 @@ def train(
         recipe,
         RunDirectory(Path(job.run)),
         world,
-        resume=True,  # the launcher has checked that a new run holds no checkpoint
+        resume=True,  # the launcher has checked that a new run has no checkpoint
         launched=job.launched,
         task=task,
         stop=stop,
@@ -233,12 +233,12 @@ def _with_less(error: ShortageError, job: Job) -> UserError:
     else:
         advice = "batch.micro is 1 already, so use a smaller model or smaller images"
     if job.verb == "train" and not recipe.model.checkpointing:
-        advice += "; model.checkpointing=true takes less memory, and more time, with the same numbers"
+        advice += "; model.checkpointing=true takes less memory and more time, and gives the same bits"
     return UserError(f"{'; '.join(error.problems)}; {advice}")
 
 
 def _with_a_way_on(error: TaskError, job: Job) -> TaskError:
-    """Extend an error in the user's code with the task's name and the command to continue."""
+    """Extend an error in the user's code with the task's name and the command that continues the run."""
     text = f"the task {from_json(job.recipe).task} failed: {error}"
     step = RunDirectory(Path(job.run)).pointed("last") if job.run else None
     if step:

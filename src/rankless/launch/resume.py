@@ -165,7 +165,7 @@ def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
 
 
 def _warn_of_a_rise(run: RunDirectory, before: Recipe, now: Recipe) -> None:
-    """Warn if adding epochs stretches the schedule so that the learning rate rises again."""
+    """Warn if additional epochs stretch the schedule so that the learning rate rises again."""
     step, samples = run.pointed("last"), _state(run).get("images")
     if not step or type(samples) is not int or samples < 1 or before.epochs == now.epochs:
         return

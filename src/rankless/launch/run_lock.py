@@ -75,7 +75,7 @@ def refuse_nothing(run: RunDirectory) -> None:
     """Raise a UserError if there is no run to resume: neither a recipe nor a checkpoint."""
     if not run.recipe.exists() and not run.steps():
         raise UserError(
-            f"{run.path}: nothing to resume, there is no recipe.yaml and no checkpoint; give the directory "
+            f"{run.path}: nothing to resume: there is no recipe.yaml and no checkpoint; give the directory "
             "of a run that was started, or leave --resume out"
         )
 
@@ -154,7 +154,7 @@ def _refuse_another(run: RunDirectory, resume: bool) -> None:
 
 
 def _has_trained(run: RunDirectory) -> bool:
-    """Check whether the run has done a step or saved anything."""
+    """Check whether the run has finished a step or saved anything."""
     if run.checkpoints.exists():
         return True
     try:
@@ -184,7 +184,7 @@ def _sweep(run: RunDirectory) -> None:
 
 
 def _put_last_right(run: RunDirectory) -> None:
-    """Point the link ``last`` to the newest complete checkpoint, if a killed process did not do so."""
+    """Point the link ``last`` to the newest complete checkpoint, in case a killed process did not."""
     steps, named = run.steps(), run.pointed("last")
     if named in steps[-1:]:  # reading it checks whether it is complete
         return

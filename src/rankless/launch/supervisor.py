@@ -124,7 +124,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def culprit(self) -> int | None:
-        """The rank whose failure ended the round: one killed by a signal, or else one that lost no peer."""
+        """The rank whose failure ended the round, preferably one that was not just missing another rank."""
         codes = {rank: failure.code for rank, failure in self.failed.items()}
         return min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]), default=None)
 
@@ -202,7 +202,7 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
             continue
         hosts.record(end)
         if hosts.progress.stuck > HOPELESS:
-            report(f"{end.why}; {HOPELESS} restarts saved no new checkpoint, giving up")
+            report(f"{end.why}; {HOPELESS} restarts saved no new checkpoint; giving up")
             for line in end.failed[end.culprit].traceback if end.culprit is not None else ():
                 print(escaped(line), file=sys.stderr)
             return end

@@ -158,9 +158,9 @@ def judged(
     traces = [[json.loads(line) for line in text.splitlines()] for text in texts]
     difference = None
     for rank, trace in enumerate(traces[1:], 1):
-        difference = difference or _first_difference(traces[0], trace, f"rank {rank} beside rank 0")
+        difference = difference or _first_difference(traces[0], trace, f"rank {rank} compared with rank 0")
     if first:
-        difference = difference or _first_difference(first, traces[0], "beside the first world")
+        difference = difference or _first_difference(first, traces[0], "compared with the first world")
     speed = recipe.batch.images / statistics.median(seconds[_WARM_UP:] or seconds)
     return WorldResult(len(traces), digest, round(speed, 1), difference), traces[0]
 

@@ -113,7 +113,9 @@ def _there(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterato
             if process.wait() == 255:
                 raise UserError(f"{of.host.name}: does not answer; the training continues if that host is up")
         except BrokenPipeError:
-            raise UserError(f"{of.host.name}: does not answer; is it up, and is {of.python} there?") from None
+            raise UserError(
+                f"{of.host.name}: does not answer; check that it is up and has {of.python}"
+            ) from None
         finally:
             process.kill()
 

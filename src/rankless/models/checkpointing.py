@@ -1,7 +1,8 @@
 """Activation checkpointing: blocks store only their inputs and are recomputed in the backward pass.
 
-The results have the same bits: PyTorch gives the second computation the random numbers and the autocast of
-the first, and running statistics are read before it (:mod:`rankless.engine.statistics`).
+The results have the same bits: PyTorch repeats the random numbers and the autocast settings of the first
+computation in the second, and running statistics are read before the second
+(:mod:`rankless.engine.statistics`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def checkpoint_activations(model: nn.Module) -> int:
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost members of lists that consist of several layers, and sequences of single layers."""
+    """Yield a module's blocks: members of lists that have several layers, and sequences of single layers.
+
+    Only the outermost blocks are yielded.
+    """
     for child in module.children():
         if not any(True for _ in child.children()):
             continue

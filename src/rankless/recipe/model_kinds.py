@@ -60,7 +60,7 @@ class ModelKeys:
     ``published``, ``published/NAME`` or ``timm``, which are downloaded. Without ``name`` and ``cfg``, the
     network is that of the weights."""
     freeze: Annotated[Duration, TRAINING] = 0
-    """How long the backbone is frozen: steps, or as in ``5 epochs`` or ``10%`` (of the run)."""
+    """How long the backbone is frozen: steps, or a duration such as ``5 epochs`` or ``10%`` (of the run)."""
     checkpointing: Bool = False
     """Activation checkpointing: the backward pass computes the activations of blocks again instead of keeping
     them. This takes less memory and more time, and gives the same bits."""

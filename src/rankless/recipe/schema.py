@@ -123,8 +123,8 @@ class Augment:
     mosaic_min_area: Annotated[Fraction, DETECT_ONLY] = 0.1
     """A mosaic drops a box if less than this fraction of its area remains visible (detection)."""
     close_mosaic: Duration = 0
-    """Duration at the end of the run without mosaic, mixup, cutmix and copy-paste: steps, or as in ``10
-    epochs`` or ``10%`` (of the run)."""
+    """Length of the end of the run without mosaic, mixup, cutmix and copy-paste: steps, or a duration such
+    as ``10 epochs`` or ``10%`` (of the run)."""
     partners: Annotated[Literal["data", "batch"], DETECT_ONLY] = "data"
     """Source of the other images for mosaic, mixup and copy-paste: all ``data``, or the same micro-``batch``,
     so that each image is decoded only once (detection)."""
@@ -191,7 +191,7 @@ class Data:
     data has no splits), and the last weights are the result."""
     classes: NamesFile | ClassNames = "auto"
     """``auto`` uses all classes of the data; a list, or a file of names, selects and orders them. If the data
-    has only numbers, it names the classes 0, 1, …."""
+    has only numbers, the list names the classes 0, 1, …."""
     fit: Annotated[Literal["letterbox", "stretch"], DETECT_ONLY, PREDICTING] = "letterbox"
     """How an image is resized to the input: ``letterbox`` preserves its aspect ratio; ``stretch``, Darknet's
     default, fills the input."""
@@ -276,8 +276,8 @@ class Evaluate:
     """Evaluation of the model during the run and after it."""
 
     every: Annotated[Duration, FREE, TRAINING] = "1 epoch"
-    """Time between evaluations: steps, or as in ``5 epochs`` or ``10%`` (of the run). The last step is always
-    evaluated; 0 evaluates only that one."""
+    """Time between evaluations: steps, or a duration such as ``5 epochs`` or ``10%`` (of the run). The
+    last step is always evaluated; 0 evaluates only that one."""
     best: Annotated[Name, TRAINING] = "auto"
     """Score that selects the best checkpoint: ``loss`` (on the evaluation images), AP, AP50 … for a detector,
     top1, nll … for a classifier. ``auto`` is AP, top1, or a custom task's own choice. For ``loss`` and
@@ -311,8 +311,8 @@ class Checkpoint:
     """When and how the training state is saved."""
 
     every: Annotated[Minutes | Period, FREE] = "10 min"
-    """Time between checkpoints: steps, or as in ``10 min``, ``1 epoch`` or ``10%`` (of the run); the last
-    step is always saved."""
+    """Time between checkpoints: steps, or a duration such as ``10 min``, ``1 epoch`` or ``10%`` (of the
+    run); the last step is always saved."""
     keep: Annotated[Count, FREE] = 2
     """Number of newest checkpoints to keep; the best one is also kept."""
     name: LinkName = ""
@@ -323,14 +323,17 @@ class Checkpoint:
 
 @dataclass(frozen=True, config=config)
 class Check:
-    """An alarm for silent errors: a device that computes wrongly, or a memory that loses bits, unnoticed."""
+    """Detection of silent errors, in which a device computes wrongly or a memory loses bits without any
+    message.
+    """
 
     recompute: Annotated[CountOrZero, FREE] = 0
-    """Number of steps from check to check. Each rank recomputes a micro-batch of another one (a single rank
-    one of its own), and the bits of loss and gradients are compared. 0 disables it. It changes no result."""
+    """Number of steps between checks. Each rank recomputes a micro-batch of another rank (a single rank
+    one of its own), and the bits of loss and gradients are compared. 0 disables the checks. They change no
+    result."""
     exclude: Annotated[Bool, FREE] = False
-    """After an alarm that names a device, continue from the newest checkpoint without it; otherwise, the run
-    ends if the error repeats."""
+    """If an error can be traced to a device, continue from the newest checkpoint without it; otherwise, the
+    run ends if the error repeats."""
 
     @field_validator("exclude")
     @classmethod
@@ -399,9 +402,9 @@ class Schedule:
     power``), ``exponential`` (times ``decay`` after each epoch), ``one-cycle`` (up and down once) or
     ``constant``."""
     warmup: Annotated[Literal["auto"] | Duration, _WITH_WARMUP] = "5%"
-    """How long the rate rises from 0: steps, or as in ``5 epochs`` or ``5%`` (of the run). ``auto`` is
-    ``5%``, with at most n / 40 of ``optim.lr`` in step n, which lowers the peak of short runs and does not
-    change runs of 800 or more steps. Not for ``one-cycle``."""
+    """How long the rate rises from 0: steps, or a duration such as ``5 epochs`` or ``5%`` (of the run).
+    ``auto`` is ``5%``, with at most n / 40 of ``optim.lr`` in step n, which lowers the peak of short runs
+    and does not change runs of 800 or more steps. Not for ``one-cycle``."""
     warmup_power: Annotated[Positive, _WITH_WARMUP] = 1.0
     """Exponent of the warm-up, ``((step + 1) / warmup) ** warmup_power``; Darknet uses 4."""
     length: Annotated[Literal["run"] | Period, _schedule("cosine", "poly")] = "run"
@@ -410,8 +413,8 @@ class Schedule:
     final: Fraction = 0.01
     """Last rate of ``cosine``, as a fraction of ``optim.lr``."""
     milestones: Milestones = ()
-    """When ``step`` lowers the rate: steps, or as in ``30 epochs`` or ``80%`` (of the run), in increasing
-    order; empty means ``80%`` and ``90%``."""
+    """When ``step`` lowers the rate: steps, or a duration such as ``30 epochs`` or ``80%`` (of the run),
+    in increasing order; empty means ``80%`` and ``90%``."""
     gamma: Positive = 0.1
     """Factor on the rate at each milestone of ``step``."""
     power: Annotated[Positive, _schedule("poly")] = 0.9
@@ -419,7 +422,8 @@ class Schedule:
     decay: Annotated[Float, Field(gt=0, le=1), _schedule("exponential")] = 0.95
     """Factor of ``exponential`` after each epoch that follows the warm-up."""
     rise: Annotated[Period, _schedule("one-cycle")] = "30%"
-    """How long ``one-cycle`` rises to its peak: steps, or as in ``5 epochs`` or ``30%`` (of the run)."""
+    """How long ``one-cycle`` rises to its peak: steps, or a duration such as ``5 epochs`` or ``30%`` (of
+    the run)."""
     div_factor: Annotated[Float, Field(ge=1, le=1e9), _schedule("one-cycle")] = 25.0
     """The first rate of ``one-cycle`` is ``optim.lr`` divided by this."""
     final_div_factor: Annotated[Float, Field(ge=1, le=1e9), _schedule("one-cycle")] = 10_000.0

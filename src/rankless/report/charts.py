@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark at one position on the horizontal axis; ``kind`` is ``start``, ``bad`` or ``best``."""
+    """A mark at a position on the horizontal axis; ``kind`` is ``start``, ``bad`` or ``best``."""
 
     x: float
     label: str

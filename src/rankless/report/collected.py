@@ -38,7 +38,7 @@ class Bin:
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, values: Mapping[str, float], counts: Mapping[str, int] | None = None) -> None:
-        """Add numbers; with ``counts``, each value is already the sum of as many numbers as its count."""
+        """Add numbers; with ``counts``, each value is already the sum of that many numbers."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + (counts[name] if counts else 1)

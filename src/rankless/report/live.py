@@ -52,7 +52,7 @@ def served(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
             self.wfile.write(page)
 
         def log_message(self, *_: object) -> None:
-            """Print nothing."""
+            """Suppress the log of requests."""
 
     with _bound(Handler, port) as server:
         yield server

@@ -116,7 +116,9 @@ def _differences(runs: Sequence[Collected]) -> str:
             rows.append([f"<code>{text(key)}</code>", *(text(_value(value)) for value in values)])
     if not rows:
         return card("Recipes", "<p>The recipes are the same.</p>", width="all")
-    return card("Differences of the recipes", table(["key", *(run.name for run in runs)], rows), width="all")
+    return card(
+        "Differences between the recipes", table(["key", *(run.name for run in runs)], rows), width="all"
+    )
 
 
 def _value(value: Any) -> str:

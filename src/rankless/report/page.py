@@ -1,6 +1,6 @@
 """The report's page: one self-contained HTML file for small and large screens, in light and dark mode.
 
-It loads nothing from elsewhere; its content security policy forbids that.
+It makes no network requests; its content security policy forbids them.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def figure(runs: Sequence[Collected], *, details: bool = True) -> Figure:
         _finish(scores, f"Scores{of}", legend=True)
     if details:
         _finish(panels[-1][0], "Learning rate", legend=len(runs) > 1)
-        _finish(panels[-1][1], "Milliseconds of a step", legend=len(runs) > 1)
+        _finish(panels[-1][1], "Step time in ms", legend=len(runs) > 1)
     return made
 
 

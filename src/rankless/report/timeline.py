@@ -61,7 +61,7 @@ def time_charts(run: Collected) -> str:
             note += f"; another {duration(rest)} went to evaluations, checkpoints and pauses"
         note += "."
     note += " Images/s and waiting above leave out the first step of each start."
-    return stacked_chart("Time of a step in ms", smooth, clock.axes(), note) + _spread(run, clock)
+    return stacked_chart("Step time in ms", smooth, clock.axes(), note) + _spread(run, clock)
 
 
 def _parts(run: Collected, clock: _Clock) -> tuple[dict[str, list[Point]], list[tuple[float, float]]]:
@@ -103,7 +103,7 @@ def _spread(run: Collected, clock: _Clock) -> str:
         for rank in range(min(ranks, _MOST_RANKS))
     ]
     return line_chart(
-        "Own time of each rank in ms",
+        "Own time per rank in ms",
         lines,
         clock.axes(),
         "Per micro-batch, without waiting for others; the median since the previous evaluation.",

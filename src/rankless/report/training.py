@@ -184,5 +184,5 @@ def compared(runs: Sequence[Collected]) -> str:
         charts.append(chart(f"Validation loss{of}", validation, "dots"))
     charts.append(chart("Learning rate", {at: list(run.steps.points("lr")) for at, run in enumerate(runs)}))
     seconds = {at: [(x, 1e3 * y) for x, y in points] for at, points in of_steps("seconds").items()}
-    charts.append(chart("Time of a step in ms, smoothed", seconds))
+    charts.append(chart("Step time in ms, smoothed", seconds))
     return "".join(charts)

@@ -89,7 +89,9 @@ def digest_of(value: object) -> str:
 
 
 def entry_of(folder: Path) -> dict[str, Any] | None:
-    """Return the journal's entry for a checkpoint, or None if it has no chain or cannot be read."""
+    """Return the line of the chain for the checkpoint in ``folder``; None if it has none or cannot be
+    read.
+    """
     with suppress(OSError, UserError):
         files, step = checksums.read(folder) or {}, read_state(folder)["step"]
         if files.pop(NAME, "") and (links := links_in(folder)):
@@ -182,7 +184,7 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
 
 
 def _numbers(lines: Sequence[Line], entries: Sequence[Mapping[str, Any]], source: str) -> Iterator[str]:
-    """Yield a problem for the first line whose digest differs from that of the journal's numbers."""
+    """Yield a problem for the first line whose digest does not match the numbers in the journal."""
     numbers, wanted = Numbers(), {line.numbers[0] for line in lines}
     marks = {0: numbers.mark()}
     for entry in entries:

@@ -220,7 +220,7 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     if not target.exists():
         what = "no such file or directory"
         if target.is_symlink():
-            what = f"a link to {target.readlink()}, which is not there"
+            what = f"a link to {target.readlink()}, which does not exist"
         raise UserError(f"{target}: {what}; expected a run directory or a weights file")
     if target.is_file() and target.name in ("best", "last"):
         run = RunDirectory(target.parent.parent)
@@ -271,7 +271,7 @@ def _darknet(target: Path) -> str:
 
 
 def _of_run(run: RunDirectory, warn: Callable[[str], None]) -> Path | None:
-    """Return the first checkpoint that exists of best, last and newest, or None if there is none."""
+    """Return the best checkpoint, or else the last or the newest one; None if there is none."""
     missed: list[str] = []
     for name in ("best", "last"):
         if (folder := _named(run, name)) is not None:
@@ -307,7 +307,9 @@ def _dangling(run: RunDirectory, name: str) -> str:
     step = run.pointed(name)
     if step is None:
         return f"{run.checkpoints / name}: is damaged (it does not hold the name of a checkpoint)"
-    return f"{run.checkpoints / name}: names a checkpoint that is not there ({run.step_directory(step).name})"
+    return (
+        f"{run.checkpoints / name}: names a checkpoint that does not exist ({run.step_directory(step).name})"
+    )
 
 
 def _names(run: RunDirectory) -> str:

@@ -42,7 +42,9 @@ def main() -> int:
 
 
 def described(run: Path) -> dict[str, str]:
-    """Return the text of the run's recipe and of its record of starts, empty where there is none."""
+    """Return the texts of the run's recipe and of its record of starts; a missing file gives an empty
+    text.
+    """
     recipe, environment = _head(run / "recipe.yaml"), ""
     with contextlib.suppress(OSError):
         environment = _head(run / "environment.json")
@@ -115,7 +117,9 @@ def may_begin(run: Path) -> bool:
 
 
 def begins(run: Path, poll: float = POLL) -> bool:
-    """Wait for a journal; return False if none appears within :data:`PATIENCE` and no process has the run."""
+    """Wait for a journal; return False if none appears within :data:`PATIENCE` and no process has locked the
+    run.
+    """
     until = time.monotonic() + PATIENCE
     while not (run / "journal.jsonl").exists():
         if time.monotonic() > until and not is_held(run / ".lock"):

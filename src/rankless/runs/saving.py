@@ -1,4 +1,4 @@
-"""A file in the run directory that announces a save in progress, so that no launcher ends the process."""
+"""A file in the run directory that announces a save in progress, so that launchers let it finish."""
 
 from __future__ import annotations
 

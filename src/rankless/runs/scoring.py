@@ -11,7 +11,7 @@ _AUTO = ("AP", "top1")
 
 
 def name_of_best(best: str, scores: Mapping[str, Any]) -> str | None:
-    """Return the entry of ``scores`` that ``evaluate.best`` names, or None if there is none.
+    """Return the name of the entry in ``scores`` that ``evaluate.best`` selects, or None if there is none.
 
     A custom task defines its own score for ``auto``, which the journal does not record; the first number
     other than the loss is returned instead.

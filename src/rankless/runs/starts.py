@@ -35,7 +35,7 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def facts(start: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values that can affect the bits of a start, keyed by names such as ``versions.torch``."""
+    """Return the values of a start that can affect bits, keyed by names such as ``versions.torch``."""
     sections = {name: start[name] for name in _SECTIONS if isinstance(start.get(name), dict)}
     return {
         f"{section}.{name}": str(value)

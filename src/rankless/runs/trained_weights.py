@@ -23,7 +23,7 @@ def trained_weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path
     path = weights_of(target, warn)
     if what := _EXPORTS.get(path.suffix.lower()):
         raise UserError(
-            f"{path}: is {what}, which computes what a model predicts but holds no weights to train on or to "
+            f"{path}: is {what}, which computes predictions but has no weights to train or to "
             "compare; expected a run or a weights file (.safetensors): give the one it was exported from"
         )
     try:

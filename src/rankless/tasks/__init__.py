@@ -54,7 +54,9 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 
 def _resolved_data(data: Data) -> Data:
-    """Resolve the name of a data set to its folder, a class file to its names, and the training split."""
+    """Replace a data set's name with its folder and a class file with its names, and resolve the split to
+    train on.
+    """
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.class_choice import class_list
     from rankless.data.datasets.open_split import split_to_train_on
@@ -81,7 +83,9 @@ def data_digest(recipe: Recipe) -> str | None:
 
 
 def _read_data(recipe: Recipe) -> None:
-    """Read new data in this process, which shows progress and can be interrupted; ranks use the cache."""
+    """Read new data in this process, which shows progress and can be interrupted; the ranks then use the
+    cache.
+    """
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.open_split import open_annotations, without_boxes
 

@@ -88,7 +88,7 @@ def name_of(task: type | str, kind: str = "task") -> str:
     if "." in task.__qualname__:
         raise UserError(
             f"{kind} is {task.__qualname__}: the ranks are other processes and cannot reach into a function "
-            "or a class; put the class at the top of a module"
+            "or a class; define the class at the top level of a module"
         )
     module = sys.modules.get(task.__module__)
     file = getattr(module, "__file__", None)
@@ -108,7 +108,7 @@ def refuse_while_opening() -> None:
     """Refuse to start training while a task is being imported."""
     if _opening:
         raise UserError(
-            "training was started by importing the task: the ranks import the file that holds it; put the "
+            "training was started by importing the task: the ranks import the file that contains it; put the "
             'call of rankless.train under `if __name__ == "__main__":`'
         )
 
@@ -157,7 +157,7 @@ def _module(name: str, task: str) -> ModuleType:
     except ImportError as error:
         raise UserError(
             f"{task}: the module '{name}' cannot be imported ({error}); "
-            "run from the folder that holds it, or install it"
+            "run from the folder that contains it, or install it"
         ) from error
     except SyntaxError as error:
         raise UserError(_syntax(task, error)) from error
@@ -167,8 +167,7 @@ def _file(path: Path, task: str) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise UserError(
-            f"{task}: no such file {path}; give the path of the file that holds the class, as in "
-            "my_task.py:MyTask"
+            f"{task}: no such file {path}; give the path of the file with the class, as in my_task.py:MyTask"
         )
     _look_in(path.parent)  # as Python does for a script
     try:

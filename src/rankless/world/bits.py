@@ -1,4 +1,4 @@
-"""Sums of a tensor's bits as integers: exact in any order, and one pass over the memory on any device."""
+"""Checksums of tensors: sums of their bits as integers, exact in any order and computed in one pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bit_sum(value: Tensor) -> Tensor:
-    """Return a scalar int64 that depends on every bit of a tensor of any shape; do not wait for the device.
+    """Return a checksum of a tensor of any shape, a scalar int64, without waiting for the device.
 
     A single flipped bit always changes it, because it adds or subtracts a power of two.
     """

@@ -43,7 +43,7 @@ class Exchange:
         self.nodes = [owned_nodes(micro_batches, r, size) for r in range(size)]
 
     def start(self, sums: Sequence[Tensor], result: Tensor) -> Pending:
-        """Start adding ``sums`` to those of the other ranks.
+        """Start adding this rank's ``sums`` to the sums of the other ranks.
 
         Every rank must start, combine and finish its exchanges in the same order.
 
@@ -110,8 +110,8 @@ class Pending:
     def combine_if_there(self) -> bool:
         """Combine the other ranks' parts if they have arrived; return whether they are combined.
 
-        If gathers must keep the order of other operations, wait for the parts, so that all ranks use the same
-        order.
+        If the transport does not allow gathers to be reordered, wait for the parts first, so that all ranks
+        start the operations in the same order.
         """
         if self.work and self.layout.transport.gathers_apart and not self.work.is_completed():
             return False
@@ -153,7 +153,7 @@ class Pending:
 
 
 def _by_destination(sums: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """Return a flat vector with the parts of all nodes for rank 0, then for rank 1, and so on."""
+    """Return a flat vector with the parts of all nodes for rank 0, then those for rank 1, and so on."""
     if len(sums) == 1:
         return sums[0]
     pieces = [torch.split(vector, list(lengths)) for vector in sums]

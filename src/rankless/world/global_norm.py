@@ -34,7 +34,7 @@ _BLOCK = _Block()
 
 
 def recomputed() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return contexts for computing and recomputing a block; the second reuses the first's statistics."""
+    """Return two contexts: one for computing a block, and one for recomputing it with the same statistics."""
     statistics: list[Statistics] = []
 
     @contextmanager
@@ -163,5 +163,5 @@ def _dims(values: Tensor) -> list[int]:
 
 
 def _shaped(channels: Tensor, like: Tensor) -> Tensor:
-    """Reshape (C,) to (1, C, 1, …) with as many dimensions as ``like``."""
+    """Reshape (C,) to (1, C, 1, …) with the number of dimensions of ``like``."""
     return channels.view(1, -1, *[1] * (like.ndim - 2))

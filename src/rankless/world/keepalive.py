@@ -3,7 +3,8 @@
 The kernel's keepalive probes turn a cut cable into an error within seconds. Without them, a rank would wait
 for the process group's timeout of half an hour. Interruptions of a few seconds cause no error.
 
-Gloo keeps listening and accepts every connection, and a few thousand connections would end the process.
+Gloo never stops listening and accepts every connection, so a few thousand stray connections would end the
+process.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Note = dict[str, Any]
 
 
 class Notes:
-    """One note per rank about how it ended; create this object while the process group exists."""
+    """The ranks' notes about how they ended; create this object while the process group exists."""
 
     def __init__(self, world: World) -> None:
         self.world, self.store = world, default_store()
@@ -44,7 +44,7 @@ class Notes:
 
 
 class Notices:
-    """One text per rank; a new one replaces the previous one."""
+    """A store of one text per rank; a new text replaces the previous one."""
 
     def __init__(self, name: str) -> None:
         self._name = f"rankless/{name}"

@@ -112,7 +112,9 @@ class _Writer:
             raise UnsendableError("nested too deeply, or a part of itself") from None
 
     def node(self, value: Any) -> Any:
-        """Return the node of ``value``; match exact types, or a subclass would be unpacked as its base."""
+        """Return the node of ``value``. Types are matched exactly; a subclass would be unpacked as its
+        base.
+        """
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -257,7 +259,7 @@ def _number_or_text(name: str, text: str) -> Any:
         return struct.unpack("<d", bytes.fromhex(text))[0]
     if name == "str":
         return bytes.fromhex(text).decode("utf-8", "surrogatepass")
-    raise ValueError(f"{name!r:.40} is not the name of a type that is sent")
+    raise ValueError(f"{name!r:.40} is not the name of a type that can be sent")
 
 
 def _known(module: str, qualname: str, *names: str) -> tuple[type, list[str]]:
@@ -287,7 +289,7 @@ def _is_data(made: type) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Check whether JSON preserves the text; it merges a pair of surrogates into one character."""
+    """Check whether JSON preserves the text. JSON merges a pair of surrogates into one character."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -69,7 +69,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which prints and writes."""
+        """Whether this is rank 0, which prints messages and writes files."""
         return self.rank == 0
 
     @property

@@ -34,7 +34,7 @@ def sealed(store: dist.Store) -> dist.Store:
 
 
 class _Sealed(dist.Store):
-    """A store that signs each value with its key; it has only the methods that gloo and the ranks use."""
+    """A store that signs each value with its key. It has only the methods that gloo and the ranks use."""
 
     def __init__(self, store: dist.Store, secret: bytes) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Exchange gradients between ranks on one machine through shared memory.
 
 A socket copies every byte several times. Here, a rank copies its sums into shared memory only once, and sends
-one byte over the process group as a signal. The shards and the order of additions are those of
+one byte over the process group as a signal. The shards and the order of additions are the same as in
 :mod:`rankless.world.exchange`.
 """
 
@@ -47,7 +47,9 @@ class SharedMemory:
         return _Ringing(self, place, sums, result)
 
     def begin_again(self) -> None:
-        """Reuse the memory for the next step, after all exchanges of this one are finished."""
+        """Reuse the memory for the next step; call this after all exchanges of the current step have
+        finished.
+        """
         self.used = 0
 
     def view(self, area: int, place: int, like: Tensor) -> Tensor:
@@ -111,13 +113,13 @@ class _Ringing(Pending):
 
 
 def share(layout: Exchange, tensors: Iterable[Tensor]) -> SharedMemory | None:
-    """Return shared memory for sums of tensors like these; all ranks must call it.
+    """Return shared memory for exchanging sums with the sizes of ``tensors``; all ranks must call this.
 
     The system allocates pages when they are written, and frees them when the last rank ends.
 
     Returns:
-        None if not all ranks are on one machine, if the tensors are not on the CPU, or if shared memory is
-        not available to all ranks.
+        The memory, or None if the ranks run on several machines, if the tensors are not on the CPU, or if
+            shared memory is not available to all ranks.
     """
     tensors = list(tensors)
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)

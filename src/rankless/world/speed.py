@@ -87,9 +87,9 @@ def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
 
 
 def measure_exchange(parameters: int, micro_batches: int) -> float:
-    """Return the seconds to exchange gradients of ``parameters`` float32 numbers along the fixed tree.
+    """Return the seconds that an exchange of gradients of ``parameters`` float32 numbers takes.
 
-    All ranks must call this.
+    The exchange follows the fixed tree. All ranks must call this.
     """
     exchange = Exchange(micro_batches, dist.get_rank(), dist.get_world_size())
     bucket = BUCKET_MIB * 2**20 // 4

@@ -13,7 +13,7 @@ _KEY = "rankless/stop"
 class SharedStop:
     """A flag in the ranks' store that says whether any rank received a request to stop.
 
-    Reading it takes some microseconds. Ranks may see it at different times, so they must call :meth:`agreed`
+    Reading it takes a few microseconds. Ranks may see it at different times, so they must call :meth:`agreed`
     to stop together. The flag cannot be reset.
     """
 

@@ -127,7 +127,9 @@ class SideBySide:
         return [norm for norm, calls in zip(self.norms, self.calls, strict=True) if calls]
 
     def _follow(self, number: int, index: int) -> None:
-        """Check a replica's next norm, or its end, against the order that replica 0 set in the first run."""
+        """Check the next norm that a replica calls, or its end, against the order set by replica 0 in the
+        first run.
+        """
         at = self.met[number]
         if number == 0 and not self.is_agreed and index != _END:
             self.order.append(index)
@@ -156,7 +158,9 @@ class SideBySide:
             self._compare(index, index)
 
     def _compare(self, expected: int, index: int) -> None:
-        """Raise on every rank, with the same message, unless all ranks have reached the expected norm."""
+        """Raise an error on every rank, with the same message, unless all ranks have reached the expected
+        norm.
+        """
         reached = self.exchange.gather(index)
         known = self.is_agreed or len(set(reached)) == 1  # all ranks know the expected norm
         if others := list(dict.fromkeys([expected, *reached] if known else reached))[1:]:
@@ -197,9 +201,9 @@ class SideBySide:
     def meet(
         self, number: int, index: int, brought: Any, compute: Callable[[Sequence[Any]], Sequence[Any]]
     ) -> Any:
-        """Wait in norm ``index`` for the other replicas.
+        """Wait at norm ``index`` for the other replicas, and return the result for replica ``number``.
 
-        ``compute`` turns the values of all replicas into one result each; return replica ``number``'s result.
+        ``compute`` takes the values that all replicas brought, and returns one result for each replica.
         """
         self.brought[number] = index, brought
         if number == len(self.replicas) - 1:
@@ -257,7 +261,7 @@ class SideBySide:
 
 
 class _Meeting:
-    """A replacement for a norm's ``forward`` in a replica."""
+    """A callable that replaces the ``forward`` method of a replica's norm."""
 
     def __init__(self, side: SideBySide, number: int, index: int, norm: nn.Module) -> None:
         self.side, self.number, self.index, self.norm = side, number, index, norm

@@ -32,7 +32,7 @@ class _Round:
 
 
 class Meeting:
-    """A place where the threads of one process exchange tensors."""
+    """A place where the threads of one process exchange tensors; each thread is a rank."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -54,7 +54,7 @@ class Meeting:
             self._changed.notify_all()
 
     def take(self, number: int, rank: int, take: Callable[[dict[int, Any]], None]) -> None:
-        """Call ``take`` with the inputs of all ranks; return once all ranks have done the same."""
+        """Call ``take`` with the inputs of all ranks; return once every rank has taken its inputs."""
         with self._changed:
             round_ = self._rounds[number]
         everyone = set(range(self.size))
@@ -90,7 +90,7 @@ class Meeting:
 
 
 class _Exchanged:
-    """See :class:`rankless.world.transport.Work`."""
+    """A started operation; see :class:`rankless.world.transport.Work`."""
 
     def __init__(
         self, meeting: Meeting, number: int, rank: int, take: Callable[[dict[int, Any]], None]
@@ -105,7 +105,7 @@ class _Exchanged:
 
 
 class ThreadTransport:
-    """See :class:`rankless.world.transport.Transport`."""
+    """The transport between threads; see :class:`rankless.world.transport.Transport`."""
 
     def __init__(self, meeting: Meeting, rank: int, group: dist.ProcessGroup | None = None) -> None:
         self.waits, self.in_process, self.group = PeerWaits(), True, group

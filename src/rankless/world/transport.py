@@ -1,7 +1,7 @@
-"""The transport of tensors between ranks, with an interface for both processes and threads.
+"""The interface for sending tensors between ranks, which may be processes or threads.
 
-Every rank has one transport. The one for processes is in this module, the one for threads in
-:mod:`rankless.world.threads`.
+Every rank has one transport. This module contains the transport for processes, and
+:mod:`rankless.world.threads` the one for threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rankless.world.peer_waits import PeerWaits
 
 
 class Work(Protocol):
-    """A started collective operation."""
+    """A collective operation that has been started."""
 
     def wait(self) -> object:
         """Wait until the result can be read and the sent tensors may be changed."""
@@ -45,11 +45,11 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the transport in the run's records."""
+        """The transport's name in the run's records."""
 
     @property
     def gathers_apart(self) -> bool:
-        """Whether ranks may start gathers independently of the order of other operations."""
+        """Whether ranks may start gathers in a different order relative to other operations."""
 
     def send(self, packed: Tensor, rank: int) -> None:
         """Send bytes, uint8 (N,) on the CPU, which must not change afterwards."""
@@ -89,7 +89,7 @@ class GroupTransport:
 
     @property
     def gathers_apart(self) -> bool:
-        """See :class:`Transport`."""
+        """Whether gathers use a separate group; see :attr:`Transport.gathers_apart`."""
         return self.beside is not None
 
     def gather_apart(self, timeout: timedelta) -> None:

@@ -36,8 +36,8 @@ class Fold(Generic[Value]):
         values: initial values of nodes or leaves, from left to right.
 
     Attributes:
-        stack: the partial sums with their nodes, from left to right. If the leaves start at a multiple of
-            their number, there are at most log2 M + 1.
+        stack: the partial sums with their nodes, from left to right. There are at most log2 M + 1 if the
+            first leaf's index is a multiple of the number of leaves.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""PyTorch's data-parallel wrapper, optimizers and modes without imports of its compiler.
+"""Variants of PyTorch's data-parallel wrapper, optimizers and modes that do not import its compiler.
 
 The originals import ``torch._dynamo`` or ``torch._inductor``, although nothing is compiled. In every rank and
 at every restart, this import takes longer than the rest of PyTorch: 4 s of CPU time for ``torch._dynamo`` of
@@ -28,7 +28,7 @@ _DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"  # read when torch._inductor is i
 
 
 def set_deterministic(on: bool) -> None:
-    """Call ``torch.use_deterministic_algorithms``; also set this for a compiler imported later."""
+    """Call ``torch.use_deterministic_algorithms``; the setting also applies to a compiler imported later."""
     if _GENERATOR in sys.modules:
         torch.use_deterministic_algorithms(on)
     else:
@@ -40,7 +40,7 @@ def set_deterministic(on: bool) -> None:
 
 
 def _plain(function: Any) -> Any:
-    """Return the method inside the wrappers that exclude it from compilation."""
+    """Return the original of a method that PyTorch wrapped to exclude it from compilation."""
     return inspect.unwrap(function)
 
 
@@ -89,7 +89,7 @@ class PlainDispatchMode(TorchDispatchMode):
 
 
 class _Answer(SimpleNamespace):
-    """A stand-in for the compiler; accessing an attribute that it lacks loads the real one."""
+    """A stand-in for the compiler's module; accessing a missing attribute loads the real module."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(_COMPILER), name)

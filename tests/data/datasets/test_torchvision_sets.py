@@ -254,7 +254,7 @@ def test_pascal_voc_is_what_torchvision_reads(tmp_path):
         ),
         (
             {"root": "torchvision/CocoDetection", "folder": "x"},
-            r"as torchvision keeps it; give data\.folder=FOLDER$",
+            r"as torchvision stores it; give data\.folder=FOLDER$",
         ),
     ],
 )

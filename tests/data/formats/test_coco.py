@@ -296,7 +296,7 @@ def test_not_one_image_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"[]", "holds a list, as files of results do"),
+        (b"[]", "contains a list, as result files do"),
         (b'[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]', "holds a list"),
         (b"{}", "no 'categories'"),
         (b'{"images": [', "cannot be read as JSON"),
@@ -341,7 +341,7 @@ def test_names_with_folders_other_separators_and_other_machines(tmp_path):
     assert [Path(path).name for path in found.paths()] == [
         f"{n}.jpg" for n in ("a", "b", "c", "d", "e", "f ü 漢 🐈")
     ]
-    assert any("2 images are not where their path says" in note for note in found.notes)
+    assert any("2 images are not at their listed paths" in note for note in found.notes)
 
 
 def test_what_it_depends_on(tmp_path):

@@ -403,7 +403,7 @@ def test_a_list_with_what_is_not_there(tmp_path: Path) -> None:
     assert names(data) == ["c d", "b", "a"]
     assert counts(data) == {"no image": 1, "listed twice": 1}
     assert "list.txt:4" in str(data.findings.first["no image"][0])
-    assert "2 images are not where their path says" in "\n".join(data.notes)
+    assert "2 images are not at their listed paths" in "\n".join(data.notes)
 
 
 def test_paths_of_another_machine(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_links_are_followed_once(tmp_path):
     ("files", "split", "names", "words"),
     [
         (["train/a/1.png", "test/a/1.png"], "mine", None, "no split 'mine'; expected one of 'train', 'test'"),
-        (["a/1.png", "b/1.png"], "test", None, "no split 'test': its folders are taken as classes"),
+        (["a/1.png", "b/1.png"], "test", None, "no split 'test': its folders are used as classes"),
         (["val/a/1.png", "val/Hawk/1.png"], "val", ("a", "owl"), "the model has no class 'Hawk'"),
         (["a/1.png", "a/2.png"], "train", None, r"only one class has images \('a'\)"),
         (["train/a/1.txt", "train/b/1.txt"], "train", None, "no images; looked in 2 class folders"),

@@ -124,7 +124,7 @@ def test_images_of_label_studio_are_found_by_their_first_name(name: str, tmp_pat
     write(root / "result.json", (root / "result.json").read_text().replace(f"images/{image.name}", name))
     annotations = examine(str(root), "train")
     assert found(annotations) == {"street one": [("dog", (2, 3, 22, 13))]}
-    assert any("not where its path says" in note for note in annotations.about)
+    assert any("not at its listed path" in note for note in annotations.about)
 
 
 @needs_pyarrow

@@ -187,7 +187,7 @@ def test_a_server_that_goes_on_failing_is_a_sentence(server: str) -> None:
         content(data, 0)
     assert len(Handler.failures) == 45
     Handler.failures = [403]
-    with pytest.raises(UnreadableImage, match=r"its server does not let us read it \(403\)"):
+    with pytest.raises(UnreadableImage, match=r"its server denies access \(403\)"):
         content(data, 1)
 
 
@@ -245,7 +245,7 @@ def test_a_server_that_is_not_there_is_a_sentence(monkeypatch) -> None:
     [
         ("https://me:secret@host/data", "auto", "the address at host contains a user name"),
         ("https://host/data?token=1", "auto", "without '\\?' and '#'"),
-        ("https://host/data", "coco", "of data on other machines only tar shards are read"),
+        ("https://host/data", "coco", "only tar shards can be read from other machines"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_asked(root: str, format: str, problem: str) -> None:

@@ -234,5 +234,5 @@ def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> N
     was = f"was {width} × {height}" if height else "could not be read"
     raise UserError(
         f"{annotations.path(index)}: the image is {size[1]} × {size[0]} pixels, but {was} when the data was "
-        "read, so it was replaced since; start again, and the data is read again"
+        "read, so it has been replaced since; start again to read the data again"
     )

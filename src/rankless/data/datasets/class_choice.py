@@ -38,8 +38,8 @@ def _from_file(name: str, root: str) -> tuple[str, ...]:
     if file is None:
         words = ", ".join(word.strip() for word in name.strip("[]").split(","))
         raise UserError(
-            f"data.classes is '{name}': no such file here or in {places[1].parent}; expected a file with a "
-            f"class name a line, or names in brackets, as in data.classes='[{words}]'"
+            f"data.classes is '{name}': no such file here or in {places[1].parent}; expected a file with one "
+            f"class name per line, or names in brackets, as in data.classes='[{words}]'"
         )
     if file.suffix.lower() in {".yaml", ".yml", ".data"}:
         described = read_description(file)

@@ -48,7 +48,9 @@ class UnmatchedClassesError(UserError):
 
 @contextmanager
 def between_splits(root: str, training: str, other: str) -> Iterator[None]:
-    """Report unmatched classes inside the context as classes of ``other`` that ``training`` lacks."""
+    """Report unmatched classes inside the block as classes of split ``other`` that split ``training``
+    lacks.
+    """
     try:
         yield
     except UnmatchedClassesError as error:
@@ -146,11 +148,11 @@ def _unmatched(
     if not found and list(model) == [str(label) for label in range(len(model))]:
         return [
             *problems,
-            f"the model's {len(model)} classes have numbers for names: say which is which, as in "
-            f"--classes-map '{missing[0]}={free}'; a model that was imported without names is given them by "
-            "importing it again with --names FILE",
+            f"the model's {len(model)} classes have numbers for names: match the classes, as in "
+            f"--classes-map '{missing[0]}={free}'; to name the classes of an imported model, "
+            "import it again with --names FILE",
         ]
-    known = f"the model's classes are {listed(model)}: say which of them these are"
+    known = f"the model's classes are {listed(model)}: match these classes with them"
     if not may_leave_out:
         return [*problems, f"{known}, as in --classes-map '{missing[0]}={free}', or train again"]
     pairs = f"{missing[0]}={free}" + (f", {missing[-1]}=" if len(missing) > 1 else "")

@@ -61,11 +61,11 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
         return [self.item(index, epoch, step) for epoch, index in line]
 
     def item(self, index: int, epoch: int, step: int | None = None) -> ClassificationItem:
-        """Return image ``index`` as it looks in ``epoch``, which depends on nothing else but the seed.
+        """Return image ``index`` as augmented in ``epoch``; apart from these, it depends only on the seed.
 
-        An image is mixed with a keyed draw from all images, never with its neighbors in the batch, because
-        the division of a batch into micro-batches must not matter. An unreadable image is replaced by a keyed
-        draw in training and by gray in evaluation.
+        An image is mixed with one that is drawn by key from all images, never with its neighbors in the
+        batch, because the division of a batch into micro-batches must not matter. An unreadable image is
+        replaced by another one that is drawn by key in training, and by gray in evaluation.
         """
         if not self.augmented:
             return self._scored(index)

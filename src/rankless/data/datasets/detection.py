@@ -88,10 +88,11 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         self.loader_imports = ("torchvision.transforms.v2",) if degraded else ()
 
     def item(self, index: int, epoch: int) -> DetectionItem:
-        """Return image ``index`` as it looks in ``epoch``, which depends on nothing else but the seed.
+        """Return image ``index`` as augmented in ``epoch``; apart from these, it depends only on the seed.
 
-        An unreadable image is replaced by a keyed draw in training and by gray in evaluation. Partner images
-        are drawn from all images, because only :meth:`items` knows the micro-batch.
+        An unreadable image is replaced by another one that is drawn by key in training, and by gray in
+        evaluation. Partner images are drawn from all images, because only :meth:`items` knows the
+        micro-batch.
         """
         (item,) = self._items([(epoch, index)], self.size)
         return item

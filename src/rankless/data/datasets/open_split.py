@@ -83,7 +83,7 @@ def examine(
         if chosen:
             made = with_classes(made, chosen, root, _of_other_splits(name, path, split, made, chosen))
         if is_for_validation(split) and (test := _tests_instead(split, page.splits(path))):
-            note = f"{root} has no split '{split}', so its '{test}' is taken as '{split}'"
+            note = f"{root} has no split '{split}', so its '{test}' is used as '{split}'"
             made = replace(made, about=(*made.about, note))
         return made, raw.depends
 

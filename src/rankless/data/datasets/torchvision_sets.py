@@ -42,7 +42,7 @@ def named(data: Data) -> str:
     if name not in _KNOWN:
         raise UserError(
             f"data.root is '{data.root}': expected {one_of(PREFIX + each for each in _KNOWN)}"
-            f"{nearest(name, _KNOWN)}; any other data set by its folder"
+            f"{nearest(name, _KNOWN)}; give any other data set by its folder"
         )
     return name
 
@@ -56,7 +56,7 @@ def located(data: Data) -> Data:
     if not any(folder.glob(known.files)):
         raise UserError(
             f"{data.root}: its files are not in {folder} ({folder.absolute()}); expected {known.files} "
-            f"there, as torchvision keeps it; give data.folder=FOLDER{_by_download(name)}"
+            f"there, as torchvision stores it; give data.folder=FOLDER{_by_download(name)}"
         )
     if data.format not in ("auto", known.format):
         raise UserError(

@@ -123,7 +123,7 @@ def _taken(stack: list[Any]) -> list[Any]:
 
 
 TITLE = "CIFAR"
-LAYOUT = "'cifar-10-batches-py' or 'cifar-100-python', as torchvision has them"
+LAYOUT = "'cifar-10-batches-py' or 'cifar-100-python', as torchvision stores them"
 
 
 class _Kind(NamedTuple):
@@ -185,7 +185,7 @@ def read(root: Path, split: str) -> Raw:
             path = path_in(str(file), f"{number:05}{CIFAR_ENDING}")
             where = start + number * CIFAR_BYTES, CIFAR_BYTES
             made.add_label(made.add_image(path, str(file), size=side, byte_range=where), label)
-    about = ["'val' is CIFAR's test split: there is no other"] if split == "val" else []
+    about = ["'val' is CIFAR's test split, because it has no validation split"] if split == "val" else []
     return made.raw(
         boxed=False,
         names=names,

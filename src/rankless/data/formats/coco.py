@@ -48,7 +48,7 @@ _LISTS = re.compile(rb'"(images|annotations|categories)"\s*:')
 _ENTRIES = re.compile(rb'"(file_name|image_id|category_id|bbox|supercategory|licenses)"\s*:')
 _SNIFFED = 65536
 _MOST = 200
-"""A folder with more JSON files has one per image, so none of them is a COCO file."""
+"""Maximum number of JSON files to examine. A folder with more has one per image and no COCO file."""
 _AFFIXES = re.compile(
     r"^(instances|bbox|detection)[_-]|[_-](annotations|instances|coco|bbox)$", re.IGNORECASE
 )

@@ -119,9 +119,9 @@ def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
         reason = printable(str(error) or type(error).__name__)
         raise UserError(f"{file}: cannot be read as JSON: {reason}; {EXPECTED}; export it again") from None
     if isinstance(whole, list):
-        raise UserError(f"{file}: holds a list, as files of results do; {EXPECTED}; give the annotation file")
+        raise UserError(f"{file}: contains a list, as result files do; {EXPECTED}; give the annotation file")
     if not isinstance(whole, dict):
-        raise UserError(f"{file}: holds {printable(json.dumps(whole))}; {EXPECTED}")
+        raise UserError(f"{file}: contains {printable(json.dumps(whole))}; {EXPECTED}")
     parts = {name: whole.get(name) for name in kind.__struct_fields__}
     problems = [
         f"{file}: '{name}' is {_kind(part)}; expected a list"
@@ -164,8 +164,8 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
             if categories.setdefault(key, entry).name != entry.name:
                 problems.append(
                     f"{file}: category {key} is called '{printable(str(entry.name))}', but "
-                    f"'{printable(str(categories[key].name))}' in {where[key]}; expected the same "
-                    "class for a number in all files"
+                    f"'{printable(str(categories[key].name))}' in {where[key]}; expected each "
+                    "id to have the same name in all files"
                 )
             where.setdefault(key, file)
     if problems:

@@ -187,7 +187,7 @@ _BESIDE = ("_annotations.csv", "annotations.csv", "labels.csv")
 _CLASSES = re.compile(r"(.*[_-])?class(es|[_-]list|[_-]descriptions.*)$", re.IGNORECASE)
 _AFFIXES = re.compile(r"^oidv\d+-|(?<=.)[_-](labels?|annotations?([_-]bbox)?|bbox|boxes)$", re.IGNORECASE)
 _MOST = 200
-"""A folder with more CSV files has one per image."""
+"""Maximum number of CSV files to examine. A folder with more has one per image."""
 _USUAL = re.compile(r"(train|val|test|dev)", re.IGNORECASE)
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -224,7 +224,7 @@ def read(root: Path, split: str) -> Raw:
     reader.read()
     depends = [top, *(each for each, _ in files.values())]
     boxed = columns.box is not None
-    raw = reader.raw(names, names_file, depends, "it has no row of an image", boxed=boxed)
+    raw = reader.raw(names, names_file, depends, "it has no row with an image", boxed=boxed)
     if columns.box is not None:
         raw.normalized = _is_normalized(columns, raw)
         unit = "normalized to 0–1" if raw.normalized else "in pixels"

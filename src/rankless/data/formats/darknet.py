@@ -198,7 +198,7 @@ def _described(described: Description, wanted: str) -> Split:
 
 def _add_list(file: Path, bases: Iterable[Path], result: Split) -> None:
     """Add the images of a ``.txt`` list in order. Their paths may be relative to ``bases``."""
-    lines = read_text(file, "one image path a line").splitlines()
+    lines = read_text(file, "one image path per line").splitlines()
     search = ImageSearch([file.parent, *bases])
     for number, line in enumerate(lines, 1):
         name = line.strip()
@@ -230,7 +230,7 @@ def _from_folders(
         names, file = numbered_names(
             [root, root / "labels"],
             class_names,
-            f"{root}: no class names; expected a 'classes.txt' (one name a line, the first is "
+            f"{root}: no class names; expected a 'classes.txt' (one name per line, the first is "
             "class 0), a '*.names' file or a 'data.yaml' with 'names'",
         )
         result = Split(class_names=names, depends=[os.fspath(file)] if file else [])

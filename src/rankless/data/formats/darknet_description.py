@@ -153,7 +153,7 @@ def _yaml_names(file: Path, content: dict[Any, Any]) -> tuple[str, ...]:
     if count and number != len(names):
         raise UserError(
             f"{file}: 'nc' is {printable(count) if isinstance(count, str) else 'nested'}; expected "
-            f"{len(names)}, as many as 'names' has; correct one of the two"
+            f"{len(names)}, the number of 'names'; correct one of the two"
         )
     return tuple(names)
 
@@ -208,11 +208,11 @@ def _listed_names(described: Description, options: dict[str, str]) -> tuple[tupl
         )
     listed = Path(names) if names else names_file([file.parent])
     if listed is None:
-        raise UserError(f"{file}: no 'names'; expected 'names = FILE' with one class name a line")
+        raise UserError(f"{file}: no 'names'; expected 'names = FILE' with one class name per line")
     class_names = read_names(listed)
     if "classes" in options and options["classes"] != str(len(class_names)):
         raise UserError(
-            f"{file}: 'classes' is {printable(options['classes'])}; expected {len(class_names)}, as many as "
-            f"{listed} has lines; correct one of the two"
+            f"{file}: 'classes' is {printable(options['classes'])}; expected {len(class_names)}, the number "
+            f"of lines in {listed}; correct one of the two"
         )
     return class_names, listed

@@ -50,7 +50,7 @@ def read(root: Path, split: str) -> Raw:
         for each in by_split
     }
     raw = read_tables(root, [tables.pop(name)], list(tables.values()))
-    raw.about.insert(0, f"labels are those of the field '{label_field}'")
+    raw.about.insert(0, f"labels come from the field '{label_field}'")
     return raw
 
 

@@ -203,8 +203,8 @@ class ImageSearch:
         """Return sentences about how file names were matched."""
         if not self.shortened:
             return []
-        one, many = "image is not where its path says", "images are not where their path says"
-        return [f"{counted(self.shortened, one, many)}, and found by the path's end"]
+        one, many = "image is not at its listed path", "images are not at their listed paths"
+        return [f"{counted(self.shortened, one, many)}; found by the end of the path"]
 
     def _folders(self, folder: str) -> list[FolderNames]:
         """List the subfolder ``folder`` of every base folder."""

@@ -85,7 +85,7 @@ def read(root: Path, split: str) -> Raw:
     divided = _is_divided(root, split)
     if divided and split not in (*_USUAL, _ALL):
         raise UserError(
-            f"{root}: no split '{split}': its folders are taken as classes and divided into 'train' "
+            f"{root}: no split '{split}': its folders are used as classes and divided into 'train' "
             f"and 'val'; expected one of these, or 'all'; give one{IN_RECIPE}, or make a folder "
             f"'{split}' that holds a folder per class"
         )

@@ -43,7 +43,7 @@ _DIVIDED = ("train", "val")
 _SNIFFED = 1000
 """The number of lines that are read to determine the kind of a file."""
 _MOST = 200
-"""A folder with more .txt files has one per image."""
+"""Maximum number of .txt files to examine. A folder with more has one per image."""
 _ENDINGS = "|".join(re.escape(ending) for ending in sorted(EXTENSIONS))
 # The path ends at the last image extension before a space or the end of the line.
 _LINE = re.compile(rf"(?P<path>.*(?:{_ENDINGS}))(?:\s+(?P<boxes>.*))?", re.IGNORECASE)
@@ -79,7 +79,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
     names, classes = numbered_names(
         folders,
         class_names,
-        f"{root}: no class names beside {file.name}; expected a 'classes.txt' (one name a line, "
+        f"{root}: no class names beside {file.name}; expected a 'classes.txt' (one name per line, "
         f"the first is class 0) or one of {', '.join(NAMES_PATTERNS[1:])}, here or in 'model_data'",
     )
     search = ImageSearch([file.parent, top, top / name, top / "images", top / "images" / name, top.parent])
@@ -169,7 +169,9 @@ def lines_of(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def list_kind(file: Path) -> str:
-    """Return what the first lines of a ``.txt`` file list: ``boxes``, ``images``, or "" for neither."""
+    """Return the kind of a ``.txt`` list, judging by its first lines: ``boxes``, ``images``, or "" for
+    neither.
+    """
     if file.suffix.lower() != ".txt":
         return ""
     kind = ""

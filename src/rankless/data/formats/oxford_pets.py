@@ -18,7 +18,7 @@ from rankless.errors import UserError, printable
 from rankless.recipe.schema import IN_RECIPE
 
 TITLE = "Oxford-IIIT pets"
-LAYOUT = "'oxford-iiit-pet' with 'images' and 'annotations/trainval.txt', as torchvision has it"
+LAYOUT = "'oxford-iiit-pet' with 'images' and 'annotations/trainval.txt', as torchvision stores it"
 _FOLDER = "oxford-iiit-pet"
 _MEANT = {"train": "trainval", "val": "test"}
 """There is no validation list, so the two lists are used as train and val."""

@@ -1,4 +1,4 @@
-"""Pack a data set into tar shards, which are few large files that can be read sequentially or at random.
+"""Pack a data set into tar shards: a few large files that can be read sequentially or at random.
 
 Neither the images' bytes nor their order change: image i of a split is image i of its shards, so training on
 the shards gives the same weights.

@@ -146,7 +146,7 @@ def _recognized_remote(root: str, format: str) -> str:
     refuse_secrets(root)
     if format not in ("auto", REMOTE):
         raise UserError(
-            f"{root}: of data on other machines only tar shards are read, but data.format is '{format}'; "
+            f"{root}: only tar shards can be read from other machines, but data.format is '{format}'; "
             "pack it with: rankless data pack FOLDER --out shards"
         )
     page = format_named(REMOTE)
@@ -204,7 +204,7 @@ def _what_is_there(path: Path) -> str:
     """Describe a file or folder of unknown format, as the end of a sentence."""
     if path.is_file():
         kind = "an image" if path.suffix.lower() in EXTENSIONS else f"a '{path.suffix}' file"
-        return f"it is {kind}" if path.suffix else "it is a file without an ending"
+        return f"it is {kind}" if path.suffix else "it is a file without an extension"
     entries = list(islice((each for each in path.rglob("*") if not reading.is_folder(each)), _LOOKED_AT + 1))
     if not entries:
         return "the folder is empty" if not any(path.iterdir()) else "there are folders and no files"
@@ -213,7 +213,7 @@ def _what_is_there(path: Path) -> str:
     samples = sum(count for ending, count in endings.items() if ending in EXTENSIONS)
     if not samples:
         common = ", ".join(
-            f"{count} {ending or 'without an ending'}" for ending, count in endings.most_common(3)
+            f"{count} {ending or 'without an extension'}" for ending, count in endings.most_common(3)
         )
         return f"no images, but other files ({more}{endings.total()}: {common})"
     rest = endings.total() - samples

@@ -204,7 +204,7 @@ def _names(
     return numbered_names(
         [root if root.is_dir() else root.parent],
         given,
-        f"{root}: the classes are numbers without names; expected a 'classes.txt' there (one name a line, "
+        f"{root}: the classes are numbers without names; expected a 'classes.txt' there (one name per line, "
         "the first is class 0)",
     )
 
@@ -304,8 +304,8 @@ def _with_corners(raw: Raw) -> Raw:
     if beyond and (written[known] <= most[known] + slack).all() and (written[:, 2:] > written[:, :2]).all():
         raw.boxes = written
         raw.about.append(
-            "boxes are read as corners x1, y1, x2, y2: as x, y, width, height "
-            f"{counted(beyond, 'box', 'boxes')} would reach over the edge of the image"
+            "boxes are read as corners x1, y1, x2, y2, because as x, y, width, height "
+            f"{counted(beyond, 'box', 'boxes')} would extend beyond the image"
         )
     if raw.normalized:
         raw.about.append("boxes are normalized to 0–1")

@@ -77,7 +77,7 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
             head = file.read(6)
             for magic, name in _PACKED.items():
                 if head.startswith(magic):
-                    problem = f"it is compressed with {name}, so no image can be read alone: decompress it"
+                    problem = f"it is compressed with {name}, so single images cannot be read: decompress it"
                     findings.add("unreadable file", shard, problem)
                     return
             file.seek(0)
@@ -137,7 +137,7 @@ def _members(
         if not here:
             findings.add("left out", path_in(shard, name), "it is a link, a sparse or a special file")
         elif not key or not ending:
-            findings.add("left out", path_in(shard, name), "its name has no base or no ending")
+            findings.add("left out", path_in(shard, name), "its name has no base or no extension")
         else:
             yield f"{folder}{slash}{key}", ending.lower(), Member(name, info.offset_data, info.size)
     # tarfile mistakes a damaged header for the end of the archive.
@@ -166,7 +166,7 @@ def _grouped(members: Iterator[tuple[str, str, Member]], shard: str, findings: F
             has_image[key] = sample.image is not None
             yield sample
         elif sample.image and has_image[key]:
-            findings.add("listed twice", path, "another sample of this name comes before it")
+            findings.add("listed twice", path, "an earlier sample has the same name")
         else:
             problem = "its members do not follow one another; make the archive with `tar --sort=name`"
             findings.add("not understood", path, problem)

@@ -108,13 +108,13 @@ def find_split(root: Path, split: str) -> VocSplit:
     result, wanted = VocSplit(depends=_listed(root, parts)), by_split[name]
     short = name.rsplit("/", 1)[-1] if name not in wanted[0].lists else name
     if len(parts) > 1 and any(part.lists[short] for part in wanted):
-        result.notes.append(f"the split '{split}' is of {', '.join(part.name for part in wanted)}")
+        result.notes.append(f"the split '{split}' comes from {', '.join(part.name for part in wanted)}")
     for part in parts:
         _gather(part, short if part in wanted else None, result)
     if not result.items:
         where = " and ".join(str(part.lists[short] or part.images) for part in wanted)
         missing = [f"{path}: {what}" for path, what in result.findings.first.get("no image", [])[:3]]
-        what = f"{where}: the split '{name}' has no images; expected an image's name a line"
+        what = f"{where}: the split '{name}' has no images; expected one image name per line"
         raise UserError([what, *missing])
     return result
 
@@ -235,7 +235,7 @@ def _add(
 
 def _names(file: Path, known: set[str]) -> Iterator[tuple[int, str]]:
     """Yield the line numbers and image names of one list, without flags and extensions."""
-    for number, line in enumerate(read_text(file, "one image name a line").splitlines(), 1):
+    for number, line in enumerate(read_text(file, "one image name per line").splitlines(), 1):
         name = line.strip()
         words = name.rsplit(None, 1)
         if name not in known and len(words) == 2 and words[1] in _FLAGS:
@@ -254,8 +254,9 @@ TITLE = "Pascal VOC"
 def read(root: Path, split: str) -> Raw:
     """Read one split of Pascal VOC.
 
-    The class names are collected from all splits and sorted, so that every split numbers classes alike. An
-    unreadable file of another split is therefore reported as well. Boxes are checked only in this split.
+    The class names are collected from all splits and sorted, so that classes have the same numbers in every
+    split. Unreadable files of other splits are therefore reported as well. Boxes are checked only in this
+    split.
     """
     files = find_split(root, split)
     if not any(annotation for _, annotation in files.items):

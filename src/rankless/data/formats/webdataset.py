@@ -241,8 +241,8 @@ def _refuse(root: Location, split: str, chosen: list[Location]) -> None:
     packed = [shard.name for shard in chosen if shards.is_compressed(shard)]
     if packed:
         raise UserError(
-            f"{root}: {counted(len(packed), 'shard is', 'shards are')} compressed ({listed(packed)}), so no "
-            "image can be read alone; decompress them: images are compressed already"
+            f"{root}: {counted(len(packed), 'shard is', 'shards are')} compressed ({listed(packed)}), so "
+            "single images cannot be read; decompress them (images are compressed already)"
         )
     if len({shard.parent for shard in chosen}) > 1:
         raise UserError(

@@ -191,7 +191,7 @@ def place(
 
 
 def _hidden(candidates: Floats, box: Rectangle, placed: Floats) -> Floats:
-    """Count the pixels that each candidate hides of earlier labels and, if there are many, of the box."""
+    """Count the pixels of earlier labels that each candidate hides, and those of the box if they are many."""
     own = _overlaps(candidates, np.array([box]))[:, 0]
     own[own < 0.2 * (box[2] - box[0]) * (box[3] - box[1])] = 0
     hidden: Floats = own / 2 + _overlaps(candidates, placed).sum(1)

@@ -260,7 +260,9 @@ def _rgb(image: Image.Image) -> Image.Image:
         upper = np.asarray(image) >> 8
         return Image.fromarray(upper.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        raise ValueError("its pixels are floating point numbers of no stated range; expected 8 or 16 bits")
+        raise ValueError(
+            "its pixels are floating point numbers without a stated range; expected 8 or 16 bits"
+        )
     if "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")

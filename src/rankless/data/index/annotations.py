@@ -161,7 +161,7 @@ class Annotations:
 def _gone(folder: Path) -> UserError:
     return UserError(
         f"{folder}: the cached annotations are gone; expected them to stay while the program runs (see "
-        "RANKLESS_CACHE); start again, and the data is read again"
+        "RANKLESS_CACHE); start again to read the data again"
     )
 
 

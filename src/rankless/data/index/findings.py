@@ -49,11 +49,11 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {
     # The file.
     "unreadable file": Kind("stops", "annotation file", "annotation files", "cannot be read"),
-    "not understood": Kind("stops", "line or entry is", "lines or entries are", "not of the format"),
+    "not understood": Kind("stops", "line or entry is", "lines or entries are", "not in the expected format"),
     "not a number": Kind("stops", "box has", "boxes have", "a coordinate or class that is not a number"),
     # The class.
     "class out of range": Kind("stops", "box has", "boxes have", "a class number without a name"),
-    "unnamed class": Kind("stops", "box has", "boxes have", "a class that the class names do not have"),
+    "unnamed class": Kind("stops", "box has", "boxes have", "a class that is not among the class names"),
     # The box.
     "not normalized": Kind("stops", "box is", "boxes are", "not normalized to 0–1 (pixels?)"),
     "not finite": Kind("dropped", "box is", "boxes are", "NaN or infinite"),
@@ -61,7 +61,7 @@ KINDS: dict[str, Kind] = {
     "ends before it begins": Kind("dropped", "box ends before it begins", "boxes end before they begin"),
     "outside": Kind("dropped", "box lies", "boxes lie", "outside the image"),
     "repeated": Kind(
-        "dropped", "box repeats", "boxes repeat", "another of the same image, class and coordinates"
+        "dropped", "box repeats", "boxes repeat", "another one with the same image, class and coordinates"
     ),
     "over the edge": Kind("clipped", "box reaches", "boxes reach", "over the edge of the image"),
     "counted from 0": Kind(
@@ -69,7 +69,7 @@ KINDS: dict[str, Kind] = {
     ),
     "a pixel thin": Kind("reported", "box is", "boxes are", "at most one pixel wide or high"),
     "outline": Kind("reported", "box is", "boxes are", "the bounds of an outline, because no box is given"),
-    "turned": Kind("reported", "box is", "boxes are", "the upright bounds of a turned one"),
+    "turned": Kind("reported", "box is", "boxes are", "the upright bounds of a rotated box"),
     "difficult": Kind("reported", "box is", "boxes are", "marked difficult: neither trained on nor scored"),
     "crowd": Kind("reported", "box marks", "boxes mark", "a crowd: neither trained on nor scored"),
     # The image.
@@ -84,16 +84,18 @@ KINDS: dict[str, Kind] = {
     ),
     "label without image": Kind("reported", "label file has", "label files have", "no image"),
     "empty": Kind("reported", "image has", "images have", "no boxes"),
-    "other format": Kind("reported", "image is", "images are", "of another format than the ending says"),
+    "other format": Kind("reported", "image is", "images are", "in another format than the extension says"),
     "other size": Kind("reported", "image is", "images are", "of another size than the annotation says"),
     "no stated size": Kind(
-        "reported", "annotation gives", "annotations give", "no possible width and height of the image"
+        "reported", "annotation gives", "annotations give", "no valid width and height of the image"
     ),
     "sideways": Kind("reported", "image is", "images are", "turned by EXIF, but annotated as if not turned"),
-    "unknown image": Kind("dropped", "annotation is", "annotations are", "of an image that is not listed"),
+    "unknown image": Kind("dropped", "annotation is", "annotations are", "for an image that is not listed"),
     "repeated id": Kind("reported", "annotation id is", "annotation ids are", "given more than once"),
     "left out": Kind("reported", "file was", "files were", "left out"),
-    "same image twice": Kind("reported", "image has", "images have", "the bytes of another of the split"),
+    "same image twice": Kind(
+        "reported", "image has", "images have", "the same bytes as another one in the split"
+    ),
     "same in two splits": Kind(
         "reported", "image is", "images are", "in two splits, byte for byte: scores are too good"
     ),
@@ -101,7 +103,7 @@ KINDS: dict[str, Kind] = {
         "reported",
         "image is",
         "images are",
-        "nearly the same as one of another split: scores may be too good",
+        "nearly the same as one in another split: scores may be too good",
     ),
 }
 

@@ -97,14 +97,14 @@ def scan(
         try:
             return _scanned(work, parts, store, cores, what)
         except NotStored as error:
-            print(f"what is read of the {what} cannot be cached: {error}", file=sys.stderr)
+            print(f"the results of reading {what} cannot be cached: {error}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="rankless-scan-") as folder:
         try:
             return _scanned(work, parts, Path(folder), cores, what)
         except NotStored as error:
             raise UserError(
-                f"what is read of the {what} cannot be stored ({error}); set RANKLESS_CACHE or TMPDIR to a "
-                "folder that has room and that this user may write to"
+                f"the results of reading {what} cannot be stored ({error}); set RANKLESS_CACHE or TMPDIR to "
+                "a folder that has room and that this user may write to"
             ) from error
 
 
@@ -179,7 +179,7 @@ def _error(report: Report) -> Exception:
     if report.trace:
         return RuntimeError(f"reading the data failed:\n{report.trace}")
     return UserError(
-        "a process that reads the data was killed (out of memory?); start again: what was read already is "
+        "a process that reads the data was killed (out of memory?); start again: the results so far are "
         "cached"
     )
 

@@ -40,7 +40,7 @@ class JournalCopy(Sink):
             self.problem = None
 
     def take(self) -> bytes:
-        """Return the lines since the last call, for the copies."""
+        """Return the lines to send to the copies, written since the last call; a copy has none to send."""
         return b""
 
     def close(self) -> None:

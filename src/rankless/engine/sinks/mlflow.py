@@ -72,7 +72,7 @@ class MlflowSink(Sink):
         self._send()
 
     def event(self, name: str, step: int, text: str) -> None:
-        """Record that the run has finished."""
+        """Note the ``end`` event, so that MLflow's run ends as finished."""
         if name == "end":
             self._finished = True
 

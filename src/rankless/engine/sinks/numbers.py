@@ -1,4 +1,4 @@
-"""The numbers of a run under their names for dashboards: ``train/loss``, ``val/AP``, ``time/seconds``."""
+"""The metrics of a run, named for dashboards: ``train/loss``, ``val/AP``, ``time/seconds``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def of_step(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_scores(scores: Mapping[str, Any]) -> dict[str, float]:
-    """Return an evaluation's numbers, those per class as ``val/NAME/AP``; missing scores are left out."""
+    """Return an evaluation's numbers; those of a class are named ``val/NAME/AP``. Missing scores are left
+    out.
+    """
     found = {f"val/{name}": value for name, value in _numbers(scores)}
     for rows in scores.values():
         if isinstance(rows, Mapping):

@@ -32,7 +32,8 @@ class RunStart:
         steps: number of steps in the run.
         world_size: number of ranks.
         reason: why the run ended last time; None for a new run.
-        unscored: whether the evaluation after ``first`` steps is made now, possibly again.
+        unscored: whether the run begins with the evaluation after ``first`` steps, possibly for the second
+            time.
     """
 
     run: Path
@@ -68,7 +69,9 @@ class Sink(Protocol):
 
 
 def check_sink(name: str) -> None:
-    """Raise an error unless a name is in :data:`BUILT_IN` or looks like a class's name; import nothing."""
+    """Raise an error unless a name is in :data:`BUILT_IN` or looks like the name of a class; import
+    nothing.
+    """
     if name not in BUILT_IN and ":" not in name:
         raise UserError(
             f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' of "

@@ -306,7 +306,7 @@ class Terminal(Sink):
             self._print(line)  # table lines are narrower than the terminal
 
     def _print(self, sentence: str) -> None:
-        """Print a line above the bar, on a terminal wrapped between words, without breaking long paths."""
+        """Print a line above the bar. On a terminal, wrap it between words without breaking long paths."""
         text = escaped(sentence)
         if self.console.is_terminal:
             indent = " " * (len(text) - len(text.lstrip()) + 2)
@@ -321,7 +321,9 @@ class Terminal(Sink):
 
 
 class _Output(io.TextIOBase):
-    """The standard output; if it goes away (a closed terminal, ``| head``), the run continues in silence."""
+    """The standard output. If it is closed (a closed terminal, ``| head``), the run continues without
+    output.
+    """
 
     def __init__(self) -> None:
         self.out = sys.stdout  # now, because the live bar replaces it

@@ -47,7 +47,7 @@ def software(running: str = __version__, installed: str | None = None) -> Check:
         return warning(
             "software",
             f"{value}, but rankless {installed} is installed",
-            f"check that PYTHONPATH is what you want, or install {running}",
+            f"check PYTHONPATH, or install {running}",
         )
     return ok("software", f"{value} ({sys.executable})")
 
@@ -96,7 +96,7 @@ def shared_memory(folder: Path = _SHM) -> Check:
     try:
         usage = shutil.disk_usage(folder)
     except OSError as problem:
-        return error("/dev/shm", f"not there ({problem.strerror})", fix)
+        return error("/dev/shm", f"does not exist ({problem.strerror})", fix)
     value = f"{in_gb(usage.free)} free of {in_gb(usage.total)}"
     if usage.free < GB // 8:
         return error("/dev/shm", f"{value}: loader processes die with a bus error", fix)
@@ -202,7 +202,9 @@ def gpus(seen: Cards | None = None) -> Check:
             "sudo systemctl enable --now nvidia-fabricmanager",
         )
     if len(counts) > 1:
-        return warning("GPU", value, "CUDA_VISIBLE_DEVICES: use cards of one kind, others round differently")
+        return warning(
+            "GPU", value, "CUDA_VISIBLE_DEVICES: use GPUs of one kind, because others round differently"
+        )
     if busy := [str(number) for number, share in enumerate(seen.free) if share < 0.5]:
         what = counted(len(busy), "GPU")
         return warning("GPU", f"{value}; the memory of {what} is in use ({', '.join(busy)})", "nvidia-smi")
@@ -250,7 +252,7 @@ def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = No
     try:
         file = tempfile.NamedTemporaryFile("wb", buffering=0, prefix=".rankless-doctor-", dir=folder)  # noqa: SIM115
     except OSError as problem:
-        return error("run directory", f"{folder}: no file can be made ({problem.strerror})", fix)
+        return error("run directory", f"{folder}: no file can be created ({problem.strerror})", fix)
     with file:
         for name, step in (_STEPS if steps is None else steps).items():
             try:
@@ -286,7 +288,9 @@ def own_name(
         return warning("own name", f"{name} cannot be resolved", fix)
     value = f"{name} → {', '.join(found)}"
     if is_loopback(found[0]):
-        return warning("own name", f"{value}: ranks elsewhere cannot reach that", f"{fix}, and no other line")
+        return warning(
+            "own name", f"{value}: ranks on other machines cannot reach that", f"{fix}, and no other line"
+        )
     if own and (stray := [one for one in found if one.partition("%")[0] not in own]):
         return warning("own name", f"{value}: this machine does not have {', '.join(stray)}", fix)
     return ok("own name", value)
@@ -313,7 +317,7 @@ def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
 def chosen_interface(
     environment: Mapping[str, str] = os.environ, found: Mapping[str, Sequence[str]] | None = None
 ) -> Check:
-    """Check the network interface that environment variables select for gloo and NCCL."""
+    """Check the network interface that gloo's and NCCL's environment variables select."""
     found = interfaces() if found is None else found
     asked = {name: environment[name] for name in _VARIABLES if environment.get(name)}
     missing = {
@@ -324,7 +328,7 @@ def chosen_interface(
     value = ", ".join(f"{name}={chosen}" for name, chosen in asked.items())
     if missing:
         fix = f"unset {' '.join(missing)}, or name one of {', '.join(found)}"
-        return error("chosen interface", f"{value}, which is not there", fix)
+        return error("chosen interface", f"{value}, which does not exist", fix)
     return ok("chosen interface", value or "the one that leads to the others")
 
 

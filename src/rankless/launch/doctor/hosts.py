@@ -53,7 +53,9 @@ def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
     doubt = skews[ahead][1] + skews[behind][1]
     if apart - doubt < _SKEW:
         return ok("clocks", f"at most {max(apart, 0) + doubt:.3f} s apart")
-    value = f"{ahead} is {apart:,.1f} s ahead of {behind}: torchrun's elastic rendezvous leaves out the late"
+    value = (
+        f"{ahead} is {apart:,.1f} s ahead of {behind}: torchrun's elastic rendezvous leaves out late hosts"
+    )
     return warning("clocks", value, f"sudo timedatectl set-ntp true on {ahead} and {behind}")
 
 
@@ -138,7 +140,7 @@ _SLOW = 100e6  # bytes/s; a link of 1 Gbit/s carries 117e6
 
 
 def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
-    """Return the bytes per second that each host sends in an all-reduce, which sends its vector twice."""
+    """Return the bytes per second that each host sends; an all-reduce sends its vector twice."""
     passes = 2 if timing["name"] == "all-reduce" else 1
     return float(passes * (hosts - 1) / hosts * timing["size"] / timing["seconds"])
 
@@ -383,7 +385,7 @@ class _Doctor:
         try:
             shares = training.shares(members)
         except UserError as problem:
-            fix = "change the recipe, or --hosts, as it says"
+            fix = "change the recipe or --hosts accordingly"
             self.found.checks += [error("recipe", text, fix) for text in problem.problems]
             return False
         self.found.shares = [shares[member.index] for member in members]

@@ -47,9 +47,9 @@ _CHANGED = r"(?i)(?:\w+ )?host key for (\S+) has changed[^.;\n]*"
 _SAID = (
     (r"cannot be started|user config", "SSH", "give an --ssh that works here: ssh {address}"),
     (r"Permission denied", "SSH", "ssh-copy-id {address}, or add its key to ssh-agent (ssh-add)"),
-    (_CHANGED, "SSH", "ssh-keygen -R {known}, if the change is expected (a new machine, a new system)"),
+    (_CHANGED, "SSH", "ssh-keygen -R {known}, if the change is expected (a new machine or system)"),
     (r"Host key verification failed", "SSH", "ssh {address} once by hand, to see and accept its key"),
-    (r"[Nn]ot known|resolve hostname", "SSH", "give a name that is in ~/.ssh/config, /etc/hosts or the DNS"),
+    (r"[Nn]ot known|resolve hostname", "SSH", "use a name that ~/.ssh/config, /etc/hosts or the DNS knows"),
     (r"Connection refused", "SSH", "start its SSH server (sudo systemctl start ssh)"),
     (r"timed out|No route|unreachable|Connection closed|reset", "SSH", "check that it is up: ping {address}"),
     (
@@ -61,7 +61,7 @@ _SAID = (
     (
         r"No module named",
         "packages",
-        "install there what is installed here, or give --python another interpreter",
+        "install the same packages there, or give another interpreter with --python",
     ),
 )
 
@@ -138,10 +138,11 @@ Events = queue.Queue[tuple["Channel", Event]]
 class Channel:
     """A connection to a host's supervisor, which is started with the connection.
 
-    All events are put into ``events`` as (channel, event); the last one says why the connection was ``lost``.
+    All events are put into ``events`` as (channel, event); the last one gives the reason why the connection
+    was ``lost``.
 
     Attributes:
-        heard: monotonic time of the last sign of life.
+        heard: monotonic time of the last event.
         is_open: whether events are still wanted.
     """
 
@@ -178,7 +179,7 @@ class Channel:
         self.send("input", text=msgspec.json.encode(command).decode())
 
     def close(self, grace: float = 0.0) -> None:
-        """Tell the supervisor to end, with everything that it started, without waiting for it."""
+        """Tell the supervisor to end itself and everything that it started; do not wait for it."""
         self.send("end", grace=grace)
 
     def drop(self) -> None:
@@ -206,7 +207,7 @@ class Channel:
         self.is_open = False
 
     def _put(self, event: Event) -> None:
-        """Put an event into the queue; while it is full, wait, unless events are no longer wanted."""
+        """Put an event into the queue; while the queue is full, wait, unless events are no longer wanted."""
         while self.is_open:
             self.heard = time.monotonic()  # the host is not the slow one
             with suppress(queue.Full):
@@ -253,7 +254,7 @@ def quoted(said: str) -> str:
 def remedy(said: str, address: str, python: str) -> tuple[str, str]:
     """Return a one-word subject and a fix for an unusable host; ``said`` is the reason."""
     found = ((name, fix) for pattern, name, fix in _SAID if re.search(pattern, said))
-    name, fix = next(found, ("answer", "see what this says: ssh {address} {python} -m rankless --version"))
+    name, fix = next(found, ("answer", "look at the output of: ssh {address} {python} -m rankless --version"))
     changed = re.search(_CHANGED, said)
     known = shlex.quote(changed[1]) if changed else ""  # with the port, as in known_hosts
     return name, fix.format(address=address, python=python, version=rankless.__version__, known=known)

@@ -88,7 +88,7 @@ class Coordinator:
                 print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
 
     def _leave(self, command: messages.Command[messages.Answer]) -> None:
-        """Tell the hosts to remove a dry run, or a new run that trained nothing."""
+        """Tell the hosts to remove the run if it is a dry run or has trained nothing."""
         self.pool.urgent = lambda: None
         holders = [member for member in self.pool.members if member.index in self.hosts.joined]
         self._send_to_round(holders, messages.Abandon(of=self.number))
@@ -133,7 +133,7 @@ class Coordinator:
             return self._dry_run_done(end) if self.wanted.dry_run_steps else self._finished()
         if by := end.stopped_by:
             return self._stopped(signal.Signals(by), end)
-        look = f"look at {self.training.run}/logs on the hosts"
+        look = f"see {self.training.run}/logs on the hosts"
         say(f"error: the ranks could not continue; {look}, then: {self._again()}", file=sys.stderr)
         return 1
 
@@ -159,13 +159,13 @@ class Coordinator:
         self.deaths += end.deaths
 
     def resumes(self, end: RoundEnd) -> str:
-        """Describe where, and on which hosts, the next round starts."""
+        """Describe where the next round starts, and on which hosts."""
         left = names([member for member in self.pool.members if member.index in self.hosts.joined])
         saved = None if end.lost and not self.progress.step else self.progress.step
         return f"{where_from(saved)} on {left or 'the hosts that come back'}"
 
     def _present(self) -> list[Member]:
-        """Return the hosts that hold the run, or none if there are still too few after a time limit."""
+        """Return the hosts that have the run, or none if there are still too few after a time limit."""
         while self.requests.first is None:
             self._see_losses()
             members = [member for member in self.pool.members if member.index in self.hosts.joined]
@@ -193,13 +193,15 @@ class Coordinator:
             self.deaths.append(Death(None, 0, text))
 
     def _meet(self, members: list[Member]) -> list[Member]:
-        """Find out which hosts reach each other, and return the hosts that can train together."""
+        """Find addresses at which the hosts reach each other; leave out hosts that the others cannot
+        reach.
+        """
         while members := [member for member in members if not member.lost]:
             missed = preflight.find_addresses(self.pool, members)
             if not missed and not any(member.lost for member in members):
                 break
             if missed:
-                self.hosts.leave_out(preflight.loneliest(self.pool, missed), "the others do not reach it")
+                self.hosts.leave_out(preflight.loneliest(self.pool, missed), "the others cannot reach it")
         self._see_losses()
         return members
 
@@ -263,7 +265,7 @@ class Coordinator:
             if member.index in replies and replies[member.index].left_out:
                 member.left_out = replies[member.index].left_out
                 if not self.training.devices_of([member])[member.index]:
-                    self.hosts.forget(member, "all its devices have computed wrongly")
+                    self.hosts.forget(member, "all its devices have computed wrong results")
         lost = [member for member in members if member.lost] + self._leave_out(members, replies)
         self.answered = bool(replies)
         ends = [reply.end for reply in replies.values()]
@@ -273,7 +275,9 @@ class Coordinator:
         return end
 
     def _leave_out(self, members: list[Member], replies: Mapping[int, messages.RoundEnded]) -> list[Member]:
-        """Drop and return the hosts that could not run their ranks; raise a UserError if too few remain."""
+        """Give up the hosts that could not run their ranks, and return them; raise a UserError if too few
+        remain.
+        """
         problems = {index: reply.problems for index, reply in replies.items() if reply.problems}
         unable = [member for member in members if member.index in problems]
         if unable and len([m for m in members if not m.lost]) - len(unable) < self.wanted.least:
@@ -332,7 +336,7 @@ class Coordinator:
 
 
 class Returning:
-    """The hosts that hold the run, and the lost hosts that may return.
+    """The hosts that have joined the run, and the lost hosts that may return.
 
     Attributes:
         joined: indices of hosts whose run directory is locked.
@@ -355,7 +359,9 @@ class Returning:
         return found
 
     def leave_out(self, member: Member, why: str) -> None:
-        """Give up a host that can be reached but not used; retry it less and less often."""
+        """Give up a host that can be reached but not used; later attempts to take it back become less
+        frequent.
+        """
         self._refused[member.index] += 1
         self._reasons[member.index, why] += 1
         if member.index not in self.joined and self._reasons[member.index, why] == _REPORTED:
@@ -365,13 +371,13 @@ class Returning:
         self._wait(member)
 
     def forget(self, member: Member, why: str) -> None:
-        """Give up a host for good."""
+        """Give up a host permanently."""
         self.joined.discard(member.index)
         self.pool.lose(member, why)
         self._retry_at[member.index] = float("inf")
 
     def has_trained(self) -> None:
-        """Forget earlier refusals of the joined hosts, because these hosts have trained."""
+        """Reset the count of refusals of the joined hosts, because these hosts have trained."""
         for index in self.joined:
             del self._refused[index]
 

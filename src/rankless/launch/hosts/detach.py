@@ -53,10 +53,10 @@ def recorded(run: Path) -> Coordinator:
     except FileNotFoundError:
         raise UserError(
             f"{run}: no detached training was started from here; give the --run of one that was, "
-            "or look at its host"
+            "or check its host"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{run / DETACHED}: cannot be read ({error}); look at the run's host") from None
+        raise UserError(f"{run / DETACHED}: cannot be read ({error}); check the run's host") from None
 
 
 def sent(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:

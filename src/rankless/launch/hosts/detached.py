@@ -51,7 +51,10 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
     """
     record = read(run)
     if record is not None and is_alive(record):
-        print(f"error: {run}: a run is coordinated there by process {record['pid']}", file=sys.stderr)
+        print(
+            f"error: {run}: a run in this directory is already coordinated by process {record['pid']}",
+            file=sys.stderr,
+        )
         return 2
     run.mkdir(parents=True, exist_ok=True)
     if recipe is not None:
@@ -81,7 +84,7 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait for the first step after a start that is not in ``before``; return the exit code, if any."""
+    """Wait until a step after ``before`` is recorded, or the command ends; return its exit code, if any."""
     while True:
         code, begun = (read(run) or {}).get("code"), False
         for line in journal(run):
@@ -149,7 +152,7 @@ def began(pid: int) -> int:
 
 
 def read(run: Path) -> dict[str, int] | None:
-    """Return the record of the command's process, or None if there is none."""
+    """Read the record of the coordinator's process; return None if there is none."""
     try:
         record = json.loads((run / RECORD).read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """The process on one host: ``python -m rankless.launch.hosts.host``, started by that host's supervisor.
 
-It reads commands (see ``hosts/messages``) from standard input, answers each on the descriptor EVENTS_FD, and
-runs this host's ranks round by round. Its standard output is that of rank 0. It keeps running when the ranks
-restart, so that new ranks are forked with modules already imported.
+It reads commands (see ``hosts/messages``) from standard input, sends the answers to the descriptor EVENTS_FD,
+and runs this host's ranks round by round. Its standard output is that of rank 0. It keeps running when the
+ranks restart, so that new ranks are forked with modules already imported.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class HostProcess:
             return Answer(problems=list(known.problems) if known else [f"{type(error).__name__}: {error}"])
 
     def _read(self) -> None:
-        """Read commands, and handle signs of life and commands about a running round at once."""
+        """Read commands; handle beats, and commands about a running round, at once."""
         for text in sys.stdin:
             self.silent = 0
             try:
@@ -121,7 +121,7 @@ class HostProcess:
         self.commands.put(None)
 
     def _leave_a_hung_supervisor(self) -> None:
-        """Kill this process and its ranks if the supervisor stops passing on the client's signs of life."""
+        """Kill this process and its ranks if the supervisor no longer passes on the client's beats."""
         while self.silent < _SILENCE:
             time.sleep(1)
             self.silent += 1
@@ -141,7 +141,7 @@ class HostProcess:
 
     @singledispatchmethod
     def answer(self, command: Command[Any]) -> Answer | None:
-        """Execute a command and return its answer; None stands for an empty answer."""
+        """Execute a command and return its answer, or None for an empty answer."""
         raise TypeError(f"{command} is no command of this process")
 
     @answer.register

@@ -46,7 +46,7 @@ class Member:
         left_out: devices that its ranks no longer use.
         replies: replies to the last command.
         order, awaited, doing: number, reply type and name of the last command.
-        answered: time at which its process was last known to work.
+        answered: last time at which its process was known to work.
         ports, own: its ports by address, and the address that the other hosts use.
     """
 
@@ -130,7 +130,7 @@ class HostPool:
     ) -> dict[int, A]:
         """Send a command to members that are ready, wait, and return the replies by index.
 
-        Members without a reply after ``seconds`` count as lost; lost members are left out of the result.
+        Members that have not replied after ``seconds`` count as lost and are missing from the result.
         """
         for member in members:
             self.order(member, command(member) if callable(command) else command)
@@ -182,7 +182,7 @@ class HostPool:
             self.lose(member, "the end")
 
     def lose(self, member: Member, why: str) -> None:
-        """Give up a host; its supervisor ends the processes there when its lease runs out."""
+        """Give up a host; its supervisor ends the host's processes when its lease runs out."""
         member.lost, member.is_ready = why, False
         if member.channel is not None:
             member.channel.drop()

@@ -111,7 +111,7 @@ class Command(msgspec.Struct, Generic[A], kw_only=True, omit_defaults=True, tag_
 
 
 class Beat(Command[Answer]):
-    """A sign of life from the client."""
+    """A message from the client that shows that it is alive."""
 
 
 class Request(Command[Answer]):

@@ -118,7 +118,7 @@ def problems(members: Sequence[Member]) -> list[str]:
     for member in members:
         by_machine.setdefault(member.facts.get("machine") or member.name, []).append(member.name)
     found += [
-        f"{', '.join(same)}: one and the same machine; give it once, as in {same[0]}:{len(same)}"
+        f"{', '.join(same)}: the same machine; give it once, as in {same[0]}:{len(same)}"
         for same in by_machine.values()
         if len(same) > 1
     ]
@@ -171,9 +171,9 @@ def _versions(member: Member) -> Mapping[str, str]:
 def _difference(members: Sequence[Member], what: str, values: Mapping[str, Any]) -> list[Difference]:
     if len(set(values.values())) < 2:
         return []
-    fix = "use hosts that are the same in this"
+    fix = "use hosts that agree in this"
     if what in ("rankless", "rankless source"):
-        fix = "add --sync to use this machine's everywhere"
+        fix = "add --sync to use this machine's copy everywhere"
     elif "data" in what:
         fix = "copy the same data to all, or give its path, as in host:4:/mnt/data"
     elif what in _versions(members[0]):
@@ -230,7 +230,7 @@ def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
         member.holds = replies[member.index]
     if resume and not any(member.holds.has_run for member in pool.members):
         raise UserError(
-            f"{run}: nothing to resume on {names(pool.members)}, there is no recipe.yaml and no checkpoint; "
+            f"{run}: nothing to resume on {names(pool.members)}: there is no recipe.yaml and no checkpoint; "
             "give the directory of a run that was started, or leave --resume out"
         )
     return max(pool.members, key=lambda m: (m.holds.step or 0, m.holds.has_run, -m.index))
@@ -267,7 +267,7 @@ def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Trainin
 
 
 def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
-    """Find an address at which the others reach each host; raise a UserError if a pair cannot connect."""
+    """Find an address at which the other hosts reach each host; raise a UserError if two cannot connect."""
     missed = find_addresses(pool, members)
     refuse_lost(members)
     if missed:
@@ -280,9 +280,9 @@ def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
 
 
 def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[Member]]:
-    """Find an address at which the others reach each host; hosts may be lost in the process.
+    """Find an address at which the other hosts reach each host; hosts may be lost in the process.
 
-    Return the hosts that cannot reach another one, keyed by the index of the host they cannot reach.
+    Return, for the index of each host that others cannot reach, these other hosts.
     """
     if len(members) == 1:
         members[0].own = "127.0.0.1"
@@ -311,7 +311,7 @@ def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[
 
 
 def loneliest(pool: HostPool, missed: Mapping[int, Sequence[Member]]) -> Member:
-    """Return the host to leave out: the one with the most failed connections."""
+    """Return the host with the most failed connections, so that it can be left out."""
     broken = Counter(index for index, others in missed.items() for _ in others)
     broken.update(other.index for others in missed.values() for other in others)
     return pool.members[max(broken, key=lambda index: (broken[index], index))]

@@ -1,9 +1,9 @@
 """A program that is sent to every host as source and runs one process for its client.
 
 It needs only Python 3.8 or newer. Requests arrive as lines of JSON on its standard input and events leave on
-its standard output, both through SSH. The input is a lease: if it ends or is silent for some seconds (a cut
-cable, a killed client), the process is asked to end. After a grace period everything that it started is
-killed, so that nothing is left running on a host.
+its standard output, both through SSH. The input is a lease: if it ends or is silent for some seconds (the
+cable is cut, or the client was killed), the process is asked to end. After a grace period everything that it
+started is killed, so that nothing is left running on a host.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Supervisor:
                 self.send(failed=str(error))
 
     def beat(self) -> None:
-        """Answer a sign of life from the client and pass it on to the process."""
+        """Answer a beat of the client and pass it on to the process."""
         self.send(beat=1)
         self.input('{"do": "beat"}')
 

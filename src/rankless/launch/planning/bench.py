@@ -153,7 +153,7 @@ class Bare(_Processes):
         self._usual: dict[Mode, float] = {}
 
     def largest(self, images: int) -> int:
-        """Return the largest number of images at a time that fits into memory, starting from ``images``."""
+        """Return the largest number of images at a time that fits into memory, trying ``images`` first."""
         while True:
             try:
                 self._start()
@@ -280,7 +280,7 @@ class Bench:
         """Return a phrase that describes the measurement."""
         batch, on_cpu = self.recipe.batch, device().type == "cpu"
         ranks = counted(self.devices, "process", "processes") if on_cpu else counted(self.devices, "GPU")
-        return f"{ranks}, {batch.images} images a step in micro-batches of {batch.micro}"
+        return f"{ranks}, {batch.images} images per step in micro-batches of {batch.micro}"
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of a table of at most 80 columns, the parts of a step, notes and advice."""
@@ -331,7 +331,11 @@ def _micro(found: Bench) -> Iterator[tuple[str, str]]:
     larger = next(sizes, None)
     if larger is None or batch.images // larger < found.devices:
         return
-    sees = "" if found.recipe.batch_norm != "micro" else "; batch norm then sees as many: other weights"
+    sees = (
+        ""
+        if found.recipe.batch_norm != "micro"
+        else "; batch norm then sees as many images, which changes the weights"
+    )
     yield (
         "batch.micro",
         f"{whole.images} images at a time are {gain:.2f} times as fast as {batch.micro}: try "
@@ -364,8 +368,8 @@ def _other(found: Bench) -> Iterator[tuple[str, str]]:
     if found.shares.other >= _OTHER:
         yield (
             "batch.images",
-            f"{found.shares.other:.0%} of a step is the optimizer and other work done once a step: a larger "
-            "batch needs fewer steps, which changes the weights",
+            f"{found.shares.other:.0%} of a step is the optimizer and other work done once per step: a "
+            "larger batch needs fewer steps, which changes the weights",
         )
 
 

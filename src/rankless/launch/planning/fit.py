@@ -116,11 +116,11 @@ class Fitted:
             yield f"the fastest: batch.micro={best.micro}"
         if self.sees and largest.micro != batch.micro:
             yield (
-                f"batch norm then sees {counted(largest.micro, 'image')} at a time, now {batch.micro}: other "
-                "numbers (batch.images and the learning rate stay)"
+                f"batch norm then sees {counted(largest.micro, 'image')} at a time instead of {batch.micro}, "
+                "which changes the weights (batch.images and the learning rate stay the same)"
             )
         if batch.images // largest.micro == self.devices and largest.micro != batch.images:
-            yield f"a larger one would leave a step too few micro-batches for {self.devices} devices"
+            yield f"with a larger one, a step would have too few micro-batches for {self.devices} devices"
         yield from self._more_room()
 
     def _more_room(self) -> Iterator[str]:

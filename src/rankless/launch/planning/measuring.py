@@ -113,7 +113,7 @@ def _answers(processes: Sequence[StepProcess]) -> dict[str, Any]:
 
 
 def contended(alone: Workload, together: Workload) -> float:
-    """Return the factor, at least 1, by which other processes slow down computing."""
+    """Return the factor, at least 1, by which ``together`` computes more slowly than ``alone``."""
     count = alone.micro_batches
     return max(together.computing(count) / alone.computing(count), 1.0)
 

@@ -158,7 +158,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Gang:
-    """The distribution of ranks over machines, and of the summation tree's nodes over ranks.
+    """The numbers of ranks per machine, and of the summation tree's nodes per rank.
 
     Attributes:
         world: number of ranks.

@@ -99,9 +99,9 @@ def apply(text: str) -> str:
     return pass_on(
         text,
         ("kubectl", "apply", "-f", "-"),
-        instead="expected a machine that uses the cluster: log in to one, or leave out --apply and pass on "
-        "what is printed",
-        remedy=lambda _: "expected what this cluster takes: correct that",
+        instead="expected a machine that can use the cluster: log in to one, or leave out --apply and pass "
+        "the output on",
+        remedy=lambda _: "expected values that this cluster accepts: correct the request",
     )
 
 

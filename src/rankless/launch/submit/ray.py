@@ -81,7 +81,7 @@ def run(request: Request, settings: Settings) -> int:
         said = " ".join(str(error).split())[:200]
         raise UserError(
             f"--address: no cluster answers at '{settings.address}' ({said}); expected auto on one of its "
-            "machines, or HOST:PORT: look at what ray status says"
+            "machines, or HOST:PORT: see the output of ray status"
         ) from error
     try:
         every = ray.cluster_resources()
@@ -118,7 +118,7 @@ def _resources(request: Request, every: Mapping[str, float]) -> dict[str, float]
         if every.get(name, 0) < count * request.ranks:
             raise UserError(
                 f"--devices: {request.ranks} ranks take {count * request.ranks:g} {name}s, and the cluster "
-                f"has {every.get(name, 0):g}; expected at most as many: use fewer, or add machines"
+                f"has {every.get(name, 0):g}; expected no more than that: use fewer, or add machines"
             )
     return each
 

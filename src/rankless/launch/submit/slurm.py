@@ -121,4 +121,4 @@ def _remedy(said: str) -> str:
             "expected resources that the cluster's nodes have: list them with sinfo --format '%N %G' and "
             "give --gres as it is written there, such as gpu:a100:2, or --gres none where nodes have no GPUs"
         )
-    return "expected what this cluster has: correct that"
+    return "expected values that this cluster accepts: correct the request"

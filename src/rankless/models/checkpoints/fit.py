@@ -43,7 +43,7 @@ class Misfits:
         """The number of differences of each kind, as text."""
         return (
             f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, "
-            f"{len(self.misshapen)} of another shape"
+            f"{len(self.misshapen)} with another shape"
         )
 
     def table(self) -> list[str]:
@@ -89,7 +89,7 @@ def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Misfits
 def mismatch(source: str, misfits: Misfits, hint: str = "") -> UserError:
     """Return the error for tensors that do not fit the model."""
     if not hint and (misfits.missing or misfits.unexpected):
-        hint = "are these the weights of another model, or do their names have another prefix?"
+        hint = "do the weights belong to another model, or do their names have another prefix?"
     hint = hint or "do they have another number of classes, or another model.width?"
     head = f"{source}: the weights do not fit the model ({misfits.counts}); {hint}"
     return UserError("\n".join([head, *misfits.table()]))
@@ -239,7 +239,7 @@ def _compatible(ours: Tensor, theirs: Tensor) -> bool:
 
 def _hint(misfits: Misfits, head_names: Sequence[str], partial: bool, nothing: bool) -> str:
     if nothing:
-        return "no tensor fits: are these the weights of another model?"
+        return "no tensor fits: do the weights belong to another model?"
     head = tuple(head_names)
     rest = [name for name in misfits.misshapen + misfits.missing if not name.startswith(head)]
     if head and not (partial or rest or misfits.unexpected):

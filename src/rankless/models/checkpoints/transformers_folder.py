@@ -50,7 +50,7 @@ def read(folder: Path, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         for what, which in (
             ("missing", report["missing_keys"]),
             ("unexpected", report["unexpected_keys"]),
-            ("of another shape", report["mismatched_keys"]),
+            ("with another shape", report["mismatched_keys"]),
         )
         if which
     ]

@@ -92,7 +92,7 @@ def load(path: Path, *, checked: bool = False) -> Weights:
         )
     if written != FORMAT:
         raise UserError(
-            f"{path}: is of the format '{written}', this version reads '{FORMAT}'; update Rankless"
+            f"{path}: has the format '{written}', but this version reads '{FORMAT}'; update Rankless"
         )
     missing = sorted(_NEEDED - set(metadata))
     if missing:

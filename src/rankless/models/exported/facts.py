@@ -108,8 +108,8 @@ def read(texts: Mapping[str, str], source: str) -> Facts:
         )
     if written != FORMAT:
         raise UserError(
-            f"{source}: is an export of format '{printable(written)}', this version reads '{FORMAT}'; update "
-            "Rankless"
+            f"{source}: is an export in format '{printable(written)}', but this version reads '{FORMAT}'; "
+            "update Rankless"
         )
     try:
         recipe = from_json(texts.get("recipe", ""))
