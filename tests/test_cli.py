@@ -490,6 +490,9 @@ def test_a_word_of_another_program_that_is_there_in_ours_is_not_advised_again(
         ("verify digits epochs=0 --worlds 1,a --steps b", ["--steps b", "epochs 0", "--worlds a"]),
         ("tune digits --devices a --trials b", ["--devices a", "--trials b"]),
         ("fit digits epochs=0 --devices a", ["--devices a", "epochs 0"]),
+        ("train digits evaluate.best=mAP epochs=0 data.root=q", ["epochs 0", "data.root q", "mAP AP50 top1"]),
+        ("train --run r evaluate.best=dice epochs=0 task=a.py:B", ["epochs 0"]),
+        ("train resnet18 evaluate.best=top5 epochs=0", ["epochs 0"]),
     ],
 )
 def test_all_faults_of_a_line_are_named_at_once(calls, capsys, tmp_path, monkeypatch, line, faults):

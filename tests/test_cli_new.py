@@ -1,6 +1,7 @@
 """The command new, and a folder with data in the place of a recipe."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 
 from rankless import cli
-from rankless.cli.new import recipe_for
+from rankless.cli.new import recipe_for, say_fine_tuning
 from rankless.cli.options import loaded
 from rankless.errors import UserError
 from rankless.models.checkpoints.weights import save
@@ -28,6 +29,13 @@ def flowers(tmp_path, monkeypatch):
             pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "flowers" / name / f"{number}.png")
     return Path("flowers")
+
+
+@pytest.fixture
+def shapes(flowers, small_recipe):
+    """Boxes without a validation split, in the working directory."""
+    shutil.copytree(Path(small_recipe).parent, "shapes")
+    Path("shapes/data.yaml").write_text("path: .\ntrain: images/train\nnames: [red, green]\n")
 
 
 def problems(capsys, *words):
@@ -169,6 +177,36 @@ def test_weights_that_do_not_suit_the_data_are_refused(flowers, weights, capsys)
         assert cli.main(["train", "flowers", f"model.pretrained={name}"]) == 2
         assert reason in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_nothing_stays_of_a_refused_command(shapes, weights, capsys):
+    for words in (
+        ("new", "shapes", "--pretrained", "c.safetensors"),
+        ("train", "shapes", "model.pretrained=c.safetensors"),
+        ("train", "shapes", "evaluate.best=mAP", "--run", "runs/a"),
+    ):
+        assert cli.main(words) == 2
+        assert not [*Path().glob("*-split"), *Path().glob("runs"), *Path().glob("*.yaml")], words
+    assert cli.main(["new", "shapes", "--out", "deep/shapes.yaml"]) == 0
+    assert cli.main(["new", "shapes"]) == 0
+    assert cli.main(["train", "shapes", "evaluate.best=mAP"]) == 2
+    assert Path("shapes-split").is_dir(), "it is that of another command"
+
+
+def test_fine_tuning_names_its_values_and_the_tasks_that_differ(shapes, weights, capsys):
+    for name, root, reason in (
+        ("c.safetensors", "shapes", "a classifier, but shapes has boxes: expected a detector"),
+        ("d.safetensors", "flowers", "a detector, but flowers has a class for each image: expected a class"),
+    ):
+        assert reason in problems(capsys, "train", f"model.pretrained={name}", f"data.root={root}")[0]
+    words = ["model.pretrained=c.safetensors", "data.root=flowers", "optim.lr=0.5"]
+    say_fine_tuning(loaded("fine-tune", words)[0], words, is_here=True)
+    assert "fine-tune, with values for 20 training images:\n  model.freeze=10%" in capsys.readouterr().out
+    words[1] = "data.root=elsewhere"
+    say_fine_tuning(loaded("fine-tune", words)[0], words, is_here=False)
+    assert "for 200 training images, because the data is not here" in capsys.readouterr().out
+    recipe_for("shapes", ["model.pretrained=published"])
+    assert "  model.name=yolov4-tiny task=detect " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["", "published"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,14 @@ class FaultyTask:
 
     Args:
         fault: ``gradient``, ``loss``, ``unused`` or nothing.
+        leaves: the micro-batches of a step on this rank.
     """
 
     class_names: tuple[str, ...] = ()
     score_name = "score"
 
-    def __init__(self, problem: str) -> None:
-        self.problem = problem
+    def __init__(self, problem: str, leaves: int = LEAVES) -> None:
+        self.problem, self.leaves = problem, leaves
         self.calls = 0
 
     def model(self) -> nn.Module:
@@ -78,7 +80,7 @@ class FaultyTask:
         return torch.stack(list(items))
 
     def loss(self, model: nn.Module, batch: Tensor) -> LossSum:
-        step, leaf = divmod(self.calls, LEAVES)
+        step, leaf = divmod(self.calls, self.leaves)
         self.calls += 1
         return self.loss_of(model, batch, self.problem if self.is_bad(step, leaf) else "")
 
@@ -219,8 +221,9 @@ def train(world: World, folder: str, problem: str, changes: dict[str, Any]) -> l
         **changes,
     }
     try:
-        run = RunDirectory(Path(folder))
-        loop.train(recipe(**settings), run, world, resume=False, task=FaultyTask(problem))  # type: ignore[arg-type]
+        run = RunDirectory(Path(folder if world.is_first else os.path.relpath(folder)))
+        task: Any = FaultyTask(problem if world.is_first else "", LEAVES // world.size)
+        loop.train(recipe(**settings), run, world, resume=False, task=task)
     except UserError as error:
         return list(error.problems)
     return []
@@ -229,7 +232,8 @@ def train(world: World, folder: str, problem: str, changes: dict[str, Any]) -> l
 @pytest.mark.processes
 @pytest.mark.parametrize("problem", FAULTS)
 def test_the_state_before_is_saved(ranks: Any, tmp_path: Path, problem: str) -> None:
-    (said,) = ranks(1, train, str(tmp_path), problem, {})
+    said, other = ranks(2, train, str(tmp_path), problem, {})
+    assert other == said, "though they call the run's directory differently"
     run = RunDirectory(tmp_path)
     assert run.pointed("last") == BAD_STEP and run.steps() == [BAD_STEP]
     saved = weights.load(run.step_directory(BAD_STEP) / "model.safetensors").state

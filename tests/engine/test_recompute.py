@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import networks_that_branch
 from networks_that_branch import NETWORKS, images
 from rankless.engine.loop import update
-from rankless.engine.recompute import Checks, Votes, disputed, judge
+from rankless.engine.recompute import Alarm, Checks, Votes, disputed, judge
 from rankless.engine.state import TrainingState
 from rankless.engine.totals import Compared, Flags
 from rankless.errors import UserError
@@ -128,6 +129,28 @@ def test_all_ranks_have_the_same_opinion_of_a_micro_batch(ranks: Any, precision:
         known = dict(told)
         assert all(seen == known[what] for what, seen in told)
         assert len(set(known.values())) == len(known) < len(told) / 2, "micro-batches are told apart"
+
+
+def test_what_was_recomputed_and_what_has_no_effect_is_reported() -> None:
+    said: list[str] = []
+
+    def report(name: str, step: int, text: str) -> None:
+        said.append(f"{name} {step}: {text}")
+
+    def alarm(recipe: Recipe, *, can_exclude: bool) -> Alarm:
+        unused: Any = None
+        return Alarm(Checks(recipe, 1), unused, unused, unused, report, can_exclude=can_exclude, start=4)
+
+    found = alarm(replace(RECIPE, check=Check(recompute=3, exclude=True)), can_exclude=True)
+    assert not said and not found.summary()
+    found.compared = 12
+    assert found.summary() == "; results were recomputed in 12 steps, and all agreed"
+    found.differed = 1
+    assert found.summary().endswith("in 12 steps, and in 1 of them they differed")
+    alarm(RECIPE, can_exclude=False)
+    assert not said
+    alarm(replace(RECIPE, check=Check(recompute=3, exclude=True)), can_exclude=False)
+    assert "warning 4: check.exclude is true, but it has an effect only with several ranks" in said[0]
 
 
 @pytest.mark.parametrize(

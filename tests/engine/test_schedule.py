@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from rankless.data.order import Line
 from rankless.engine.rates import rate
 from rankless.engine.schedule import StepSchedule
+from rankless.errors import counted
 from rankless.recipe.installed import shipped
 from rankless.recipe.load import default, load
-from rankless.recipe.schema import Augment, Batch, Data, Evaluate, Model, Recipe, Schedule
+from rankless.recipe.schema import Augment, Batch, Check, Data, Evaluate, Model, Recipe, Schedule
 from rankless.world.tree import own_micro_batches
 
 
@@ -96,6 +97,10 @@ def test_what_can_hardly_be_meant_is_reported(images: int, warmup: int, epochs: 
     found = StepSchedule(recipe, images).warnings()
     assert len(found) == len(said)
     assert all(one in sentence for one, sentence in zip(said, found, strict=True))
+    run = StepSchedule(replace(recipe, check=Check(recompute=10**6)), images)
+    assert f"the run has {counted(run.steps, 'step')}, so none is checked" in run.warnings()[len(found)]
+    run = StepSchedule(replace(recipe, check=Check(recompute=run.steps)), images)
+    assert run.warnings() == found
 
 
 def test_a_small_number_of_steps_that_may_mean_epochs_is_reported() -> None:

@@ -42,6 +42,7 @@ def test_a_step_in_which_a_bit_flips_is_repeated(
     assert "(CPU) differs from other" in error or world == 1
     assert error.endswith("; the repeated step shows no difference, and training continues with it")
     assert f"warning: {error}" in text
+    assert "; results were recomputed in 10 steps, and in 1 of them they differed" in text
     assert outcome(tmp_path / "run") == expected
     assert error in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 

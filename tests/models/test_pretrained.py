@@ -210,6 +210,12 @@ def test_another_network_is_reported_by_its_keys(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.name is 'resnet18', 'yolov4") as refused:
         start_from(Net(3, seed=2), str(tmp_path / "w.safetensors"), NAMES, ResnetModel(name="resnet18"))
     assert "None" not in str(refused.value)
+    weights.save(
+        tmp_path / "cfg.safetensors", {}, recipe=Recipe(model=Model(cfg="[net]\nwidth=64")), class_names=NAMES
+    )
+    with pytest.raises(UserError, match=r"name is 'yolov4-tiny', but .* that of a cfg file; l") as refused:
+        start_from(Net(3, seed=2), str(tmp_path / "cfg.safetensors"), NAMES, Model(name="yolov4-tiny"))
+    assert "model.cfg" not in str(refused.value)
     safetensors.torch.save_file({"stem": torch.zeros(2)}, tmp_path / "plain.safetensors")
     with pytest.raises(UserError, match=r"none of its tensors .*'yolov4-tiny'.*model\.name") as refused:
         start_from(Net(3, seed=2), str(tmp_path / "plain.safetensors"), NAMES, Model(name="yolov4-tiny"))

@@ -6,12 +6,22 @@ import json
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.options import Classes, Force, Format, Root, app, check_recipe, chosen_classes
+from rankless.cli.options import (
+    Classes,
+    Force,
+    Format,
+    Root,
+    app,
+    check_recipe,
+    chosen_classes,
+    opened_task,
+)
 from rankless.errors import UserError, counted, nearest
 from rankless.printing import say
 
@@ -69,12 +79,14 @@ def new(
     from rankless.curation.new_recipe import settings, text
 
     spare(outputs, root, known_format(format))
-    facts = facts_of(root, file.with_name(f"{file.stem}-split"), format, classes=chosen_classes(classes))
-    if pretrained:
-        _check_weights(pretrained, facts)
-    written = text(facts, str(file), pretrained or "")
-    with outputs.writing(file) as part:
-        part.write_text(written, encoding="utf-8", errors="surrogateescape")
+    divided = file.with_name(f"{file.stem}-split")
+    with ExitStack() as undo:
+        facts = facts_of(root, divided, format, classes=chosen_classes(classes), undo=undo)
+        if pretrained:
+            _check_weights(pretrained, root, facts)
+        written = text(facts, str(file), pretrained or "")
+        with outputs.writing(file) as part:
+            part.write_text(written, encoding="utf-8", errors="surrogateescape")
     _say_facts(facts)
     say(f"recipe: {file} ({counted(len(settings(facts, pretrained or '')), 'key')}, each with its reason)")
     say(f"train it: rankless train {shlex.quote(str(file))}")
@@ -94,10 +106,11 @@ def holds_data(word: str | None) -> bool:
     return True
 
 
-def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
+def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = None) -> Recipe:
     """Return the recipe that ``rankless new`` would write, with overrides, and print its values.
 
-    With ``model.pretrained`` among the overrides, it fine-tunes these weights.
+    With ``model.pretrained`` among the overrides, it fine-tunes these weights. For ``undo``, see
+    :func:`rankless.curation.facts.facts_of`.
     """
     from rankless.curation.facts import facts_of
     from rankless.curation.new_recipe import settings, text
@@ -106,11 +119,11 @@ def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
 
     _check(overrides)
     name = name_of(folder)
-    facts = facts_of(folder, Path(f"{name}-split"))
+    facts = facts_of(folder, Path(f"{name}-split"), undo=undo)
     _say_facts(facts)
     pretrained = _pretrained_of(overrides)
     if pretrained:
-        _check_weights(pretrained, facts)
+        _check_weights(pretrained, folder, facts)
     written = text(facts, f"{name}.yaml", pretrained)
     recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=problem)
     _say_values(recipe, [each.key for each in settings(facts, pretrained)], overrides)
@@ -119,11 +132,20 @@ def recipe_for(folder: str, overrides: Sequence[str]) -> Recipe:
     return recipe
 
 
-def say_fine_tuning(recipe: Recipe, overrides: Sequence[str]) -> None:
-    """Print the overrides, and the values of ``fine-tune`` that depend on the number of training images."""
+def say_fine_tuning(recipe: Recipe, overrides: Sequence[str], *, is_here: bool) -> None:
+    """Print the values of ``fine-tune`` that the number of training images decides, and the overrides.
+
+    Raise a UserError if the data cannot be read, unless ``is_here`` is False: other machines may have it.
+    """
     from rankless.curation import fine_tuning
 
-    say("fine-tune, with values for the number of training images, or for 200 if the data is not here:")
+    try:
+        why = f"{counted(len(opened_task(recipe).training_data()), 'training image')}"
+    except UserError:
+        if is_here:
+            raise
+        why = "200 training images, because the data is not here"
+    say(f"fine-tune, with values for {why}:")
     _say_values(recipe, [each.key for each in fine_tuning.settings(1)], overrides)
 
 
@@ -133,20 +155,16 @@ def _pretrained_of(overrides: Sequence[str]) -> str:
     return values[-1].strip("'\"") if values else ""
 
 
-def _check_weights(pretrained: str, facts: Facts) -> None:
+def _check_weights(pretrained: str, root: str, facts: Facts) -> None:
     """Raise a UserError if the weights do not exist, or if their task does not match the data."""
+    from rankless.data.datasets.open_split import of_another_task
     from rankless.recipe import load
     from rankless.recipe.recorded import with_network
 
     check_recipe(load.default([f"model.pretrained={json.dumps(pretrained)}"]), begins=True)
     task = with_network({"model": {"pretrained": pretrained}}).get("task", facts.task)
-    if task != facts.task:
-        kinds = {"detect": "a detector", "classify": "a classifier"}
-        what = "boxes" if facts.boxed else "a class for each image"
-        raise UserError(
-            f"model.pretrained is '{pretrained}', {kinds[task]}, but {facts.root} has {what}: expected "
-            f"{kinds[facts.task]}; give other weights, or leave them out to train from scratch"
-        )
+    if problem := of_another_task(pretrained, task, root, boxed=facts.boxed):
+        raise UserError(problem)
 
 
 def folders_like(name: str) -> str:
@@ -166,6 +184,8 @@ def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> It
     from rankless.recipe.keys import at
 
     tree = json.loads(load.to_json(recipe))
+    if recipe.model.pretrained == "published":  # those of a network that may be the default one
+        keys = list(dict.fromkeys(("model.name", *keys)))
     for key in keys:
         if (value := at(tree, (*key.split("."),))) is not None:
             yield f"{key}={_word(value)}"

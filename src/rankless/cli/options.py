@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from rankless.files.reading import NAMES, read_text
 
 if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
+    from rankless.tasks.protocol import Task as OpenTask
 
 OPTIONS = Group("Options", sort_key=2)
 _SHARED: Mapping[str, Any] = {
@@ -317,7 +317,21 @@ def loaded(name: str | None, overrides: Sequence[str], *, check_model: bool = Tr
             for root in there
             for one in missing_data(root)
         ]
-        raise UserError([*error.problems, *gone]) from None
+        raise UserError(dict.fromkeys((*error.problems, *gone, *_unknown_best(name, overrides)))) from None
+
+
+def _unknown_best(name: str | None, overrides: Sequence[str]) -> Iterator[str]:
+    """Yield an error if no built-in task has the score that ``evaluate.best`` names in the overrides."""
+    from rankless.recipe.installed import shipped
+
+    given = dict(word.partition("=")[::2] for word in overrides)
+    built_in = ":" not in given.get("task", "") and name in (None, *shipped())
+    if "evaluate.best" in given and built_in:
+        from rankless.metrics.coco import NAMES
+        from rankless.metrics.topk import score_names
+        from rankless.tasks.best import unknown_best
+
+        yield from unknown_best(given["evaluate.best"], (*NAMES, *score_names(6)))
 
 
 def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) -> tuple[Recipe, str]:
@@ -364,28 +378,43 @@ def _loaded(name: str | None, overrides: Sequence[str], *, check_model: bool) ->
 def _fine_tuning(recipe: Recipe) -> list[str]:
     """Return overrides for the number of training images; none if the data cannot be read here."""
     try:
-        check_recipe(recipe, begins=True)  # before PyTorch is imported
-        from rankless.curation.fine_tuning import knows, words
-        from rankless.tasks import open_task, resolve_recipe
-
-        task = open_task(resolve_recipe(recipe))
-        return words(len(task.training_data()), known=knows(recipe.model.pretrained, task.class_names))
+        task = opened_task(recipe)
     except UserError:
         return []  # the training reports why, or it runs on hosts that have the data
+    from rankless.curation.fine_tuning import knows, words
+
+    return words(len(task.training_data()), known=knows(recipe.model.pretrained, task.class_names))
 
 
-def check_target(target: Path, sources: Sequence[str] = ()) -> None:
-    """Check that ``target`` has weights and that each source exists."""
+def opened_task(recipe: Recipe) -> OpenTask:
+    """Return the task of a new run, with its data; raise a UserError if its paths or its data are wrong."""
+    check_recipe(recipe, begins=True)  # before PyTorch is imported
+    from rankless.tasks import open_task, resolve_recipe
+
+    return open_task(resolve_recipe(recipe))
+
+
+def check_target(target: Path) -> None:
+    """Check that ``target`` has weights."""
     from rankless.runs.directory import weights_of
 
-    problems = [
-        f"'{source}': no such file or folder{_of_cameras(source)}"
-        for source in sources
-        if _is_missing(source)
-    ]
-    problems += _problems_of_weights(target, weights_of)
-    if problems:
+    if problems := [*_problems_of_weights(target, weights_of)]:
         raise UserError(problems)
+
+
+def not_given(recipe: Recipe) -> dict[str, str]:
+    """Return an error for each key whose value is still the placeholder of a shipped recipe."""
+    from rankless.recipe.schema import BUILT_IN_TASKS
+
+    root = recipe.data.root if recipe.task in BUILT_IN_TASKS else ""
+    return {
+        key: f"{key} is not given: expected {expected}"
+        for key, path, expected in (
+            ("data.root", root, "a folder or a file; add data.root=FOLDER"),
+            ("model.pretrained", recipe.model.pretrained, "weights; add model.pretrained=WEIGHTS"),
+        )
+        if path.startswith("path/to/") and not os.path.lexists(path)
+    }
 
 
 def check_recipe(recipe: Recipe, *, begins: bool) -> None:
@@ -401,20 +430,19 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
     from rankless.recipe.transformers_config import folder_of
     from rankless.runs.trained_weights import trained_weights_of
 
-    problems: list[str] = []
-    if recipe.task in BUILT_IN_TASKS and recipe.data.root != "digits":
+    without = not_given(recipe) if begins else {}
+    problems = [*without.values()]
+    if recipe.task in BUILT_IN_TASKS and recipe.data.root != "digits" and "data.root" not in without:
         try:
-            given_root, root = recipe.data.root, located(recipe.data).root
-            if given_root.startswith("path/to/") and missing_data(given_root):  # a placeholder
-                problems.append("data.root is not given: expected a folder or a file; add data.root=FOLDER")
-            else:
-                problems += [
-                    f"data.root is '{root}': {one.removeprefix(f'{root}: ')}" for one in missing_data(root)
-                ]
+            root = located(recipe.data).root
+            problems += [
+                f"data.root is '{root}': {one.removeprefix(f'{root}: ')}" for one in missing_data(root)
+            ]
         except UserError as error:
             problems += error.problems
     pretrained = recipe.model.pretrained
-    if begins and not is_by_name(pretrained) and folder_of(pretrained) is None:
+    is_named = is_by_name(pretrained) or "model.pretrained" in without
+    if begins and not is_named and folder_of(pretrained) is None:
         given = _problems_of_weights(Path(pretrained), trained_weights_of)
         problems += [
             f"model.pretrained is '{pretrained}': {one.removeprefix(f'{pretrained}: ')}"
@@ -423,18 +451,6 @@ def check_recipe(recipe: Recipe, *, begins: bool) -> None:
         ]
     if problems:
         raise UserError(problems)
-
-
-def _of_cameras(source: str) -> str:
-    if not source.isdigit() and not source.startswith("/dev/video"):
-        return ""
-    there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
-    return f"; a camera is webcam:0 or /dev/video0; cameras here: {there}"
-
-
-def _is_missing(source: str) -> bool:
-    is_named = source.startswith(("digits:", "webcam:")) or "://" in source
-    return not (os.path.lexists(source) or glob.has_magic(source) or is_named)
 
 
 def _problems_of_weights(target: Path, find: Callable[..., Path]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import sys
@@ -121,15 +122,14 @@ def predict(
     sources = tuple(word for word in sources if word not in overrides)
     given = {"--iou": iou, "--max": most, "--tta": tta}
     _fix_instruction_set(target)  # before the checks, which import NumPy
-    ours, least, images, sources, *_ = check_all(
+    ours, least, images, _, sources, _ = check_all(
         lambda: _as_overrides(given, overrides),
         lambda: None if confidence is None else fraction("--confidence", confidence),
         lambda: None if batch is None else whole_number("--batch", batch),
-        lambda: _with_lists(sources),
         lambda: check_kinds(save),
-        lambda: check_target(target, [one for one in sources if not one.startswith("@")]),
+        lambda: _named(sources),
+        lambda: check_target(target),
     )
-    check_target(target, sources)
     overrides += ours
     hold_freed_memory()
     from rankless.inference.predict import predict as find
@@ -198,8 +198,11 @@ def _named_as_given(options: dict[str, str | None]) -> Iterator[None]:
         raise UserError(problems) from error
 
 
-def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
-    """Return the sources, with each ``@FILE`` replaced by the file's lines; ``@-`` is the standard input."""
+def _named(sources: Sequence[str]) -> tuple[str, ...]:
+    """Return the sources, with each ``@FILE`` replaced by the file's lines; ``@-`` is the standard input.
+
+    Raise a UserError for the lists and the sources that do not exist.
+    """
     if not sources:
         raise UserError(
             "no images given: expected files, folders or patterns, "
@@ -219,9 +222,22 @@ def _with_lists(sources: Sequence[str]) -> tuple[str, ...]:
         if not (lines := [line for line in text.splitlines() if line.strip()]):
             problems.append(f"'{source}': the list is empty; expected a path on each line")
         every += lines
+    problems += [f"'{one}': no such file or folder{_of_cameras(one)}" for one in every if _is_missing(one)]
     if problems:
         raise UserError(problems)
     return tuple(every)
+
+
+def _of_cameras(source: str) -> str:
+    if not source.isdigit() and not source.startswith("/dev/video"):
+        return ""
+    there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
+    return f"; a camera is webcam:0 or /dev/video0; cameras here: {there}"
+
+
+def _is_missing(source: str) -> bool:
+    is_named = source.startswith(("digits:", "webcam:")) or "://" in source
+    return not (os.path.lexists(source) or glob.has_magic(source) or is_named)
 
 
 def _fix_instruction_set(target: Path) -> None:

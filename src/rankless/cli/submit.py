@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.options import flag, group, recipe_of, whole_number
+from rankless.cli.options import flag, group, not_given, recipe_of, whole_number
 from rankless.errors import UserError, check_all
 from rankless.printing import say
 
@@ -77,8 +77,13 @@ def _request(
         if not recipe:
             raise UserError("no recipe given: expected a shipped recipe's name or a YAML file")
         chosen, _ = recipe_of(words)
+
+        def refuse_placeholders() -> None:  # other paths may exist on the cluster
+            if missing := not_given(chosen):
+                raise UserError(missing.values())
+
         ranks = whole_number("--nodes", nodes) * whole_number("--devices", devices)
-        refuse_idle("{} devices", [ranks], chosen)
+        check_all(lambda: refuse_idle("{} devices", [ranks], chosen), refuse_placeholders)
         return read_text(Path(recipe), MIB) if sends_recipe and recipe not in shipped() else None
 
     machines, each, cores, text = check_all(
@@ -97,7 +102,7 @@ def _request(
     usage="Usage: rankless submit slurm RECIPE [KEY=VALUE ...] [OPTIONS]",
     help_epilogue="""\
 Examples:
-  rankless submit slurm yolov4 --nodes 2 --devices 4 --time 4:00:00
+  rankless submit slurm yolov4 data.root=mydata --nodes 2 --devices 4 --time 4:00:00
   rankless submit slurm my.yaml epochs=9 --gres gpu:a100:1 --dry-run
 """,
 )

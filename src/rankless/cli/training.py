@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -165,37 +165,44 @@ def here(given: TrainOptions) -> int:
         lambda: check_parallel(given.parallel),
         *(partial(check_sink, sink) for sink in given.sinks),
     )
-    if name is not None and is_data:
-        if not given.inline and given.parallel != "threads":
-            from rankless.launch import fork_server
+    with ExitStack() as undo:
+        if name is not None and is_data:
+            if not given.inline and given.parallel != "threads":
+                from rankless.launch import fork_server
 
-            fork_server.start("detect")  # before this process computes; most of it serves both tasks
-        chosen, name = recipe_for(name, overrides), name_of(name)
-    if chosen is not None:
-        if given.download:
-            from rankless.data.datasets.torchvision_sets import download
+                fork_server.start("detect")  # before this process computes; most of it serves both tasks
+            chosen, name = recipe_for(name, overrides, undo), name_of(name)
+        if chosen is not None:
+            if given.download:
+                from rankless.data.datasets.torchvision_sets import download
 
-            for sentence in download(chosen.data):
-                say(sentence)
-        check_recipe(chosen, begins=not resume)
-        if name == "fine-tune":
-            say_fine_tuning(chosen, overrides)
-    with given_or_numbered(run, Path("runs", Path(name or "run").stem), "--run") as run:
-        from rankless.launch import fork_server, local
-        from rankless.launch.resume import recipe_of_run
+                for sentence in download(chosen.data):
+                    say(sentence)
+            check_recipe(chosen, begins=not resume)
+            if name == "fine-tune" and not resume:
+                say_fine_tuning(chosen, overrides, is_here=True)
+        with given_or_numbered(run, Path("runs", Path(name or "run").stem), "--run") as run:
+            from rankless.launch import fork_server, local
+            from rankless.launch.resume import recipe_of_run
 
-        chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
-        if not given.inline and given.parallel != "threads":
-            fork_server.start(chosen.task)
-        return local.train(
-            chosen,
-            run,
-            devices=devices,
-            resume=resume,
-            sinks=given.sinks,
-            inline=given.inline,
-            parallel=given.parallel,
-        )
+            recorded = RunDirectory(run).recipe
+            is_new = not recorded.exists()
+            chosen = chosen or recipe_of_run(RunDirectory(run), overrides)
+            if not given.inline and given.parallel != "threads":
+                fork_server.start(chosen.task)
+            try:
+                return local.train(
+                    chosen,
+                    run,
+                    devices=devices,
+                    resume=resume,
+                    sinks=given.sinks,
+                    inline=given.inline,
+                    parallel=given.parallel,
+                )
+            finally:
+                if is_new and recorded.exists():  # the run has begun, and needs what was divided for it
+                    undo.pop_all()
 
 
 def on_hosts(given: TrainOptions, hosts: str) -> int:
@@ -215,7 +222,7 @@ def on_hosts(given: TrainOptions, hosts: str) -> int:
     if not (resume and name is None):  # otherwise the host with the run has the recipe
         recipe, called = loaded(name, overrides)
         if called == "fine-tune":
-            say_fine_tuning(recipe, overrides)
+            say_fine_tuning(recipe, overrides, is_here=False)
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
     from rankless.launch.hosts.channel import way_over
     from rankless.launch.hosts.coordinator import train_on_hosts
@@ -260,7 +267,7 @@ def _asked(given: TrainOptions, *, is_first: bool) -> Wanted:
     if not given.resume or run is None or name is not None:
         chosen, name = loaded(name, overrides)
         if name == "fine-tune" and is_first:
-            say_fine_tuning(chosen, overrides)
+            say_fine_tuning(chosen, overrides, is_here=False)
         return Wanted(chosen, Path(name).stem, count)
     from rankless.launch.resume import recipe_of_run
     from rankless.launch.run_lock import refuse_nothing

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from rankless.data.index.annotations import Annotations
 from rankless.errors import UserError, counted, listed, printable
 from rankless.files.reading import NAMES, read_text
 from rankless.files.remote import is_remote, location
-from rankless.files.writing import write_atomically
+from rankless.files.writing import remove_tree, write_atomically
 from rankless.hardware import memory
 from rankless.hardware.cores import usable_cores
 
@@ -88,7 +89,14 @@ class Facts:
         return counted(self.gpus, "GPU") if self.gpus else f"{counted(self.cores, 'core')} and no GPU"
 
 
-def facts_of(root: str, divided: Path, format: str = "auto", *, classes: Classes = "auto") -> Facts:
+def facts_of(
+    root: str,
+    divided: Path,
+    format: str = "auto",
+    *,
+    classes: Classes = "auto",
+    undo: ExitStack | None = None,
+) -> Facts:
     """Return the facts of a data set; without a validation split, divide it into a new folder.
 
     Args:
@@ -96,6 +104,7 @@ def facts_of(root: str, divided: Path, format: str = "auto", *, classes: Classes
         divided: the new folder, which links to the images.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
+        undo: removes the new folder when it is closed with an error.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError("'digits' is built in and has a recipe of its own: rankless train digits")
@@ -113,6 +122,8 @@ def facts_of(root: str, divided: Path, format: str = "auto", *, classes: Classes
             note = f"Divided by Rankless before; {printable(root, 1000)} has not changed since."
         else:
             divide(root, train, divided, format, classes)
+            if undo is not None:
+                undo.push(lambda kind, *_: remove_tree(divided) if kind else None)
             _mark(root, divided, whole.digest())
         root, train, format, classes = str(divided), "train", "auto", "auto"
         whole = _opened(root, train, format, classes)

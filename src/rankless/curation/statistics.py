@@ -169,7 +169,10 @@ def _remarks(data: DataSet, splits: dict[str, SplitStatistics]) -> list[str]:
         if split.unreadable:
             remarks.append(f"{name}: {counted(split.unreadable, 'image')} cannot be read")
     if count := sum(sum(each.findings.counts.values()) for each in data.splits.values()):
-        remarks.append(f"{counted(count, 'finding')}: rankless data check {shlex.quote(data.root)}")
+        remarks.append(
+            f"{counted(count, 'finding')}, without decoding or comparing the images; all of them: "
+            f"rankless data check {shlex.quote(data.root)}"
+        )
     if len({each.class_names for each in data.splits.values()}) > 1:
         remarks.append("the splits have different class names")
     return remarks

@@ -187,7 +187,7 @@ class _Loop:
             if stopping and (done < last or state.unscored):
                 return self._stopped(done)
         if start < last:
-            self.sinks.event("end", last, self.waiting.summary())
+            self.sinks.event("end", last, self._summary())
         self.saver.finish()
         return True
 
@@ -318,9 +318,12 @@ class _Loop:
         return True
 
     def _stopped(self, done: int) -> bool:
-        self.sinks.event("stop", done, self.waiting.summary())
+        self.sinks.event("stop", done, self._summary())
         self.saver.finish()
         return False
+
+    def _summary(self) -> str:
+        return f"{self.waiting.summary()}{self.alarm.summary()}"
 
 
 def update(state: TrainingState, step: int, totals: Totals) -> Numbers:

@@ -20,6 +20,7 @@ from rankless.engine.divergence import DivergedError
 from rankless.engine.soundness import checksums
 from rankless.engine.state import TrainingState
 from rankless.engine.totals import Compared, Flags, Totals
+from rankless.errors import counted
 from rankless.randomness import key
 from rankless.recipe.schema import Recipe
 from rankless.world.bits import digest
@@ -177,6 +178,10 @@ class Alarm:
         self.checks, self.state, self.world, self.again, self.report = checks, state, world, again, report
         self.can_exclude = can_exclude
         self.agreed = start
+        self.compared = self.differed = 0
+        if checks.recipe.check.exclude and not can_exclude:
+            why = "it has an effect only with several ranks that Rankless starts itself; leave it out"
+            report("warning", start, f"check.exclude is true, but {why}")
 
     def run(self, step: int, batches: Iterator[Any], flags: Flags) -> Totals:
         """Run a step like ``Accumulator.run``; if the ranks' results differ, repeat the step and report it.
@@ -187,15 +192,23 @@ class Alarm:
         """
         if not self.checks.is_due(step):
             return self.state.accumulator.run(step, batches, self.state.scaler.scale, flags)
+        self.compared += 1
         totals, first = self._attempt(step, batches, flags, 0)
         if not disputed(first):
             self.agreed = step + 1
             return totals
+        self.differed += 1
         self.state.statistics.undo()
         with self.again(step) as drawn:
             totals, again = self._attempt(step, drawn, flags, 1)
         self._act(step, judge(first, again))
         return totals
+
+    def summary(self) -> str:
+        """Return how many steps since the start were checked, as the end of a sentence; "" if none was."""
+        outcome = f"in {self.differed:,} of them they differed" if self.differed else "all agreed"
+        steps = counted(self.compared, "step")
+        return f"; results were recomputed in {steps}, and {outcome}" if self.compared else ""
 
     def _attempt(self, step: int, batches: Iterator[Any], flags: Flags, attempt: int) -> tuple[Totals, Votes]:
         """Compute the step and gather the results' digests from all ranks."""

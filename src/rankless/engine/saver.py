@@ -317,11 +317,12 @@ class Saver:
             self.settle()
             if error.is_whole and step > self.saved:
                 self.save(step, required=True)  # the other ranks wait in the broadcast until it is written
-            last = self.world.broadcast(self.run.pointed("last") if self.world.is_first else None)
-            raise UserError([*error.problems, *self._way_on(last, repeats=error.repeats)]) from error
+            # The same words on every rank, so that they are printed once: the paths of a run may differ.
+            way_on = self.world.broadcast(self._way_on(repeats=error.repeats) if self.world.is_first else [])
+            raise UserError([*error.problems, *way_on]) from error
 
-    def _way_on(self, last: int | None, *, repeats: bool) -> list[str]:
-        if not last:
+    def _way_on(self, *, repeats: bool) -> list[str]:
+        if not (last := self.run.pointed("last")):
             return []
         if not repeats:
             return [

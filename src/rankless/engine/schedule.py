@@ -117,6 +117,11 @@ class StepSchedule:
                 f"(schedule.{key} is {getattr(self.recipe.schedule, key)}); "
                 f"{smaller if self.steps > 1 else 'train for more epochs'}"
             )
+        if (every := self.recipe.check.recompute) > self.steps:
+            found.append(
+                f"check.recompute is {every:,}, but the run has {counted(self.steps, 'step')}, so none is "
+                "checked; use a smaller number"
+            )
         return [*found, *self._perhaps_epochs()]
 
     def _smaller_batch(self) -> str:

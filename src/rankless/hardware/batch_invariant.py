@@ -13,7 +13,7 @@ as ``functional.multi_head_attention_forward``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,13 +40,7 @@ def batch_invariant(device: torch.device) -> Iterator[None]:
 
 
 class _SameKernel(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function; for one of these layers, use batch sizes that do not change the kernel."""
         kwargs = kwargs or {}
         is_linear = func is functional.linear

@@ -9,7 +9,7 @@ result is overwritten. ``benchmarks/onednn_unwritten_memory.py`` demonstrates th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,13 +24,7 @@ class SoundConvolutions(TorchFunctionMode):
     The results and the gradients are rounded to the dtype that they would have without this context.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, but use float32 for a convolution that oneDNN would compute wrongly."""
         kwargs = kwargs or {}
         if (is_unsound := _CHECKS.get(func)) is None or not is_unsound(*args, **kwargs):

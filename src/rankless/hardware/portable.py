@@ -8,7 +8,7 @@ compares PyTorch's functions on this CPU and on emulated ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,13 +22,7 @@ class PortableFunctions(TorchFunctionMode):
     The in-place forms, and those with ``out``, are not replaced.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function or its replacement."""
         kwargs = kwargs or {}
         replacement = _REPLACEMENTS.get(func)

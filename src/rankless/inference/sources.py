@@ -34,6 +34,8 @@ VIDEOS = frozenset(
 """Extensions of video files, in lower case."""
 CAMERAS = re.compile(r"webcam:(\d+)|/dev/video(\d+)")
 STREAMS = re.compile(r"(rtsps?|rtmps?|https?|udp|srt)://", re.IGNORECASE)
+FRAME = re.compile(r"(.*)-\d{6,}")
+"""The stem of a video's frame."""
 JPEG = frozenset({".jpg", ".jpeg", ".jpe", ".jfif"})
 
 
@@ -154,16 +156,23 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
 
 
 def stems(names: Sequence[str]) -> dict[int, str]:
-    """Return unique stems, by position, for names that differ from an earlier name only in the extension."""
-    taken: set[str] = set()
+    """Return unique stems, by position, for names that differ from another name only in the extension.
+
+    An image is not named like the frame of a video either, as in ``clip-000001``.
+    """
+    taken, videos = set[str](), set[str]()
     found = {}
-    for position, name in enumerate(names):
+    for position, name in sorted(enumerate(names), key=lambda one: not one[1].endswith(".mp4")):
         plain = stem = Path(name).stem
         number = 1
-        while stem.casefold() in taken:
+        while stem.casefold() in taken or (
+            (frame := FRAME.fullmatch(stem.casefold())) and frame[1] in videos
+        ):
             number += 1
             stem = f"{plain}-{number}"
         taken.add(stem.casefold())
+        if name.endswith(".mp4"):
+            videos.add(stem.casefold())
         if number > 1:
             found[position] = stem
     return found

@@ -87,7 +87,7 @@ def _read_data(recipe: Recipe) -> None:
     cache.
     """
     from rankless.data.datasets.builtin import DIGITS
-    from rankless.data.datasets.open_split import open_annotations, without_boxes
+    from rankless.data.datasets.open_split import of_another_task, open_annotations, without_boxes
 
     data = recipe.data
     problems: list[str] = []
@@ -102,6 +102,9 @@ def _read_data(recipe: Recipe) -> None:
             # Sentences that both splits share, such as advice, come last and only once.
             problems = [one for one in problems if one not in error.problems] + [*error.problems]
             continue
+        boxed, pretrained = annotations.has_boxes, recipe.model.pretrained
+        if problem := of_another_task(pretrained, recipe.task, data.root, boxed=boxed):
+            raise UserError([*problems, problem])
         if recipe.task == "detect" and (problem := without_boxes(data.root, split, annotations)):
             problems.append(f"{problem}; see what is wrong with: rankless data check {data.root}")
     if problems:

@@ -8,9 +8,9 @@ from rankless.errors import nearest, one_of
 from rankless.recipe.schema import Recipe
 
 
-def unknown_best(recipe: Recipe, names: Sequence[str]) -> Iterator[str]:
-    """Yield an error if ``evaluate.best`` is not one of the scores or the loss."""
-    best, known = recipe.evaluate.best, ["auto", *names, "loss"]
+def unknown_best(best: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield an error if ``best``, of ``evaluate.best``, is not one of the scores or the loss."""
+    known = ["auto", *names, "loss"]
     if best not in known:
         hint = nearest(best, known)
         if best.lower().startswith("map") and "AP50" in known:

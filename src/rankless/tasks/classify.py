@@ -49,7 +49,7 @@ class Classify:
         self._learns = class_names is None
         self.class_names = tuple(self._training.images.class_names if class_names is None else class_names)
         self.score_names = score_names(len(self.class_names))
-        if class_names is None and (problems := [*unknown_best(recipe, self.score_names)]):
+        if class_names is None and (problems := [*unknown_best(recipe.evaluate.best, self.score_names)]):
             raise UserError(problems)
         if class_names is None:
             _ = self._loss  # report the loss's problems now, not at the first step

@@ -62,7 +62,7 @@ class Detect:
         self.placing = Placing(data.resample != "darknet", data.pad)
         # Decoding an image at a reduced size already averages its pixels.
         self.detail = data.detail if self.placing.antialias else 0.0
-        problems = [*_without_effect(recipe, self.size), *unknown_best(recipe, coco.NAMES)]
+        problems = [*_without_effect(recipe, self.size), *unknown_best(recipe.evaluate.best, coco.NAMES)]
         if not class_names and problems:
             raise UserError(problems)
         self._learns = class_names is None

@@ -34,7 +34,7 @@ def golden(name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "given_words"),
     [
-        ("two_nodes.sbatch", "yolov4 --nodes 2 --devices 4 --time 4:00:00 --partition gpu"),
+        ("two_nodes.sbatch", "yolov4 data.root=mine --nodes 2 --devices 4 --time 4:00:00 --partition gpu"),
         (
             "all_options.sbatch",
             "digits optim.lr=0.02 data.augment={flip: 0.5} --out runs/x --name x --gres none --cpus 2 "
@@ -54,6 +54,20 @@ def test_the_script_is_the_one_that_was_read(
     chosen = [word.replace("\0", " ") for word in spaced]
     assert cli.main(["submit", "slurm", *chosen, *WORDS]) == 0, capsys.readouterr()
     golden(name, capsys.readouterr().out)
+
+
+def test_placeholders_and_folders_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--devices", "99", "--time", "soon", "--dry-run"]
+    assert cli.main(["submit", "slurm", "fine-tune", *options]) == 2
+    said = capsys.readouterr().err.splitlines()
+    expected = ("99 devices", "data.root is not given", "model.pretrained is not given", "--time")
+    assert all(words in line for words, line in zip(expected, said, strict=True)), said
+    (tmp_path / "mine").mkdir()
+    assert cli.main(["submit", "slurm", "mine", "--dry-run"]) == 2
+    assert "if it contains data, add data.root=mine to a recipe, or write one" in capsys.readouterr().err
 
 
 @given(st.lists(words, min_size=1, max_size=4), words, words)

@@ -128,6 +128,24 @@ def without_boxes(root: str, split: str, annotations: Annotations) -> str:
     return f"{root}: the split '{split}' ({images}) has no usable box"
 
 
+def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> str:
+    """Return an error message if weights of one task are to be trained on data for the other, or "".
+
+    Args:
+        pretrained: ``model.pretrained``. Published names bring no task of their own.
+        task: the task of the weights, ``detect`` or ``classify``.
+        root: the data.
+        boxed: whether the data has boxes.
+    """
+    if boxed == (task == "detect") or pretrained.partition("/")[0] in ("", "published", "timm"):
+        return ""
+    kinds, what = ("a classifier", "a detector"), "boxes" if boxed else "a class for each image"
+    return (
+        f"model.pretrained is '{pretrained}', {kinds[not boxed]}, but {root} has {what}: expected "
+        f"{kinds[boxed]}; give other weights, or leave them out to train from scratch"
+    )
+
+
 def _of_other_splits(
     name: str, root: Location, split: str, made: Annotations, chosen: Sequence[str]
 ) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -130,6 +131,13 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     if outer := _data_set_around(path, name):
         raise UserError(
             f"{root}: this is only part of a data set; expected the complete data set: give {outer}"
+        )
+    home = os.path.expanduser("~")  # noqa: PTH111 - there may be none
+    if name == "image-folder" and path.resolve() in (Path("/"), Path(home).resolve()):
+        raise UserError(
+            f"{root}: this is the {'home folder' if path.resolve().name else 'root of the file system'}, and "
+            "each folder in it would be a class; expected a data set; give its folder, or, if it is one, "
+            "data.format=image-folder (`rankless data`: --format)"
         )
     if name:
         return name, why

@@ -45,13 +45,11 @@ def bilinear(maps: Tensor, points: Tensor) -> Tensor:
 class DeterministicSampling(TorchFunctionMode):
     """A context manager that replaces ``grid_sample`` with :func:`bilinear` in this thread."""
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or :func:`bilinear` instead of ``grid_sample``."""
         options = kwargs or {}
         is_bilinear = options == {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}
         # PyTorch itself refuses the backward pass of other modes if it has to be deterministic.
-        if function is F.grid_sample and is_bilinear:
+        if func is F.grid_sample and is_bilinear:
             return bilinear(*args)
-        return function(*args, **options)
+        return func(*args, **options)

@@ -21,6 +21,7 @@ State dicts have transformers' names.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -122,11 +123,15 @@ class TransformersDetector(nn.Module):
     def _check_size(self, height: int, width: int) -> None:
         config = self.network.config
         strides = getattr(config, "feat_strides", ())
-        cells = sum(-(-height // stride) * -(-width // stride) for stride in strides)
-        if strides and cells < config.num_queries:
+
+        def cells(height: int, width: int) -> int:
+            return sum(-(-height // stride) * -(-width // stride) for stride in strides)
+
+        if strides and cells(height, width) < config.num_queries:
+            least = next(side for side in itertools.count(32, 32) if cells(side, side) >= config.num_queries)
             raise UserError(
-                f"the input of {height} × {width} pixels has {cells} cells, but the detector chooses "
-                f"{config.num_queries} of them; give a larger model.image_size"
+                f"the input of {height} × {width} pixels has {cells(height, width)} cells, but the detector "
+                f"chooses {config.num_queries} of them; give a larger model.image_size, such as {least}"
             )
 
     def _run(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> Any:
