@@ -92,6 +92,9 @@ def check_all(*checks: Callable[[], Any]) -> list[Any]:
     return results
 
 
+LOST_PEER = 75
+"""Exit code of a rank that failed only because it lost another rank."""
+
 STOPPED = 85
 """Exit code of a run that stopped on request and saved its state, so that a scheduler may requeue it."""
 

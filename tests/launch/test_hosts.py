@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harness_for_hosts import DONE, FAILED, STOPPED, WAY, Cluster, Machine, cluster, interrupt, reached
 
 from rankless.cli import main
-from rankless.errors import INTERRUPTED, UserError
+from rankless.errors import INTERRUPTED, LOST_PEER, UserError
 from rankless.launch.hosts import coordinator, host_pool, messages
 from rankless.launch.hosts.host import HostProcess
 from rankless.launch.hosts.host_pool import HostPool
 from rankless.launch.hosts.names import Host, parse_hosts
-from rankless.launch.job import LEFT_OUT, LOST_PEER
+from rankless.launch.job import LEFT_OUT
 
 
 def test_a_run_to_its_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,8 +21,6 @@ from rankless.files.writing import remove_tree
 if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
 
-LOST_PEER = 75
-"""Exit code of a rank that failed only because it lost another rank."""
 LEFT_OUT = 76
 """Exit code of a rank whose device computed wrongly and is to be left out."""
 _NOTE = 8192  # bytes

@@ -21,14 +21,14 @@ from typing import Any
 
 from rankless.engine.loop import StopRequest
 from rankless.engine.settings import computes_like
-from rankless.errors import INTERRUPTED, STOPPED, UserError
+from rankless.errors import INTERRUPTED, LOST_PEER, STOPPED, UserError
 from rankless.files import writing
 from rankless.files.numbered import numbered_folder, removed_on_error
 from rankless.hardware.shortages import shortage
 from rankless.launch import environments, rank_job
 from rankless.launch.agreement import on_first, refuse_other_recipes, together
 from rankless.launch.environments import Environment
-from rankless.launch.job import LOST_PEER, Job, Wanted, error_in
+from rankless.launch.job import Job, Wanted, error_in
 from rankless.launch.opening import checked, is_finished, opened, record_error, report, training_job
 from rankless.launch.rank_log import RankOutput
 from rankless.launch.resume import was_started_by

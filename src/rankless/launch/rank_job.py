@@ -27,9 +27,9 @@ from rankless.engine.sinks.sink import sink_class
 from rankless.engine.trace import Trace
 from rankless.engine.watchdog import Pulse
 from rankless.engine.workers import loader_processes
-from rankless.errors import ShortageError, TaskError, UserError, of_a_path
+from rankless.errors import LOST_PEER, ShortageError, TaskError, UserError, of_a_path
 from rankless.hardware.shortages import shortage
-from rankless.launch.job import LEFT_OUT, LOST_PEER, Job, leave_cause, leave_note, leave_pulse
+from rankless.launch.job import LEFT_OUT, Job, leave_cause, leave_note, leave_pulse
 from rankless.printing import ProgressBar
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rankless.errors import UserError, escaped
-from rankless.launch.job import LEFT_OUT, LOST_PEER, error_in
+from rankless.errors import LOST_PEER, UserError, escaped
+from rankless.launch.job import LEFT_OUT, error_in
 from rankless.printing import warn
 
 GRACE = 600.0  # seconds for the current step and its checkpoint; a second signal ends the ranks at once

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rankless.errors import UserError, counted
 from rankless.hardware.network import interface_towards
+from rankless.world.broken_messages import ended_if_broken
 from rankless.world.compat import innermost_store, quiet_output
 from rankless.world.keepalive import listening, take_no_more, watch_connections
 from rankless.world.objects import pack, unpack
@@ -209,7 +210,9 @@ def join(meeting: Path | None = None, *, inline: bool = False) -> Iterator[World
             watch_connections(all_are_read=True)  # connections of gloo and the store; NCCL connects later
             launcher_store = None if launcher_store is None else of_this_job(launcher_store)
             local_rank = int(os.environ.get("LOCAL_RANK", str(rank)))
-            yield World(rank, size, device, local_rank, launcher_store, here, inline)
+            world = World(rank, size, device, local_rank, launcher_store, here, inline)
+            with nullcontext() if alone else ended_if_broken(PROCESS_GROUP):
+                yield world
         finally:
             # Free all references to the group (DDP's hooks) first: gloo aborts if its threads outlive it.
             PROCESS_GROUP.beside, PROCESS_GROUP.on_one_machine = None, False

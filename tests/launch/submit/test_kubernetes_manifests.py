@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from kubernetes_validate import ValidationError, latest_version, validate
 
 from rankless import cli
-from rankless.errors import STOPPED
-from rankless.launch.job import LOST_PEER
+from rankless.errors import LOST_PEER, STOPPED
 from rankless.launch.submit import kubernetes
 from rankless.launch.submit.request import Request
 

@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Mapping
 from string import Template
 
-from rankless.errors import STOPPED
-from rankless.launch.job import LOST_PEER
+from rankless.errors import LOST_PEER, STOPPED
 from rankless.launch.submit.request import Request, pass_on
 
 WARNING = 90  # seconds before the time limit, for a step, a checkpoint and the requeue
