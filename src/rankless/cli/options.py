@@ -164,7 +164,7 @@ Ssh = Annotated[str, Parameter(help="The SSH command, with its options.", metava
 Python = Annotated[
     str | None,
     Parameter(
-        help="The Python interpreter on the other hosts. Default: the path of this one.", metavar="PATH"
+        help="Python on the other hosts. Default: the path of this one.", metavar="PATH"
     ),
 ]
 
