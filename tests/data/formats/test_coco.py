@@ -297,11 +297,11 @@ def test_not_one_image_is_there(tmp_path):
     ("content", "said"),
     [
         (b"[]", "contains a list, as result files do"),
-        (b'[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]', "holds a list"),
+        (b'[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]', "contains a list"),
         (b"{}", "no 'categories'"),
         (b'{"images": [', "cannot be read as JSON"),
         (b"", "cannot be read as JSON"),
-        (b"3", "holds 3"),
+        (b"3", "contains 3"),
         (
             b'{"images": {}, "annotations": 3, "categories": [{"id": 1, "name": "a"}]}',
             "'images' is an object; expected a list",
