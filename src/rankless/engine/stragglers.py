@@ -52,8 +52,9 @@ class Stragglers:
         self._waiting += peers + images
 
     def take_spread(self) -> list[float]:
-        """Return each rank's milliseconds per micro-batch in the last comparison, and clear them; only on
-        rank 0.
+        """Return each rank's milliseconds per micro-batch in the last comparison, and clear them.
+
+        Only rank 0 has them.
         """
         spread, self._spread = self._spread, []
         return spread
