@@ -328,8 +328,8 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe, a YAML file, or a folder with data (see rankless new), and changes such as "
-            "optim.lr=0.02. Default: the resumed run's recipe; fine-tune with model.pretrained; else "
+            help="A shipped recipe, a YAML file, or a folder with data (see rankless new), and changes such "
+            "as optim.lr=0.02. Default: the resumed run's recipe; fine-tune with model.pretrained; else "
             "digits, or default values for other data.",
         ),
     ],

@@ -25,7 +25,7 @@ class Stragglers:
 
     A rank's own time is the time of a step without waiting for other ranks, per micro-batch, because some
     ranks have more micro-batches. On GPUs the host does not see what the device waits for, so no difference
-    shows.
+    is visible.
     """
 
     def __init__(self, world: World, micro_batches: int) -> None:

@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def described(run: Path) -> dict[str, str]:
-    """Return the texts of the run's recipe and of its record of starts, "" for a missing file."""
+    """Return the texts of the run's recipe and its record of starts, with "" for a missing file."""
     recipe, environment = _head(run / "recipe.yaml"), ""
     with contextlib.suppress(OSError):
         environment = _head(run / "environment.json")

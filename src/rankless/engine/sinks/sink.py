@@ -48,7 +48,7 @@ class RunStart:
 class Sink(Protocol):
     """An observer of a run; inherit from it and override the methods you need.
 
-    A sink runs in the process of rank 0. It is made without arguments at every start, including a restart
+    A sink runs in the process of rank 0. It is created without arguments at every start, including a restart
     after a rank died. Its arguments are copies, which it may change. Training waits while a sink works.
     """
 
