@@ -154,7 +154,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(cells, pets, capsys, words
         ([], "the folder is empty"),
         (["b.jpg", "c.png"], "images (2) and no labels"),
         (["a.jpg", "b.xyz", "c.xyz"], "images (1) and other files (2) of no known layout"),
-        (["a.md", "b.md", "c"], "no images, but other files (3: 2 .md, 1 without an ending)"),
+        (["a.md", "b.md", "c"], "no images, but other files (3: 2 .md, 1 without an extension)"),
     ],
 )
 def test_what_is_no_data_set_is_reported_first(capsys, files, said):
