@@ -430,7 +430,7 @@ def test_a_new_data_set_has_images_of_its_own_unless_links_are_asked_for(cells, 
     assert sorted(old.values()) == sorted(new.values())
     assert (old == new) is linked and (not linked) is old.keys().isdisjoint(new)
     assert cli.main(["data", *words]) == 2
-    assert "--out new: it already exists, and nothing is replaced" in capsys.readouterr().err
+    assert "--out new: already exists, and existing files are not replaced" in capsys.readouterr().err
 
 
 FINE = (("train", "val"), ("train", "test"), ("train", "val", "test"), ("training", "testing"))
