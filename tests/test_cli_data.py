@@ -154,7 +154,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(cells, pets, capsys, words
         ([], "the folder is empty"),
         (["b.jpg", "c.png"], "images (2) and no labels"),
         (["a.jpg", "b.xyz", "c.xyz"], "images (1) and other files (2) of no known layout"),
-        (["a.md", "b.md", "c"], "no images, but other files (3: 2 .md, 1 without an ending)"),
+        (["a.md", "b.md", "c"], "no images, but other files (3: 2 .md, 1 without an extension)"),
     ],
 )
 def test_what_is_no_data_set_is_reported_first(capsys, files, said):
@@ -431,7 +431,7 @@ def test_a_new_data_set_has_images_of_its_own_unless_links_are_asked_for(cells, 
     assert sorted(old.values()) == sorted(new.values())
     assert (old == new) is linked and (not linked) is old.keys().isdisjoint(new)
     assert cli.main(["data", *words]) == 2
-    assert "--out new: it already exists, and nothing is replaced" in capsys.readouterr().err
+    assert "--out new: already exists, and existing files are not replaced" in capsys.readouterr().err
 
 
 FINE = (("train", "val"), ("train", "test"), ("train", "val", "test"), ("training", "testing"))

@@ -29,9 +29,7 @@ def explained(error: BaseException) -> UserError | None:
 
 
 def blamed(error: BaseException) -> TaskError | None:
-    """Return an error that shows the user's own lines that raised the exception; None if other code raised
-    it.
-    """
+    """Return an error that shows the user's lines that raised the exception; None if other code did."""
     if type(error).__name__ == "AcceleratorError":
         return None  # the device failed and not the code, so a restart may help
     frames = traceback.extract_tb(error.__traceback__)

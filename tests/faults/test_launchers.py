@@ -257,7 +257,7 @@ def test_a_requeued_job_goes_on_when_the_machine_of_rank_0_was_lost(
     with Ranks(tmp_path, mpiexec_on_machines(2, "127.0.0.1"), words, last=other) as ranks:
         codes, printed = ranks.ends()
     assert codes == [2, 2]
-    assert "run: a run is there already on" in printed[0], "it is another job's"
+    assert "run: already contains a run on" in printed[0], "it is another job's"
     assert not run.path.exists()
     variables = srun(1, 1, MASTER_ADDR="127.0.0.1", SLURM_RESTART_COUNT="1")
     with Ranks(tmp_path, variables, words, last=other) as ranks:
@@ -301,7 +301,7 @@ def test_another_job_does_not_go_on_unasked(tmp_path: Path, recipe: str, expecte
         codes, printed = ranks.ends()
     assert codes == [2, 2]
     last = printed[0].splitlines()[-1]  # PyTorch 2.9's gloo says before that it is connected
-    assert last.startswith("error: run: a run is there already (last step 20); continue with --resume")
+    assert last.startswith("error: run: already contains a run (last step 20); continue with --resume")
     assert printed[1] == ""
 
 

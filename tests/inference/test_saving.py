@@ -275,7 +275,7 @@ def test_a_file_of_somebody_elses_is_not_replaced_by_a_crop(saved, tmp_path):
     mine = tmp_path / "out/crops/red/a-1.jpg"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"mine")
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="contains other files"):
         saved("crops")
     saved("crops", force=True)  # as --force says
     assert mine.read_bytes() != b"mine"

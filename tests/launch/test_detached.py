@@ -82,7 +82,7 @@ def test_a_start_that_fails_is_told_at_once_with_its_reason(tmp_path: Path) -> N
     there = ("--hosts", "localhost:1", "--run", "d", "--detach")
     begun = rankless(tmp_path, "train", "--resume", *there)
     assert begun.returncode == 2
-    assert "\nerror: d: nothing to resume on localhost, there is no recipe.yaml" in begun.stderr
+    assert "\nerror: d: nothing to resume on localhost: there is no recipe.yaml" in begun.stderr
     assert "training in" not in begun.stdout
     assert not (tmp_path / "d" / "detached.json").exists()
 

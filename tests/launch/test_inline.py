@@ -114,9 +114,9 @@ def test_a_second_ctrl_c_interrupts(
         rankless.train(recipe, tmp_path / "run", inline=True, sinks=[Watcher])
     assert not torch.distributed.is_initialized()
     # The lock is free again.
-    with pytest.raises(UserError, match="a run is there already") as caught:
+    with pytest.raises(UserError, match="already contains a run") as caught:
         rankless.train(recipe, tmp_path / "run", inline=True, resume=False)
-        raise UserError("a run is there already")  # before its first checkpoint it may begin again
+        raise UserError("already contains a run")  # before its first checkpoint it may begin again
     assert "another process" not in str(caught.value)
 
 

@@ -86,7 +86,7 @@ def test_a_training_under_way_is_named_before_what_it_has_saved(tmp_path):
             locked(run, False),
         ):
             pass
-    with pytest.raises(UserError, match=r"a run is there already .*--resume"), locked(run, False):
+    with pytest.raises(UserError, match=r"already contains a run .*--resume"), locked(run, False):
         pass
 
 

@@ -143,7 +143,7 @@ def test_without_checkpoints_the_journal_has_the_best_score(tmp_path: Path) -> N
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["runs", str(tmp_path / "gone")]) == 2
-    assert "no such folder; expected one with runs in it" in capsys.readouterr().err
+    assert "no such folder; expected a folder of runs" in capsys.readouterr().err
     (tmp_path / "notes.txt").touch()  # in an empty folder a training may begin
     assert cli.main(["watch", str(tmp_path)]) == 2
     assert "not a run directory (no recipe.yaml); expected one, or HOST:DIRECTORY" in capsys.readouterr().err

@@ -282,7 +282,7 @@ def _where(image: ImageReport) -> str:
 
 
 def _summary(report: PredictionReport, found: Counter[str], frames: int) -> str:
-    """Return a summary line. For a classifier, whose results are already printed, it only counts images."""
+    """Return a line that summarizes the results; for a classifier, only the number of images."""
     still = len(report.images) - frames
     kinds = [counted(still, "image")] if still or not frames else []
     images = " and ".join([*kinds, *([counted(frames, "frame")] if frames else [])])

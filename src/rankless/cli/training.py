@@ -113,8 +113,9 @@ class TrainOptions:
         return found
 
     def refuse(self, device: str, inline: str, download: str, parallel: str) -> None:
-        """Raise a UserError for options that do not apply; each argument is the message for the option of
-        that name.
+        """Raise a UserError for options that do not apply.
+
+        Each argument is the message for the option of that name.
         """
         in_threads = self.parallel != "processes"
         options = (
@@ -334,9 +335,9 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe, a YAML file, or a folder with data (for the recipe of rankless new), and "
-            "changes such as optim.lr=0.02. Default: the resumed run's recipe; fine-tune with "
-            "model.pretrained; otherwise digits, or the default values for other data.",
+            help="A shipped recipe, a YAML file, or a folder with data (see rankless new), and changes such "
+            "as optim.lr=0.02. Default: the resumed run's recipe; fine-tune with model.pretrained; else "
+            "digits, or default values for other data.",
         ),
     ],
     options: Annotated[TrainOptions, Parameter(name="*")] = TrainOptions(),

@@ -165,7 +165,7 @@ def _undivided(data: DataSet) -> str:
 
 
 def _are_found(classes: Sequence[str], among: Sequence[str]) -> bool:
-    """Return whether each of ``classes`` matches one of the model's classes, ``among``."""
+    """Return, for each of ``classes``, whether it matches one of the model's classes ``among``."""
     try:
         match_classes(classes, among, (), "")
     except UserError:

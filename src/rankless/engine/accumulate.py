@@ -113,8 +113,9 @@ class Accumulator:
     def _second(
         self, step: int, leaf: int, batches: Iterator[Any], scale: Callable[[Tensor], Tensor]
     ) -> Tensor | None:
-        """Compute another rank's micro-batch for comparison; return its bit sums, or None if it lacks
-        images.
+        """Compute another rank's micro-batch for comparison.
+
+        Return its bit sums, or None if images of the micro-batch are missing.
         """
         batch, missing = self._draw(batches)
         with self.gradients.not_added():

@@ -29,7 +29,7 @@ class DivergedError(UserError):
 
 
 def not_used(step: int, unused: Sequence[tuple[int, Sequence[str]]]) -> str:
-    """Describe the micro-batches (from 0) with a loss that does not depend on the named parameters.
+    """Describe the micro-batches (from 0) whose loss does not depend on the named parameters.
 
     ``step`` counts from 1.
     """

@@ -23,7 +23,7 @@ RMS = 0.2  # root mean square of AdamW's steps, in learning rates
 
 
 def is_matrix(weight: Tensor) -> bool:
-    """Check whether Muon updates this weight, (outputs, inputs, …), because it is a large enough matrix."""
+    """Check whether a weight, (outputs, inputs, …), is a matrix large enough to be updated by Muon."""
     return weight.ndim >= 2 and min(len(weight), weight[0].numel()) >= LEAST and weight.shape[1] > 1
 
 

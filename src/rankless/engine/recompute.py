@@ -83,7 +83,7 @@ class Checks:
         return [self.compared(step, rank, attempt).other] if self.is_due(step) else []
 
     def votes(self, step: int, attempt: int, gathered: Sequence[Sequence[str]]) -> Votes:
-        """Group the digests of all ranks by micro-batch, with one further group for the weights."""
+        """Return the digests of all ranks, grouped by micro-batch, with one more group for the weights."""
         found: dict[int, list[tuple[int, str]]] = {_WEIGHTS: []}
         for rank, (own, other, weights) in enumerate(gathered):
             compared = self.compared(step, rank, attempt)

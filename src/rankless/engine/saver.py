@@ -185,10 +185,9 @@ class Saver:
             self.settle(required=True)
 
     def _links(self, *, seconds: float) -> dict[str, Any]:
-        """Return the next checkpoint's links in the run's chain, the same on every rank; all ranks must call
-        this.
+        """Return the data that the chain records about the next checkpoint; all ranks must call this.
 
-        It waits at most ``seconds`` for the list of the data's files.
+        The result is the same on every rank. Wait at most ``seconds`` for the list of the data's files.
         """
         mine: dict[str, Any] = {}
         if self.origin and isinstance(self.mirrors.journal, JournalSink):
@@ -203,8 +202,9 @@ class Saver:
         return self.world.broadcast(mine) if self.mirrors.several else mine
 
     def _record(self, entry: dict[str, Any] | None) -> None:
-        """Write a checkpoint's line of the chain into rank 0's journal; the copies receive it with the next
-        lines.
+        """Write a checkpoint's line of the chain into rank 0's journal.
+
+        The journal's copies receive the line with the next ones.
         """
         if entry and isinstance(self.mirrors.journal, JournalSink):
             with self.sinks.lock:
@@ -232,9 +232,7 @@ class Saver:
         return done
 
     def _write(self, snapshot: Snapshot, lines: str | None, announcement: ExitStack) -> Outcome:
-        """Write this rank's copy, using only ``snapshot``, because training may have changed the state
-        since.
-        """
+        """Write this rank's copy from ``snapshot``, because training may have changed the state since."""
         problem, advice = None, ""
         began = time.monotonic()
         try:

@@ -30,9 +30,7 @@ class OwnGenerator(PlainDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the operation; if it would draw from the default generator, make it draw from this
-        context's.
-        """
+        """Call the operation with this context's generator instead of the default one."""
         kwargs = kwargs or {}
         if (takes := _TAKES.get(operation)) is None:
             takes = _TAKES[operation] = _takes(operation)
@@ -45,9 +43,7 @@ class OwnGenerator(PlainDispatchMode):
         return operation(*args, **{**kwargs, "generator": self.generator})
 
     def _borrowing(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operation that accepts only the default generator, lending it the state of this
-        generator.
-        """
+        """Call an operation that accepts only the default generator, with this generator's state."""
         with GENERATORS:
             torch.default_generator.set_state(self.generator.get_state())
             made = operation(*args, **kwargs)

@@ -25,7 +25,7 @@ class Stragglers:
 
     A rank's own time is the time of a step without waiting for other ranks, per micro-batch, because some
     ranks have more micro-batches. On GPUs the host does not see what the device waits for, so no difference
-    shows.
+    is visible.
     """
 
     def __init__(self, world: World, micro_batches: int) -> None:
@@ -52,8 +52,9 @@ class Stragglers:
         self._waiting += peers + images
 
     def take_spread(self) -> list[float]:
-        """Return each rank's milliseconds per micro-batch in the last comparison, and clear them; only on
-        rank 0.
+        """Return each rank's milliseconds per micro-batch in the last comparison, and clear them.
+
+        Only rank 0 has them.
         """
         spread, self._spread = self._spread, []
         return spread

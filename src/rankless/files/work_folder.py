@@ -57,7 +57,9 @@ def refuse_existing(out: Path) -> None:
         if os.path.lexists(out):
             _sweep(out, out.name)
             if not out.is_dir() or any(out.iterdir()):
-                raise UserError(f"--out {out}: it already exists, and nothing is replaced; give a new folder")
+                raise UserError(
+                    f"--out {out}: already exists, and existing files are not replaced; give a new folder"
+                )
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise UserError(f"--out {out}: cannot be a new folder: {reason}") from error

@@ -1,9 +1,8 @@
-"""Write predictions as pre-annotations for Label Studio and CVAT, so that a person only needs to correct
-them.
+"""Write predictions as pre-annotations for Label Studio and CVAT, which a person only corrects.
 
-Label Studio's tasks hold boxes in percent of the image; their results fit the labeling interface in
+Label Studio's tasks contain boxes in percent of the image; their results fit the labeling interface in
 ``label_studio_config.xml``. CVAT imports ``cvat.xml`` as "CVAT 1.1" into a task that has the same images.
-Both identify an image by its path relative to the folder that holds all images.
+Both identify an image by its path relative to the folder that contains all images.
 """
 
 from __future__ import annotations

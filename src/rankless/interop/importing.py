@@ -261,8 +261,8 @@ def _from_transformers(
     """Read a folder that transformers wrote; it defines the network, classes and preprocessing."""
     if wrong := [option for option, value in given.items() if value is not None]:
         raise UserError(
-            f"{folder}: is a folder of transformers, whose {CONFIG} says what it holds; leave out "
-            f"{', '.join(wrong)}"
+            f"{folder}: was written by transformers, and its {CONFIG} describes the model; leave "
+            f"out {', '.join(wrong)}"
         )
     keys = recipe_keys(folder, "rankless import")
     options = [
@@ -456,7 +456,7 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
     same = sum(name in theirs for name in ours)
     if same * 2 < len(ours):
         raise UserError(
-            f"{source}: these are the weights of another model than {recipe.model.name}: {same:,} of its "
+            f"{source}: the weights belong to a model other than {recipe.model.name}: {same:,} of its "
             f"{counted(len(ours), 'tensor')} are in the file by name, and the file has {len(state):,}; "
             "give the --model that they belong to (rankless models lists them)"
         )

@@ -173,7 +173,7 @@ def _training(loaded: weights.Weights, record: Record, name: str, data: str) -> 
 
 
 def _licenses(loaded: weights.Weights) -> str:
-    """Return the table of licenses to fill in."""
+    """Return the model card's table of licenses, which the user fills in."""
     rows = {"these weights": "**FILL IN**, also as `license` at the top of this file"}
     if start := loaded.extra.get("imported_from") or loaded.recipe.model.pretrained:
         start = start if is_by_name(start) else Path(start).name

@@ -30,7 +30,7 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def _config(graph: Any, plan: Plan) -> str:
-    """Return the configuration, Triton's ``ModelConfig`` in protobuf's text format.
+    """Return the model's configuration for Triton, a ``ModelConfig`` in protobuf's text format.
 
     The server batches only if the first dimension of all inputs and outputs is the batch.
     """

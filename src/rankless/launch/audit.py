@@ -277,9 +277,7 @@ class Audit:
             yield f"{root}: the same holds for {counted(len(wrong) - _SHOWN, 'more file')}"
 
     def _result(self, interval: Interval) -> Result:
-        """Train an interval again in a copy of the run, starting at ``first``, and compare the final
-        states.
-        """
+        """Train an interval in a copy of the run that starts at ``first``, and compare the final states."""
         began, recipe = time.monotonic(), resolve_recipe(self._recipe_of(interval.last))
         with tempfile.TemporaryDirectory(prefix="rankless-audit-") as folder:
             copy = RunDirectory(Path(folder) / "run")

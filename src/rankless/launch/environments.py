@@ -381,9 +381,7 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
 
 
 def speaks(variables: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process prints the messages that concern all ranks: as rank 0, or without a
-    launcher.
-    """
+    """Return whether this process is rank 0 or has no launcher, and so prints messages for all ranks."""
     try:
         environment = detect(variables)
     except UserError:

@@ -255,7 +255,7 @@ def open_run(
         others = [host for _, is_there, host in every[1:] if is_there and not every[0][1]]
         if others and not resume:
             raise UserError(
-                f"{path}: a run is there already on {', '.join(dict.fromkeys(others))}; continue with "
+                f"{path}: already contains a run on {', '.join(dict.fromkeys(others))}; continue with "
                 "--resume, or give another --run"
             )
         # Files that only other machines have are sent before the first step.

@@ -144,9 +144,7 @@ def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
 
 @contextmanager
 def _output_is_optional(run: RunDirectory) -> Iterator[None]:
-    """Within the block, report an unwritable standard output without an error, because the run is already
-    saved.
-    """
+    """Within the block, only warn if the standard output cannot be written: the run is saved."""
     try:
         yield
         sys.stdout.flush()

@@ -159,8 +159,9 @@ class Ranks:
         return {rank: code for rank, code in self._codes().items() if code}
 
     def _wait_for_all(self, seconds: float, going_on: Callable[[], bool] = lambda: True) -> None:
-        """Wait up to ``seconds`` until all ranks have ended, ``going_on()`` is false or a second signal
-        arrives.
+        """Wait up to ``seconds`` until all ranks have ended.
+
+        Return earlier if ``going_on()`` is false or a second signal arrives.
         """
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.requests.hurry and None in self._codes().values():
@@ -175,9 +176,7 @@ class Ranks:
         return any(one.pid == saving and one.poll() is None for one in self.processes.values())
 
     def _kill_hung(self) -> None:
-        """Kill hanging processes and their process groups; the other ranks then end as after any rank's
-        death.
-        """
+        """Kill hanging processes with their process groups; the other ranks then end as after any death."""
         self.watching()
         alive = {rank: one.pid for rank, one in self.processes.items() if one.poll() is None}
         if self.server is not None and alive:

@@ -95,8 +95,8 @@ def _damage(run: RunDirectory) -> str:
 def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> Recipe | None:
     """Return the recipe in the newest complete checkpoint, or None if there is none.
 
-    A checkpoint with the ``expected`` recipe need not be complete: damage cannot make another recipe equal
-    it.
+    A checkpoint with the ``expected`` recipe need not be complete, because damage cannot turn another recipe
+    into it.
     """
     for step in reversed(run.steps()):
         folder = run.step_directory(step)

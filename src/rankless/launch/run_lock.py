@@ -148,7 +148,7 @@ def _take(file: io.FileIO, path: Path, how: int) -> None:
 def _refuse_another(run: RunDirectory, resume: bool) -> None:
     if not resume and (steps := run.steps()):
         raise UserError(
-            f"{run.path}: a run is there already (last step {steps[-1]}); continue with --resume "
+            f"{run.path}: already contains a run (last step {steps[-1]}); continue with --resume "
             "(resume=True in Python), or name another run"
         )
 

@@ -124,7 +124,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def culprit(self) -> int | None:
-        """The rank whose failure ended the round, preferably one that was not just missing another rank."""
+        """The rank whose failure ended the round, if possible one that has not just lost another rank."""
         codes = {rank: failure.code for rank, failure in self.failed.items()}
         return min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]), default=None)
 

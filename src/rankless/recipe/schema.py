@@ -323,9 +323,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, config=config)
 class Check:
-    """Detection of silent errors, in which a device computes wrongly or a memory loses bits without any
-    message.
-    """
+    """Detection of silent errors: a device that computes wrong results, or memory that loses bits."""
 
     recompute: Annotated[CountOrZero, FREE] = 0
     """Number of steps between checks. Each rank recomputes a micro-batch of another rank (a single rank

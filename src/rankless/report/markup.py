@@ -87,8 +87,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "")
 
 
 def pairs(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
-    """Return pairs of names and values, both HTML, in as many columns as fit; kind ``short`` has narrow
-    columns.
+    """Return pairs of names and values, both HTML, in as many columns as fit.
+
+    The ``kind`` "short" has narrow columns.
     """
     lines = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows)
     return f'<dl class="pairs {kind}">{lines}</dl>'

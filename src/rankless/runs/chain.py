@@ -79,7 +79,7 @@ class Numbers:
             self._sha.update(journal.line({key: value for key, value in entry.items() if key != "timing"}))
 
     def mark(self) -> tuple[int, str]:
-        """Return the number of entries so far, and their digest."""
+        """Return the number of entries in the journal so far, and their digest."""
         return self.count, self._sha.hexdigest()
 
 
@@ -89,9 +89,7 @@ def digest_of(value: object) -> str:
 
 
 def entry_of(folder: Path) -> dict[str, Any] | None:
-    """Return the line of the chain for the checkpoint in ``folder``; None if it has none or cannot be
-    read.
-    """
+    """Return the chain's line for the checkpoint in ``folder``, or None if it is missing or damaged."""
     with suppress(OSError, UserError):
         files, step = checksums.read(folder) or {}, read_state(folder)["step"]
         if files.pop(NAME, "") and (links := links_in(folder)):

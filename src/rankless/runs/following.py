@@ -42,9 +42,7 @@ def main() -> int:
 
 
 def described(run: Path) -> dict[str, str]:
-    """Return the texts of the run's recipe and of its record of starts; a missing file gives an empty
-    text.
-    """
+    """Return the texts of the run's recipe and its record of starts, with "" for a missing file."""
     recipe, environment = _head(run / "recipe.yaml"), ""
     with contextlib.suppress(OSError):
         environment = _head(run / "environment.json")
@@ -117,8 +115,9 @@ def may_begin(run: Path) -> bool:
 
 
 def begins(run: Path, poll: float = POLL) -> bool:
-    """Wait for a journal; return False if none appears within :data:`PATIENCE` and no process has locked the
-    run.
+    """Wait for a journal.
+
+    Return False if none appears within :data:`PATIENCE` and no process has locked the run.
     """
     until = time.monotonic() + PATIENCE
     while not (run / "journal.jsonl").exists():

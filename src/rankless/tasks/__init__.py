@@ -54,8 +54,9 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
 
 
 def _resolved_data(data: Data) -> Data:
-    """Replace a data set's name with its folder and a class file with its names, and resolve the split to
-    train on.
+    """Replace a data set's name with its folder and a class file with its names.
+
+    Also resolve the name of the split to train on.
     """
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.class_choice import class_list
@@ -83,8 +84,9 @@ def data_digest(recipe: Recipe) -> str | None:
 
 
 def _read_data(recipe: Recipe) -> None:
-    """Read new data in this process, which shows progress and can be interrupted; the ranks then use the
-    cache.
+    """Read new data in this process, which shows progress and can be interrupted.
+
+    The ranks then use the cache.
     """
     from rankless.data.datasets.builtin import DIGITS
     from rankless.data.datasets.open_split import of_another_task, open_annotations, without_boxes

@@ -153,7 +153,7 @@ def gradients(total: Total, brought: Sequence[Any]) -> list[tuple[Tensor, Tensor
 
 
 def widened(values: Tensor) -> Tensor:
-    """Convert values (B, C, …) to the precision for sums."""
+    """Convert values (B, C, …) to the precision in which sums are computed."""
     return values if values.dtype == torch.float64 else values.float()
 
 

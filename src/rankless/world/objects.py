@@ -112,8 +112,9 @@ class _Writer:
             raise UnsendableError("nested too deeply, or a part of itself") from None
 
     def node(self, value: Any) -> Any:
-        """Return the node of ``value``. Types are matched exactly; a subclass would be unpacked as its
-        base.
+        """Return the node of ``value``.
+
+        Types are matched exactly, because a subclass would be unpacked as its base.
         """
         kind = type(value)
         if value is None or kind is bool:

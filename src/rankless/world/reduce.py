@@ -100,7 +100,7 @@ class GradientSum:
 
     @contextmanager
     def not_added(self) -> Iterator[None]:
-        """Wrap the forward pass and :meth:`backward` of any rank's micro-batch, which only sets ``bits``.
+        """A context for the passes of any rank's micro-batch, in which :meth:`backward` only sets ``bits``.
 
         Enter it before this rank's micro-batches of a step.
         """
@@ -114,9 +114,9 @@ class GradientSum:
 
     @contextmanager
     def micro_batch(self, leaf: int, *, apart: bool = False) -> Iterator[None]:
-        """Wrap the forward pass and :meth:`backward` of one of this rank's micro-batches; enter in order.
+        """A context for the forward pass and :meth:`backward` of one of this rank's micro-batches, in order.
 
-        With ``apart``, set ``bits``, before its gradients are added to others.
+        With ``apart``, set ``bits`` before its gradients are added to those of other micro-batches.
         """
         node = Node(0, leaf)
         if leaf == self.own.start:

@@ -47,8 +47,9 @@ class SharedMemory:
         return _Ringing(self, place, sums, result)
 
     def begin_again(self) -> None:
-        """Reuse the memory for the next step; call this after all exchanges of the current step have
-        finished.
+        """Reuse the memory for the next step.
+
+        Call this after all exchanges of the current step have finished.
         """
         self.used = 0
 

@@ -75,11 +75,11 @@ class SideBySide:
                 vars(norm)["forward"] = _Meeting(self, number, index, norm)
 
     def run(self, forward: Callable[[int], Tensor]) -> None:
-        """Run the forward and backward pass of every own micro-batch.
+        """Run the forward and backward pass of each of this rank's micro-batches.
 
         Args:
-            forward: runs the forward pass of the i-th own micro-batch and returns its loss, a scalar. It must
-                seed torch's generators if it draws random numbers.
+            forward: runs the forward pass of this rank's i-th micro-batch and returns its loss, a scalar. It
+                must seed torch's generators if it draws random numbers.
         """
         count = len(self.replicas)
         self.met = [0] * count  # number of norms that each replica has called
@@ -127,9 +127,7 @@ class SideBySide:
         return [norm for norm, calls in zip(self.norms, self.calls, strict=True) if calls]
 
     def _follow(self, number: int, index: int) -> None:
-        """Check the next norm that a replica calls, or its end, against the order set by replica 0 in the
-        first run.
-        """
+        """Check a replica's next norm, or its end, against the order that replica 0 set in the first run."""
         at = self.met[number]
         if number == 0 and not self.is_agreed and index != _END:
             self.order.append(index)
@@ -158,9 +156,7 @@ class SideBySide:
             self._compare(index, index)
 
     def _compare(self, expected: int, index: int) -> None:
-        """Raise an error on every rank, with the same message, unless all ranks have reached the expected
-        norm.
-        """
+        """Raise the same error on every rank unless all ranks have reached the expected norm."""
         reached = self.exchange.gather(index)
         known = self.is_agreed or len(set(reached)) == 1  # all ranks know the expected norm
         if others := list(dict.fromkeys([expected, *reached] if known else reached))[1:]:

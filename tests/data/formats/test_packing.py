@@ -174,7 +174,7 @@ def test_nothing_is_overwritten_and_nothing_half_done_stays(tmp_path, four):
     made = boxed(four, [])
     (tmp_path / "full").mkdir()
     (tmp_path / "full/x").touch()
-    with pytest.raises(UserError, match="it already exists, and nothing is replaced; give a new folder"):
+    with pytest.raises(UserError, match="already exists, and existing files are not replaced"):
         pack({"train": made}, tmp_path / "full")
     gone = boxed([*four, str(tmp_path / "gone.jpg")], [])
     with pytest.raises(UserError, match=r"gone.jpg: the image cannot be read: No such file"):

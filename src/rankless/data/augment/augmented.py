@@ -82,7 +82,7 @@ class Augmenter:
         return blended(image, other[0], weight), boxes, labels, where
 
     def _placed(self, index: int) -> Augmented:
-        """Return the input with an image, or with a mosaic that contains it, before any mixup."""
+        """Return the input that shows an image, alone or in a mosaic, before any mixup."""
         options = self.options
         mosaics = options.mosaic and not self.last_epochs
         if mosaics and (rng := self._rng("mosaic", index)).random() < options.mosaic:

@@ -26,9 +26,7 @@ def mixup(one: Example, other: Example, alpha: float, rng: np.random.Generator) 
 
 
 def blended(one: Tensor, other: Tensor, weight: float) -> Tensor:
-    """Return the weighted sum of two uint8 images of the same shape; the weights are ``weight`` and 1 -
-    ``weight``.
-    """
+    """Return the sum of two uint8 images of equal shape, weighted by ``weight`` and 1 - ``weight``."""
     sum_ = one.numpy() * np.float32(weight) + other.numpy() * np.float32(1 - weight)
     return torch.from_numpy(np.rint(sum_).astype(np.uint8))
 

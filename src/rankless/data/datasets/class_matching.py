@@ -48,9 +48,7 @@ class UnmatchedClassesError(UserError):
 
 @contextmanager
 def between_splits(root: str, training: str, other: str) -> Iterator[None]:
-    """Report unmatched classes inside the block as classes of split ``other`` that split ``training``
-    lacks.
-    """
+    """Within the block, report unmatched classes as classes of ``other`` that ``training`` lacks."""
     try:
         yield
     except UnmatchedClassesError as error:

@@ -199,7 +199,7 @@ def _class_folders(top: Path) -> _Contents:
 
 
 def _unusable(entry: os.DirEntry[str]) -> str:
-    """Return why a file with an image extension cannot be an image, or "" if it can. It is not read."""
+    """Return why a file with an image extension cannot be an image, or "" if it can; do not read it."""
     try:
         status = entry.stat()
     except OSError:

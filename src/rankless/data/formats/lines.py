@@ -169,9 +169,7 @@ def lines_of(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def list_kind(file: Path) -> str:
-    """Return the kind of a ``.txt`` list, judging by its first lines: ``boxes``, ``images``, or "" for
-    neither.
-    """
+    """Guess the kind of a ``.txt`` list from its first lines: ``boxes``, ``images``, or "" for neither."""
     if file.suffix.lower() != ".txt":
         return ""
     kind = ""

@@ -40,7 +40,7 @@ class JournalCopy(Sink):
             self.problem = None
 
     def take(self) -> bytes:
-        """Return the lines to send to the copies, written since the last call; a copy has none to send."""
+        """Return the lines since the last call, to send them to the journal's copies; a copy has none."""
         return b""
 
     def close(self) -> None:

@@ -17,9 +17,7 @@ def of_step(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_scores(scores: Mapping[str, Any]) -> dict[str, float]:
-    """Return an evaluation's numbers; those of a class are named ``val/NAME/AP``. Missing scores are left
-    out.
-    """
+    """Return an evaluation's numbers without missing ones; those of a class are named ``val/NAME/AP``."""
     found = {f"val/{name}": value for name, value in _numbers(scores)}
     for rows in scores.values():
         if isinstance(rows, Mapping):

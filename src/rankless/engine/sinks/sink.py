@@ -48,7 +48,7 @@ class RunStart:
 class Sink(Protocol):
     """An observer of a run; inherit from it and override the methods you need.
 
-    A sink runs in the process of rank 0. It is made without arguments at every start, including a restart
+    A sink runs in the process of rank 0. It is created without arguments at every start, including a restart
     after a rank died. Its arguments are copies, which it may change. Training waits while a sink works.
     """
 
@@ -69,9 +69,7 @@ class Sink(Protocol):
 
 
 def check_sink(name: str) -> None:
-    """Raise an error unless a name is in :data:`BUILT_IN` or looks like the name of a class; import
-    nothing.
-    """
+    """Raise a UserError unless a name is in :data:`BUILT_IN` or looks like a class; import nothing."""
     if name not in BUILT_IN and ":" not in name:
         raise UserError(
             f"sink is '{name}': expected {one_of(BUILT_IN)}, or 'package.module:Class' or 'file.py:Class' of "

@@ -321,8 +321,9 @@ class Terminal(Sink):
 
 
 class _Output(io.TextIOBase):
-    """The standard output. If it is closed (a closed terminal, ``| head``), the run continues without
-    output.
+    """The standard output.
+
+    If it is closed (the terminal was closed, or ``| head`` has ended), the run continues without output.
     """
 
     def __init__(self) -> None:

@@ -221,7 +221,7 @@ class Channel:
                     self._said.append(said)
 
     def _write(self) -> None:
-        """Write queued requests to the supervisor, and a sign of life whenever the queue is empty."""
+        """Write queued requests to the supervisor, and a beat whenever the queue is empty."""
         pipe = _piped(self._process.stdin)
         beat = line(Beat())
         with suppress(OSError, ValueError):

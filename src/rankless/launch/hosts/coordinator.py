@@ -193,9 +193,7 @@ class Coordinator:
             self.deaths.append(Death(None, 0, text))
 
     def _meet(self, members: list[Member]) -> list[Member]:
-        """Find addresses at which the hosts reach each other; leave out hosts that the others cannot
-        reach.
-        """
+        """Find addresses at which the hosts reach each other; leave out unreachable hosts."""
         while members := [member for member in members if not member.lost]:
             missed = preflight.find_addresses(self.pool, members)
             if not missed and not any(member.lost for member in members):
@@ -275,8 +273,9 @@ class Coordinator:
         return end
 
     def _leave_out(self, members: list[Member], replies: Mapping[int, messages.RoundEnded]) -> list[Member]:
-        """Give up the hosts that could not run their ranks, and return them; raise a UserError if too few
-        remain.
+        """Give up the hosts that could not run their ranks, and return them.
+
+        Raise a UserError if too few hosts remain.
         """
         problems = {index: reply.problems for index, reply in replies.items() if reply.problems}
         unable = [member for member in members if member.index in problems]
@@ -359,9 +358,7 @@ class Returning:
         return found
 
     def leave_out(self, member: Member, why: str) -> None:
-        """Give up a host that can be reached but not used; later attempts to take it back become less
-        frequent.
-        """
+        """Give up a host that can be reached but not used; attempts to take it back become rarer."""
         self._refused[member.index] += 1
         self._reasons[member.index, why] += 1
         if member.index not in self.joined and self._reasons[member.index, why] == _REPORTED:

@@ -267,7 +267,7 @@ def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Trainin
 
 
 def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
-    """Find an address at which the other hosts reach each host; raise a UserError if two cannot connect."""
+    """Find an address for each host at which the others reach it; raise a UserError if there is none."""
     missed = find_addresses(pool, members)
     refuse_lost(members)
     if missed:
@@ -280,9 +280,9 @@ def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
 
 
 def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[Member]]:
-    """Find an address at which the other hosts reach each host; hosts may be lost in the process.
+    """For each host, find an address at which the others reach it; hosts may be lost in the process.
 
-    Return, for the index of each host that others cannot reach, these other hosts.
+    Return a mapping from the index of each unreachable host to the hosts that cannot reach it.
     """
     if len(members) == 1:
         members[0].own = "127.0.0.1"

@@ -144,8 +144,8 @@ def sources(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def best_address(ports: Mapping[str, int], answers: Sequence[Mapping[str, str]]) -> str | None:
     """Return the address at which all other hosts reach a host, or None if there is none.
 
-    ``answers`` has the result of :func:`sources` from each other host. An address in their own network is
-    preferred, because its traffic is not routed.
+    ``answers`` has the result of :func:`sources` from each other host. An address in the hosts' own network
+    is preferred, because its traffic is not routed.
     """
     common = [address for address in ports if all(address in answer for answer in answers)]
 

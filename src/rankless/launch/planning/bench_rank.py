@@ -77,7 +77,7 @@ class Turns:
         self.since = time.perf_counter()
 
     def __call__(self, step: int, state: TrainingState, scores: Any) -> None:
-        """Record the step that has ended; at the end of a turn, send the answer and wait for a question."""
+        """Record the finished step; at the end of a turn, send the answer and wait for the next request."""
         wait = waiting_for(state.world.device)
         wait()
         timing = self.timing.last

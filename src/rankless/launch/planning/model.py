@@ -158,7 +158,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Gang:
-    """The numbers of ranks per machine, and of the summation tree's nodes per rank.
+    """The distribution of ranks over machines, and of the summation tree's nodes over ranks.
 
     Attributes:
         world: number of ranks.

@@ -105,7 +105,10 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Involution:
-    """An involution, whose kernels are computed from the pixels; 16 channels share one (Li et al., 2021)."""
+    """An involution (Li et al., 2021): a convolution whose kernels are computed from the pixels.
+
+    Groups of 16 channels share a kernel.
+    """
 
     size: int
 

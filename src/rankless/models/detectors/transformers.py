@@ -100,7 +100,7 @@ class TransformersDetector(nn.Module):
         return self
 
     def head_layout(self, name: str) -> tuple[int, ...]:
-        """Return the number of rows before, per and after the classes; see :class:`.protocol.Detector`."""
+        """Return the rows before the classes, per class, and after them; see :class:`.protocol.Detector`."""
         is_one_more = "denoising_class_embed" in name or self.has_background
         return 0, 1, int(is_one_more)
 
