@@ -121,9 +121,14 @@ def test_mistakes_in_the_data_are_reported_by_train(flowers, capsys):
     assert not Path("runs").exists()
 
 
-def test_a_wrong_key_is_reported_before_the_data_is_read(flowers, capsys):
-    (line,) = problems(capsys, "train", "flowers", "epoch=2")
-    assert "'epoch'" in line and "epochs" in line
+def test_a_wrong_key_is_reported_before_the_data_is_read(shapes, capsys):
+    for folder, words, expected in (
+        ("flowers", ["epoch=2", "--devices", "x"], ("--devices has 'x'", "'epoch': did you mean 'epochs'")),
+        ("flowers", ["loss.smoothing=2"], ("'loss.smoothing' is 2",)),
+        ("shapes", ["model.width=2x"], ("'model.width' is '2x'",)),
+    ):
+        lines = problems(capsys, "train", folder, *words)
+        assert all(one in line for one, line in zip(expected, lines, strict=True)), lines
     with pytest.raises(UserError, match="few: no such file"):  # a key of one task alone is no mistake
         recipe_for("few", ["evaluate.iou=0.5"])
     with pytest.raises(UserError, match="few: no such file"):

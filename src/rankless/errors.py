@@ -11,6 +11,7 @@ import difflib
 import errno
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -187,6 +188,11 @@ def shortened(text: str, longest: int) -> str:
         return text
     head, tail = longest * 2 // 3, longest // 4
     return f"{text[:head]} … {len(text) - head - tail:,} characters … {text[-tail:]}"
+
+
+def shell_word(path: object) -> str:
+    """Return a path as a word of a command, shell_word if it has spaces or other special characters."""
+    return shlex.quote(str(path))
 
 
 def printable(text: str, longest: int = 100) -> str:

@@ -134,9 +134,11 @@ def test_what_holds_no_weights_is_reported(tmp_path: Path) -> None:
         weights_of(tmp_path / "nowhere")
     with pytest.raises(UserError, match="not a run directory"):
         weights_of(tmp_path)
-    (tmp_path / "recipe.yaml").touch()
-    with pytest.raises(UserError, match=r"has saved no weights yet.* rankless train --resume --run"):
-        weights_of(tmp_path)
+    begun = tmp_path / "my run"
+    begun.mkdir()
+    (begun / "recipe.yaml").touch()
+    with pytest.raises(UserError, match=r"has saved no weights yet.* rankless train --resume --run '.*run'"):
+        weights_of(begun)
     run = make(tmp_path / "other")
     run.checkpoints.mkdir(parents=True)
     run.point("best", 7)

@@ -117,7 +117,6 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
     from rankless.models.names import problem
     from rankless.recipe import load
 
-    _check(overrides)
     name = name_of(folder)
     facts = facts_of(folder, Path(f"{name}-split"), undo=undo)
     _say_facts(facts)
@@ -192,17 +191,25 @@ def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> It
     yield from (word for word in overrides if word.partition("=")[0] not in keys)
 
 
-def _check(overrides: Sequence[str]) -> None:
-    """Raise a UserError for overrides that fit no task, before the data is read and possibly split."""
+def check_changes(folder: str, overrides: Sequence[str]) -> None:
+    """Raise a UserError for overrides that fit neither task, before the data is read and perhaps split."""
+    from rankless.data.formats.registry import recognize
     from rankless.recipe.load import default
 
-    try:
-        default(overrides)
-    except UserError:
+    tasks, errors = [[], ["task=classify", "model.name=resnet18"]], list[UserError]()
+    if recognize(folder)[0] in (
+        "image-folder",
+        "cifar",
+        "oxford-pets",
+    ):  # probably that of the data comes first
+        tasks.reverse()
+    for words in tasks:
         try:
-            default(["task=classify", "model.name=resnet18", *overrides])
+            default([*words, *overrides])
         except UserError as error:
-            raise error from None
+            errors.append(error)
+    if len(errors) == len(tasks):
+        raise errors[0]
 
 
 def name_of(root: str) -> str:

@@ -27,7 +27,7 @@ from rankless.cli.options import (
     whole_number,
 )
 from rankless.errors import UserError, check_all, counted
-from rankless.files.reading import read_text
+from rankless.files import reading
 from rankless.hardware.heap import hold_freed_memory
 from rankless.printing import print_json, say
 
@@ -215,9 +215,11 @@ def _named(sources: Sequence[str]) -> tuple[str, ...]:
             every.append(source)
             continue
         try:
-            text = sys.stdin.read() if source == "@-" else read_text(Path(source[1:]))
+            text = sys.stdin.read() if source == "@-" else reading.read_text(Path(source[1:]))
         except (OSError, UnicodeDecodeError) as error:
-            problems.append(f"'{source}': the list cannot be read: {error}; expected a path on each line")
+            problems.append(
+                f"'{source}': the list cannot be read: {reading.reason(error)}; expected a path on each line"
+            )
             continue
         if not (lines := [line for line in text.splitlines() if line.strip()]):
             problems.append(f"'{source}': the list is empty; expected a path on each line")

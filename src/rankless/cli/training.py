@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from rankless.cli.new import folders_like, holds_data, name_of, recipe_for, say_fine_tuning
+from rankless.cli.new import check_changes, folders_like, holds_data, name_of, recipe_for, say_fine_tuning
 from rankless.cli.options import (
     Device,
     Devices,
@@ -148,6 +148,7 @@ def here(given: TrainOptions) -> int:
             refuse_nothing(RunDirectory(run))
             return None, None
         if name is not None and is_data:
+            check_changes(name, overrides)
             return None, name
         try:
             return loaded(name, overrides)

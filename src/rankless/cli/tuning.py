@@ -17,7 +17,7 @@ from rankless.cli.options import (
     recipe_and_overrides,
     whole_number,
 )
-from rankless.errors import UserError, check_all
+from rankless.errors import UserError, check_all, shell_word
 from rankless.launch import environments
 from rankless.printing import say
 
@@ -83,7 +83,7 @@ def tune(
         for line in record.table():
             say(line)
     if code:
-        say(f"to continue: rankless tune --resume --out {record.folder} --trials {many}")
+        say(f"to continue: rankless tune --resume --out {shell_word(record.folder)} --trials {many}")
     elif best := record.ranked()[:1]:
         others = (
             "all others are also kept" if record.search.keeps_all else "those of other trials are removed"

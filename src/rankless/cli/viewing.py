@@ -61,7 +61,7 @@ def runs(
             say(_line(one))
     for problem, run in ((dangling(run, "last"), run) for run in every):
         if problem:
-            warn(f"{problem}; rankless train --resume --run {run.path} fixes it")
+            warn(f"{problem}; {run.again} fixes it")
     return 0
 
 

@@ -28,7 +28,7 @@ from rankless.engine.schedule import StepSchedule
 from rankless.engine.sinks.journal import JournalSink
 from rankless.engine.sinks.sink import Sinks
 from rankless.engine.state import TrainingState
-from rankless.errors import UserError, remedy
+from rankless.errors import UserError, remedy, shell_word
 from rankless.files.writing import keep_beside, write_atomically
 from rankless.hardware.shortages import shortage
 from rankless.recipe.load import dump, is_cut, load, to_json
@@ -323,14 +323,12 @@ class Saver:
         if not (last := self.run.pointed("last")):
             return []
         if not repeats:
-            return [
-                f"the checkpoint of step {last} is complete: continue from it with rankless train --resume "
-                f"--run {self.run.path}"
-            ]
+            return [f"the checkpoint of step {last} is complete: continue from it with {self.run.again}"]
         weights = self.run.step_directory(last) / "model.safetensors"
         return [
             f"the checkpoint of step {last} is complete; --resume would fail the same way, because it keeps "
-            f"these keys, so start a new run from its weights with other values: model.pretrained={weights}"
+            "these keys, so start a new run from its weights with other values: "
+            f"model.pretrained={shell_word(weights)}"
         ]
 
     def _report(self, step: int, outcomes: Mapping[int, Outcome], *, required: bool) -> None:
@@ -344,9 +342,8 @@ class Saver:
             self.sinks.event("full disk", step, text)
         failed = {rank: _failed(step, one.problem) for rank, one in outcomes.items() if one.problem}
         if required and failed and len(failed) == len(outcomes):
-            resume = f"rankless train --resume --run {self.run.path}"
             fatal = {
-                rank: f"{text}; {outcomes[rank].advice} and continue from the newest one: {resume}"
+                rank: f"{text}; {outcomes[rank].advice} and continue from the newest one: {self.run.again}"
                 for rank, text in failed.items()
             }
             raise UserError(self.mirrors.named(fatal))

@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from rankless.data.images.fonts import unwritable
-from rankless.errors import UserError, counted, listed
+from rankless.errors import UserError, counted, listed, shell_word
 from rankless.files.outputs import Outputs, refuse_filled, unusable
 from rankless.inference import saving, video
 from rankless.inference.inputs import file_source
@@ -89,7 +89,8 @@ class Recording:
             elif progress and isinstance(error, KeyboardInterrupt):
                 done = counted(len(journal), "image")
                 say(
-                    f"stopped after {done}; to continue, repeat the command with --out {self.out} --resume",
+                    f"stopped after {done}; to continue, repeat the command with "
+                    f"--out {shell_word(self.out)} --resume",
                     file=sys.stderr,
                 )
             raise

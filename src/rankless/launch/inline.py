@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -27,6 +28,7 @@ from rankless.launch.opening import cards, device
 from rankless.launch.requests import Requests
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
+from rankless.runs.directory import RunDirectory
 from rankless.tasks import open_task
 from rankless.world.process_group import LostPeerError, World, is_joined, join
 from rankless.world.threads import Meeting, join_threads
@@ -176,7 +178,7 @@ def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
         ):
             finished = _in_threads(job, recipe, ranks, stop) if ranks else _alone(job, recipe, stop)
     except LoaderDiedError as error:
-        again = f"rankless train --resume --run {job.run} {'--parallel threads' if ranks else '--inline'}"
+        again = f"{RunDirectory(Path(job.run)).again} {'--parallel threads' if ranks else '--inline'}"
         raise UserError(
             f"a loader process {error}; continue from the newest checkpoint with: {again}"
         ) from error

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rankless.engine.sinks.sink import sink_class
-from rankless.errors import INTERRUPTED, STOPPED, UserError, remedy
+from rankless.errors import INTERRUPTED, STOPPED, UserError, remedy, shell_word
 from rankless.files.writing import write_atomically
 from rankless.hardware.compute_device import compute_device
 from rankless.hardware.cores import usable_cores
@@ -110,7 +110,7 @@ def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool
 
     With ``quiet``, print nothing about a finished or stopped run.
     """
-    again = f"rankless train --resume --run {run.path}"
+    again = run.again
     if finished:
         if not quiet:
             report_finished(run)
@@ -163,9 +163,9 @@ def report_finished(run: RunDirectory) -> None:
     """Print the best scores of a finished run, its files, and a command to try next."""
     scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
     best, task = run.pointed("best"), load(run.recipe).task
-    following = f"rankless predict {run.path} IMAGES"
+    following = f"rankless predict {shell_word(run.path)} IMAGES"
     if task not in BUILT_IN:  # predict does not know custom tasks
-        following = f"rankless evaluate {run.path} --task {shlex.quote(task)}"
+        following = f"rankless evaluate {shell_word(run.path)} --task {shlex.quote(task)}"
     with _output_is_optional(run):
         for entry in scores:
             if best is not None and entry["evaluation"] == best:
@@ -181,7 +181,7 @@ def is_finished(run: RunDirectory, recipe: Recipe) -> bool:
     """Check whether the run to resume is finished; if so, print a message."""
     step = finished_at(run, recipe)
     if step:
-        report_nothing_left(run.path, step, recipe.epochs, f"rankless train --resume --run {run.path}")
+        report_nothing_left(run.path, step, recipe.epochs, run.again)
     return bool(step)
 
 

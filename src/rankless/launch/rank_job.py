@@ -240,8 +240,9 @@ def _with_less(error: ShortageError, job: Job) -> UserError:
 def _with_a_way_on(error: TaskError, job: Job) -> TaskError:
     """Extend an error in the user's code with the task's name and the command that continues the run."""
     text = f"the task {from_json(job.recipe).task} failed: {error}"
-    step = RunDirectory(Path(job.run)).pointed("last") if job.run else None
+    run = RunDirectory(Path(job.run))
+    step = run.pointed("last") if job.run else None
     if step:
         text += f"\nthe checkpoint of step {step} is complete; once the error is fixed, continue with: "
-        text += f"rankless train --resume --run {job.run}"
+        text += run.again
     return TaskError(text)

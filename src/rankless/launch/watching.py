@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankless.engine.sinks.replay import Replay
-from rankless.errors import UserError
+from rankless.errors import UserError, shell_word
 from rankless.files import yaml12
 from rankless.launch.hosts.detach import Coordinator, recorded, sent
 from rankless.launch.hosts.names import parse_hosts
@@ -52,11 +52,11 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
         say("\nthe training continues")
         return 0
     if replay.last in _ENDS:
-        say(f"{target}: {_ENDS[replay.last].format(replay.step, target)}")
+        say(f"{target}: {_ENDS[replay.last].format(replay.step, shell_word(target))}")
         return 1 if replay.last == "error" else 0
     say(
         f"{target}: interrupted after step {replay.step}; continue with: "
-        f"rankless train --resume --run {target}"
+        f"rankless train --resume --run {shell_word(target)}"
         if replay.last
         else f"{target}: no training has begun here"
     )

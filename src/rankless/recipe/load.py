@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rankless.arguments import Overrides, several
-from rankless.errors import UserError, nearest
+from rankless.errors import UserError, nearest, shell_word
 from rankless.files import reading, yaml12
 from rankless.printing import warn
 from rankless.recipe.checking import MOST_KEYS, Location, NameCheck, Problem, Source, counted, in_full
@@ -147,7 +146,7 @@ def _parse(
     if _describes_data(tree, name):
         raise UserError(
             f"{name}: this describes a data set and is not a recipe; give it as the data: "
-            f"rankless train yolov4-tiny data.root={name}"
+            f"rankless train yolov4-tiny data.root={shell_word(name)}"
         )
 
     source = Source(
@@ -302,12 +301,12 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
         if (path / "recipe.yaml").is_file():
             expected = (
                 f"a recipe file, such as {path}/recipe.yaml; to continue the run: "
-                f"rankless train --resume --run {shlex.quote(str(path))}"
+                f"rankless train --resume --run {shell_word(path)}"
             )
         else:
             expected = (
-                f"a recipe; if it contains data, add data.root={name} to a recipe, or write one for it: "
-                f"rankless new {shlex.quote(name)}"
+                f"a recipe; if it contains data, add data.root={shell_word(name)} to a recipe, or write one "
+                f"for it: rankless new {shell_word(name)}"
             )
         raise UserError(f"{name}: this is a folder: expected {expected}") from None
     except UnicodeDecodeError as error:

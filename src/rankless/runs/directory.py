@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from rankless.errors import UserError, remedy
+from rankless.errors import UserError, remedy, shell_word
 from rankless.files import checksums
 from rankless.files.reading import MIB, POINTER, opened, read_text
 from rankless.files.writing import remove_tree, write_atomically
@@ -47,6 +47,11 @@ class RunDirectory:
         self.report = self.path / "report.html"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
+
+    @property
+    def again(self) -> str:
+        """The command that continues this run."""
+        return f"rankless train --resume --run {shell_word(self.path)}"
 
     def step_directory(self, step: int) -> Path:
         """Return the directory of the checkpoint saved after ``step``."""
@@ -110,7 +115,7 @@ class RunDirectory:
         except OSError as error:
             raise UserError(
                 f"{path} cannot be written ({error}): {remedy(error)} and continue from the newest "
-                f"checkpoint: rankless train --resume --run {self.path}"
+                f"checkpoint: {self.again}"
             ) from error
 
 
@@ -238,10 +243,7 @@ def weights_of(target: Path, warn: Callable[[str], None] = warn) -> Path:
     if (folder := _of_run(run, warn)) is not None:
         return _preferred(folder)
     if run.journal.exists() or run.recipe.exists():
-        raise UserError(
-            f"{target}: this run has saved no weights yet; continue it with: rankless train "
-            f"--resume --run {target}"
-        )
+        raise UserError(f"{target}: this run has saved no weights yet; continue it with: {run.again}")
     raise UserError(
         f"{target}: not a run directory (no recipe.yaml, no checkpoints); give a run or a weights file"
     )

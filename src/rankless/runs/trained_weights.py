@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rankless.errors import UserError
+from rankless.errors import UserError, shell_word
 from rankless.files.reading import opened
 from rankless.printing import warn
 from rankless.runs.directory import weights_of
@@ -45,6 +45,7 @@ def not_safetensors(path: Path, start: bytes) -> str:
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         return (
             "it looks like a pickle (.pt, .pth), which could run any code; expected safetensors, as made by: "
-            f"rankless import {path} --model NAME --out {path.name.partition('.')[0]}.safetensors"
+            f"rankless import {shell_word(path)} --model NAME "
+            f"--out {shell_word(path.name.partition('.')[0])}.safetensors"
         )
     return "it does not start like a safetensors file; expected a run or weights"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rankless.errors import UserError
+from rankless.errors import UserError, shell_word
 from rankless.recipe.schema import BUILT_IN_TASKS, Data, Recipe
 from rankless.tasks.capabilities import capabilities
 from rankless.tasks.custom import open_custom
@@ -108,6 +108,6 @@ def _read_data(recipe: Recipe) -> None:
         if problem := of_another_task(pretrained, recipe.task, data.root, boxed=boxed):
             raise UserError([*problems, problem])
         if recipe.task == "detect" and (problem := without_boxes(data.root, split, annotations)):
-            problems.append(f"{problem}; see what is wrong with: rankless data check {data.root}")
+            problems.append(f"{problem}; see what is wrong with: rankless data check {shell_word(data.root)}")
     if problems:
         raise UserError(problems)

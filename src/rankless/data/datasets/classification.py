@@ -16,7 +16,7 @@ from rankless.data.datasets.classification_input import augment, place, shown_as
 from rankless.data.datasets.open_split import open_annotations
 from rankless.data.images.image_file import UnreadableImage
 from rankless.data.images.sources import Cache, ImageExamples, ReadableImages
-from rankless.errors import UserError
+from rankless.errors import UserError, shell_word
 from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
 from rankless.recipe.durations import RunLength
@@ -137,8 +137,8 @@ def open_images(
         if annotations.has_boxes:
             raise UserError(
                 f"{annotations.about[0]}: its images have boxes; a classifier expects one class each; "
-                f"train a detector: rankless train yolov4-tiny data.root={root}, or give data with a folder "
-                "per class"
+                f"train a detector: rankless train yolov4-tiny data.root={shell_word(root)}, or give data "
+                "with a folder per class"
             )
         return ClassifiedImages(annotations, class_names, f"{root}, split '{split}'", given)
     refuse_classes(classes)

@@ -19,7 +19,7 @@ from rankless.data.datasets.open_split import open_annotations
 from rankless.data.formats.registry import format_named
 from rankless.data.images.image_file import Shown, UnreadableImage
 from rankless.data.images.sources import Cache, ImageExamples, Readable, ReadableImages
-from rankless.errors import UserError
+from rankless.errors import UserError, shell_word
 from rankless.geometry.letterbox import USUAL, Fit, Placing, in_source, stretched, to_input, whole
 from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Augment
@@ -196,7 +196,7 @@ def open_images(
     if not annotations.has_boxes:
         raise UserError(
             f"{root}: read as {format_named(annotations.format).TITLE}, with a class and no boxes for each "
-            f"image, but a detector needs boxes; train a classifier: rankless train resnet18 data.root={root}"
-            ", or set data.format if it is another"
+            "image, but a detector needs boxes; train a classifier: rankless train resnet18 "
+            f"data.root={shell_word(root)}, or set data.format if it is another"
         )
     return BoxedImages(annotations)

@@ -15,7 +15,7 @@ from rankless.data.formats.splits import is_for_tests, is_for_validation, known_
 from rankless.data.index.annotation_cache import cached
 from rankless.data.index.annotations import Annotations
 from rankless.data.index.validation import validate
-from rankless.errors import UserError, counted
+from rankless.errors import UserError, counted, shell_word
 from rankless.files.cache_folder import hold
 from rankless.files.remote import Location, RemotePath, is_remote, location
 
@@ -50,7 +50,7 @@ def open_annotations(
             f"read, more than data.max_bad ({max_bad:g}) allows"
         )
     if errors := [*annotations.findings.stopping([_UNREADABLE] if also else []), *also]:
-        raise UserError([*errors, f"fix these; `rankless data check {root}` shows them all"])
+        raise UserError([*errors, f"fix these; `rankless data check {shell_word(root)}` shows them all"])
     return annotations
 
 

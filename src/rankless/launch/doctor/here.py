@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from rankless import __version__
-from rankless.errors import UserError, counted, in_gb
+from rankless.errors import UserError, counted, in_gb, shell_word
 from rankless.files.writing import flush
 from rankless.hardware import instruction_set
 from rankless.hardware.cores import usable_cores
@@ -464,5 +464,5 @@ def data(recipe: Recipe) -> Check:
 def of_data(root: str, digest: str | None, problems: list[str]) -> Check:
     """Return the finding about the data at ``root``: its digest, or the problems found when reading it."""
     if problems:
-        return error("data", "; ".join(problems), f"rankless data check {root}")
+        return error("data", "; ".join(problems), f"rankless data check {shell_word(root)}")
     return ok("data", f"{root}, digest {digest[:12]}" if digest else root)
