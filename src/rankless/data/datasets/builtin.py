@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-from functools import cached_property
 from math import ceil, cos, sin
 from pathlib import Path
 from typing import Any
@@ -92,6 +91,7 @@ class DigitScenes(_Digits, DetectionImages):
         self.seed, self.size, self._images = seed, size, images
         self._digits = digits_of(split)
         self._truths: dict[int, GroundTruth] = {}
+        self._glyphs: dict[tuple[int, int], Image.Image] = {}
 
     def __len__(self) -> int:
         return self._images
@@ -139,8 +139,8 @@ class DigitScenes(_Digits, DetectionImages):
         labels: list[int] = []
         boxes: list[Box] = []
         for height in sorted((rng.log_uniform(low, high) for _ in range(count)), reverse=True):
-            label = rng.below(len(self._glyphs))
-            glyph = self._glyphs[label][rng.below(len(self._glyphs[label]))]
+            label = rng.below(len(self._digits))
+            glyph = self._glyph(label, rng.below(len(self._digits[label])))
             box = None
             while box is None and height >= low:
                 mask = warp(rng, glyph, height)
@@ -177,15 +177,16 @@ class DigitScenes(_Digits, DetectionImages):
                 return box
         return None
 
-    @cached_property
-    def _glyphs(self) -> list[list[Image.Image]]:
-        """The enlarged digit images of each class."""
-        return [[enlarged(digit) for digit in digits] for digits in self._digits]
+    def _glyph(self, label: int, number: int) -> Image.Image:
+        """Return an enlarged digit image; each is enlarged when it is first drawn."""
+        at = label, number
+        if at not in self._glyphs:
+            self._glyphs[at] = enlarged(self._digits[label][number])
+        return self._glyphs[at]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the enlarged digits when pickling, because a loader process computes them again."""
-        made = {name: value for name, value in self.__dict__.items() if name != "_glyphs"}
-        return {**made, "_truths": {}}
+        return {**self.__dict__, "_glyphs": {}, "_truths": {}}
 
 
 SIDE = 64
