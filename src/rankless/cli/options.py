@@ -163,9 +163,7 @@ Sync = Annotated[bool, Parameter(help="Copy this machine's Rankless to the hosts
 Ssh = Annotated[str, Parameter(help="The SSH command, with its options.", metavar="COMMAND")]
 Python = Annotated[
     str | None,
-    Parameter(
-        help="Python on the other hosts. Default: the path of this one.", metavar="PATH"
-    ),
+    Parameter(help="Python on the other hosts. Default: the path of this one.", metavar="PATH"),
 ]
 
 Devices = Annotated[
