@@ -202,6 +202,7 @@ def test_fine_tuning_names_its_values_and_the_tasks_that_differ(shapes, weights,
     for name, root, reason in (
         ("c.safetensors", "shapes", "a classifier, but shapes has boxes: expected a detector"),
         ("d.safetensors", "flowers", "a detector, but flowers has a class for each image: expected a class"),
+        (Path("d.safetensors").absolute(), "flowers", "a detector, but flowers has a class for each image"),
     ):
         assert reason in problems(capsys, "train", f"model.pretrained={name}", f"data.root={root}")[0]
     words = ["model.pretrained=c.safetensors", "data.root=flowers", "optim.lr=0.5"]

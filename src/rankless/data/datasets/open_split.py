@@ -18,6 +18,7 @@ from rankless.data.index.validation import validate
 from rankless.errors import UserError, counted, shell_word
 from rankless.files.cache_folder import hold
 from rankless.files.remote import Location, RemotePath, is_remote, location
+from rankless.recipe.familiar import is_by_name
 
 _UNREADABLE = "unreadable image"
 _LISTS = (".txt", ".csv", ".json")  # extensions of files that a split may name
@@ -132,12 +133,12 @@ def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> st
     """Return an error message if weights of one task are to be trained on data for the other, or "".
 
     Args:
-        pretrained: ``model.pretrained``. Published names bring no task of their own.
+        pretrained: ``model.pretrained``. Names of published weights are never an error here.
         task: the task of the weights, ``detect`` or ``classify``.
         root: the data.
         boxed: whether the data has boxes.
     """
-    if boxed == (task == "detect") or pretrained.partition("/")[0] in ("", "published", "timm"):
+    if boxed == (task == "detect") or is_by_name(pretrained):
         return ""
     kinds, what = ("a classifier", "a detector"), "boxes" if boxed else "a class for each image"
     return (
