@@ -123,7 +123,11 @@ def test_mistakes_in_the_data_are_reported_by_train(flowers, capsys):
 
 def test_a_wrong_key_is_reported_before_the_data_is_read(shapes, capsys):
     for folder, words, expected in (
-        ("flowers", ["epoch=2", "--devices", "x"], ("--devices has 'x'", "'epoch': did you mean 'epochs'")),
+        (
+            "flowers",
+            ["epoch=2", "--devices", "x"],
+            ("--devices has 'x'", "'epoch': no such key; did you mean 'epochs'"),
+        ),
         ("flowers", ["loss.smoothing=2"], ("'loss.smoothing' is 2",)),
         ("shapes", ["model.width=2x"], ("'model.width' is '2x'",)),
     ):
