@@ -123,7 +123,11 @@ def test_mistakes_in_the_data_are_reported_by_train(flowers, capsys):
 
 def test_a_wrong_key_is_reported_before_the_data_is_read(shapes, capsys):
     for folder, words, expected in (
-        ("flowers", ["epoch=2", "--devices", "x"], ("--devices has 'x'", "'epoch': did you mean 'epochs'")),
+        (
+            "flowers",
+            ["epoch=2", "--devices", "x"],
+            ("--devices has 'x'", "'epoch': no such key; did you mean 'epochs'"),
+        ),
         ("flowers", ["loss.smoothing=2"], ("'loss.smoothing' is 2",)),
         ("shapes", ["model.width=2x"], ("'model.width' is '2x'",)),
     ):
@@ -212,7 +216,22 @@ def test_fine_tuning_names_its_values_and_the_tasks_that_differ(shapes, weights,
     say_fine_tuning(loaded("fine-tune", words)[0], words, is_here=False)
     assert "for 200 training images, because the data is not here" in capsys.readouterr().out
     recipe_for("shapes", ["model.pretrained=published"])
-    assert "  model.name=yolov4-tiny task=detect " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "  model.name=yolov4-tiny task=detect " in said
+    assert said.endswith("rankless new shapes --pretrained published/yolov4-tiny\n")
+
+
+def test_published_weights_bring_their_network(shapes, capsys):
+    assert cli.main(["new", "shapes", "--pretrained", "published/yolov3-tiny"]) == 0
+    assert load.load("shapes.yaml").model.name == "yolov3-tiny"
+    assert recipe_for("shapes", ["model.pretrained=published/yolov3"]).model.name == "yolov3"
+    capsys.readouterr()
+    for name, said in (
+        ("resnet18", "which is a classifier; expected a det"),
+        ("yolov9", "no weights are pub"),
+    ):
+        (line,) = problems(capsys, "new", "shapes", "--pretrained", f"published/{name}", "--out", "new.yaml")
+        assert said in line and not Path("new.yaml").exists()
 
 
 @pytest.mark.parametrize("name", ["", "published"])

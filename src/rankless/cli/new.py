@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from rankless.cli.options import (
-    Classes,
-    Force,
-    Format,
-    Root,
-    app,
-    check_recipe,
-    chosen_classes,
-    opened_task,
-)
+from rankless.cli.options import Classes, Force, Format, Root, app, check_recipe, chosen_classes, opened_task
 from rankless.errors import UserError, counted, nearest
 from rankless.printing import say
 
@@ -126,7 +117,8 @@ def recipe_for(folder: str, overrides: Sequence[str], undo: ExitStack | None = N
     written = text(facts, f"{name}.yaml", pretrained)
     recipe = load.parsed(written, f"the recipe for {folder}", overrides, check_name=problem)
     _say_values(recipe, [each.key for each in settings(facts, pretrained)], overrides)
-    more = f" --pretrained {shlex.quote(pretrained)}" if pretrained else ""
+    named = f"published/{recipe.model.name}" if pretrained == "published" else pretrained
+    more = f" --pretrained {shlex.quote(named)}" if named else ""
     say(f"to see the reasons, and to change the values: rankless new {shlex.quote(folder)}{more}")
     return recipe
 

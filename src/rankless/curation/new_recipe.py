@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from rankless.curation import fine_tuning
 from rankless.curation.facts import Facts
 from rankless.errors import UserError, counted, in_gib, listed, printable
+from rankless.models import published
+from rankless.models.names import problem
 from rankless.recipe.commented import Setting, commented
 
 MICRO_BATCH = {"detect": 4, "classify": 8}
@@ -69,6 +71,11 @@ def _on_weights(facts: Facts, pretrained: str) -> Iterator[Setting]:
         facts.train_images, known=fine_tuning.knows(pretrained, facts.counts)
     )
     yield Setting("task", facts.task, _TASKS[facts.task])
+    if pretrained.startswith("published/"):
+        network = published.named(pretrained.removeprefix("published/")).models[0]
+        if wrong := problem(facts.task, network):
+            raise UserError(f"model.pretrained is '{pretrained}': {wrong}")
+        yield Setting("model.name", network, "The network of these weights.")
     yield Setting(
         "model.pretrained", pretrained, "The start, with the network and the input size of these weights."
     )

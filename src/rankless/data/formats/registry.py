@@ -53,6 +53,7 @@ _PARTS = (
     *("train", "training", "val", "valid", "validation", "dev", "test", "testing"),
 )
 """The usual names of folders inside a data set."""
+_ARCHIVES = (".zip", ".gz", ".tgz", ".7z", ".rar")
 _LOOKED_AT = 10_000
 """The maximum number of files that are counted in a folder of unknown format."""
 
@@ -212,6 +213,7 @@ def _what_is_there(path: Path) -> str:
     """Describe a file or folder of unknown format, as the end of a sentence."""
     if path.is_file():
         kind = "an image" if path.suffix.lower() in EXTENSIONS else f"a '{path.suffix}' file"
+        kind = "an archive; unpack it" if path.suffix.lower() in _ARCHIVES else kind
         return f"it is {kind}" if path.suffix else "it is a file without an extension"
     entries = list(islice((each for each in path.rglob("*") if not reading.is_folder(each)), _LOOKED_AT + 1))
     if not entries:
