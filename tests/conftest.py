@@ -15,33 +15,40 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-import numpy.testing  # older releases run lscpu in this import; here it is not inside a test
 import pytest
-import torch  # noqa: F401 - so does its import, by way of the bindings for CUDA
-from PIL import Image
-
-from rankless.engine import workers
-from rankless.hardware.heap import fill_with_nan
-from rankless.launch import fork_server
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
 import thorough  # noqa: E402, F401  # registers the profiles that test modules name
 from process_server import AVAILABLE, RANKS, SERVER, STARTED, RankServer  # noqa: E402
 
-if AVAILABLE:  # the ranks that tests start in their own process are forked, as those of the command are
-    fork_server._running = RankServer()  # type: ignore[assignment]
-workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
-fill_with_nan()  # so that what reads memory that nobody wrote shows
 # A shell ignores these for what it starts in the background, and so would all that tests start and interrupt.
 for number in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare a process that runs tests; the one that only hands them out to workers imports no PyTorch."""
+    if config.getoption("numprocesses", 0) and not hasattr(config, "workerinput"):
+        return
+    import numpy.testing  # noqa: F401 - older releases run lscpu in this import; here it is not inside a test
+    import torch  # noqa: F401 - so does its import, by way of the bindings for CUDA
+
+    from rankless.engine import workers
+    from rankless.hardware.heap import fill_with_nan
+    from rankless.launch import fork_server
+
+    if AVAILABLE:  # the ranks that tests start in their own process are forked, as those of the command are
+        fork_server._running = RankServer()  # type: ignore[assignment]
+    workers.usable_cores = lambda: 1  # so that tests alone decide about loader processes
+    fill_with_nan()  # so that what reads memory that nobody wrote shows
+
 
 # `make test-fast` leaves out what is marked as starting processes. So that no mark is forgotten, a test
 # without it fails where it starts one.
@@ -103,18 +110,24 @@ def _group(items: list[pytest.Item]) -> None:
     """Mark the groups, each of which one worker runs, and sort them.
 
     Together are the tests that share a fixture of their file, and those that call functions on ranks, half of
-    whose files are one group: two workers have ranks then, and not all. Every other test is a group of its
-    own, so that no worker is left with a long file at the end; the many short ones fill the gaps. First come
-    the ranks, which compute, and beside them the machines, which mostly wait.
+    whose files are one group: two workers have ranks then, and not all. Every other test that starts
+    processes is a group of its own, so that no worker is left with a long file at the end; the others fill
+    the gaps, five or twenty of them a group, because handing out one takes longer the more there are. First
+    come the ranks, which compute, and beside them the machines, which mostly wait.
     """
     with_ranks = sorted({item.path for item in items if "ranks" in item.fixturenames})  # type: ignore[attr-defined]
+    seen: Counter[tuple[Path, int]] = Counter()
 
     def group(item: pytest.Item) -> str:
         if given := item.get_closest_marker("xdist_group"):
             return str(given.args[0])
         definitions = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
         if "ranks" not in definitions and all(one[-1].scope != "module" for one in definitions.values()):
-            return item.nodeid
+            if (long := length(item)) > 1:
+                return item.nodeid
+            seen[item.path, long] += 1
+            number = seen[item.path, long] // (5 if long else 20)
+            return f"{item.nodeid.partition('::')[0]}-{long}-{number}"
         if item.path in with_ranks:
             return f"ranks-{with_ranks.index(item.path) % 2}"
         return item.nodeid.partition("::")[0]
@@ -252,6 +265,9 @@ ema: {decay: 0.95}
 @pytest.fixture(scope="session")
 def small_recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A recipe: 21 training and 11 validation images of 64 × 64, bright rectangles of two classes."""
+    import numpy as np
+    from PIL import Image
+
     folder = tmp_path_factory.mktemp("shapes")
     rng = np.random.default_rng(1)
     for split, count in (("train", 21), ("val", 11)):

@@ -319,6 +319,7 @@ def test_what_old_launchers_add_is_left_out(words, forked, tmp_path):
 COMPUTING = ["train", "verify", "evaluate x", "errors x", "benchmark x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMPUTING)
 def test_device_is_cpu_or_cuda(monkeypatch, capsys, tmp_path, command):
     """The GPU that PyTorch reports here is hidden from whatever asks for one."""

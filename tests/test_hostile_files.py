@@ -80,6 +80,7 @@ VERBS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["x" * 300, "pipe", "loop", "/dev/zero", "", "a\0b", "socket"])
 @pytest.mark.usefixtures("data")
 def test_a_path_that_is_no_file_is_a_sentence_in_every_verb(capsys: pytest.CaptureFixture[str], place: str):

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rankless"
 NO_ROOM = {"utils", "util", "core", "common", "helpers", "helper", "misc", "tools", "base", "shared"}
@@ -83,6 +85,7 @@ def additions() -> Iterator[tuple[str, set[str]]]:
             yield example, files
 
 
+@pytest.mark.slow
 def test_the_architecture_says_where_things_are_added():
     rows = dict(additions())
     assert len(rows) > 5

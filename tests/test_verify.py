@@ -67,19 +67,19 @@ def recipe(task: str, file: str) -> Recipe:
     [
         ("Honest", None),
         ("LossByRank", "step 1, model/"),
-        ("ScoreByRank", "the scores after step 2 (compared with the first world)"),
+        ("ScoreByRank", "the scores after step 1 (compared with the first world)"),
         ("BufferByRank", "step 1, model/images_seen and 1 more (rank 1 compared with rank 0)"),
     ],
 )
 def test_it_tells_where_worlds_part(small_recipe: str, task: str, difference: str | None) -> None:
     said: list[str] = []
-    report = verify(recipe(task, small_recipe), [1, 2], 4, said.append)
+    report = verify(recipe(task, small_recipe), [1, 2], 2, said.append)
     one, two = report.worlds
     assert (one.world, two.world, one.difference) == (1, 2, None)
     assert report.ok == (difference is None) == (two.difference is None)
     assert len(one.digest) == 64 and one.images_per_second > 0
     if difference is None:
-        assert said[-1] == "the same bits in every tensor after each step (4), and the same scores"
+        assert said[-1] == "the same bits in every tensor after each step (2), and the same scores"
     else:
         assert two.difference is not None and two.difference.startswith(difference)
         assert said[-1] == f"DIFFERENT: world size 2: {two.difference}"

@@ -64,6 +64,7 @@ def stems(whole, groups):
     return {frozenset(paths[number] for number in group) for group in groups}
 
 
+@pytest.mark.slow
 def test_what_is_saved_again_or_resized_is_found_and_nothing_else(tmp_path):
     root = folder(tmp_path / "d", 40, 12)
     (root / "c" / "copy.png").write_bytes((root / "c" / "020.png").read_bytes())

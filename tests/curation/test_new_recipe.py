@@ -92,6 +92,7 @@ def test_the_text_is_a_recipe_that_fits(facts):
     )
 
 
+@pytest.mark.slow
 @given(some_facts)
 def test_each_line_has_a_reason(facts):
     facts = dataclasses.replace(facts, root="data", classes="auto")  # others may take several lines

@@ -47,8 +47,7 @@ def test_the_bits_are_the_same(case: str, ranks: Any, tmp_path: Path, small_reci
     words = [small_recipe if word == "SMALL" else word for word in CASES[case]]
     (plain,) = ranks(1, trained, words, str(tmp_path / "plain"))
     again = [*words, "model.checkpointing=true"]
-    for size in (1, 2):
-        assert ranks(size, trained, again, str(tmp_path / f"{size}")) == [plain] * size
+    assert ranks(2, trained, again, str(tmp_path / "two")) == [plain] * 2
 
 
 def kept(net: nn.Module, x: Tensor) -> int:

@@ -159,11 +159,9 @@ def test_the_bits_are_the_same_on_any_number_of_ranks_and_after_a_resume(
     text = to_json(KINDS[kind])
     (expected,) = ranks(1, work, text, str(tmp_path / "one"), False, 0)
     assert len(expected) == STEPS
-    for size in (2, 3) if kind == "micro" else (3,):
-        answers = ranks(size, work, text, str(tmp_path / f"{size}"), False, 0)
-        assert all(answer == expected for answer in answers)
-    stops = ((2, 1, 2), (RELEASE, 2, 1), (RELEASE + 1, 1, 3), (7, 3, 2))  # before, at and after the release
-    for stop, before, after in stops if kind == "micro" else stops[1:2]:
+    # Before, at and after the release, with every step on two and on three ranks.
+    stops = ((2, 1, 2), (RELEASE, 2, 1), (RELEASE + 1, 1, 3), (7, 3, 2))
+    for stop, before, after in stops if kind == "micro" else ((RELEASE, 2, 3),):
         folder = str(tmp_path / f"stop-{stop}")
         first = ranks(before, work, text, folder, False, stop)
         assert RunDirectory(Path(folder)).pointed("last") == stop

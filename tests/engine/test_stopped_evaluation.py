@@ -88,9 +88,7 @@ def whole(ranks: Any, words: list[str], tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
-@pytest.mark.parametrize(
-    ("size", "when", "most"), [(1, "predict", 1), (2, "predict", 1), (3, "predict", 1), (2, "score", 3)]
-)
+@pytest.mark.parametrize(("size", "when", "most"), [(1, "predict", 1), (3, "predict", 1), (2, "score", 3)])
 def test_it_is_left_within_a_batch_and_owed(
     ranks: Any, words: list[str], whole: Path, tmp_path: Path, size: int, when: str, most: int
 ) -> None:

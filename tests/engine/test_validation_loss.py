@@ -41,7 +41,8 @@ NETS = {
         *DIGITS, "data.val_images=3", "batch.micro=2",
     ],
     "classifier": [
-        "digits-classify", "model.dropout=0.3", "loss.smoothing=0.2", "batch.images=64", "batch.micro=32",
+        "digits-classify", "model.name=resnet20-cifar", "model.image_size=16", "model.dropout=0.3",
+        "loss.smoothing=0.2", "batch.images=64", "batch.micro=32",
     ],
 }  # fmt: skip
 
@@ -74,8 +75,8 @@ def scored(world: World, name: str, extra: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [name for name in NETS if THOROUGH or name not in ("anchor-free", "ssd")])
 @pytest.mark.processes
-def test_it_is_that_of_a_plain_loop(name: str, ranks: Any) -> None:
-    ((found),) = ranks(1, scored, name, [])
+def test_it_is_that_of_a_plain_loop_on_any_number_of_ranks(name: str, ranks: Any) -> None:
+    (found,) = ranks(1, scored, name, [])
     recipe = recipe_of(name)
     total = count = 0.0
     with computes_like(recipe), torch.no_grad():
@@ -89,15 +90,10 @@ def test_it_is_that_of_a_plain_loop(name: str, ranks: Any) -> None:
             total, count = total + loss.sum.item(), count + loss.count.item()
     assert found["loss"] == pytest.approx(total / count, rel=1e-6)
     assert count > 0 and found["loss"] > 0
-
-
-@pytest.mark.parametrize("name", ["yolo", "classifier"])
-@pytest.mark.processes
-def test_it_is_the_same_on_any_number_of_ranks(name: str, ranks: Any) -> None:
-    (alone,) = ranks(1, scored, name, [])
-    assert [one["loss"] for one in ranks(3, scored, name, [])] == [alone["loss"]] * 3
-    (again,) = ranks(1, scored, name, ["evaluate.tta=flip"])
-    assert again["loss"] == alone["loss"]  # of the image as it is
+    if name != "faster-rcnn":
+        assert [one["loss"] for one in ranks(3, scored, name, [])] == [found["loss"]] * 3
+        (again,) = ranks(1, scored, name, ["evaluate.tta=flip"])
+        assert again["loss"] == found["loss"]  # of the image as it is
 
 
 class Counter(nn.Linear):
@@ -143,27 +139,6 @@ def test_images_that_cannot_be_read_take_no_part(name: str) -> None:
     assert found.count == expected.count
     whole.unreadable = [Unreadable(index, "", "") for index in range(4)]
     assert whole.readable() is None
-
-
-def trained(world: World, words: list[str], folder: str) -> list[dict[str, Any]]:
-    recipe, run = load(words[0], words[1:]), RunDirectory(Path(folder))
-    with computes_like(recipe):
-        loop.train(recipe, run, world, resume=False)
-    return list(journal.read(run.journal))
-
-
-@pytest.mark.processes
-def test_the_best_is_that_of_the_lowest_loss(ranks: Any, tmp_path: Path) -> None:
-    """Of a rate so high that the scores go up and down."""
-    words = [
-        "digits-classify", "epochs=1", "batch.images=240", "batch.micro=120", "evaluate.every=1",
-        "checkpoint.keep=1", "optim.lr=0.05", "model.image_size=16", "precision=fp32",
-        "evaluate.best=loss",
-    ]  # fmt: skip
-    (entries,) = ranks(1, trained, words, str(tmp_path / "run"))
-    scores = {entry["evaluation"]: entry["scores"]["loss"] for entry in entries if "evaluation" in entry}
-    assert len(scores) > 4 and len(set(scores.values())) > 3
-    assert RunDirectory(tmp_path / "run").pointed("best") == min(scores, key=scores.__getitem__)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +225,24 @@ def own(world: World, kind: str, best: str, folder: str) -> dict[str, Any]:
     if kind == "infinite":
         return {"warnings": [entry["text"] for entry in entries if entry.get("event") == "warning"]}
     return next(dict(entry["scores"]) for entry in reversed(entries) if "evaluation" in entry)
+
+
+def swinging(world: World, folder: str) -> list[float]:
+    """Train with a rate so high that the loss goes up and down; the loss of every evaluation."""
+    words = ["epochs=4", "batch.images=2", "batch.micro=2", "evaluate.every=1", "evaluate.best=loss"]
+    words += ["checkpoint.keep=1", "optim.name=sgd", "optim.lr=0.1", "schedule.warmup=0", "precision=fp32"]
+    recipe, run = load("digits-classify", words), RunDirectory(Path(folder))
+    with computes_like(recipe):
+        loop.train(recipe, run, world, resume=False, task=WithLoss(recipe))
+    return [entry["scores"]["loss"] for entry in journal.read(run.journal) if "evaluation" in entry]
+
+
+@pytest.mark.processes
+def test_the_best_is_that_of_the_lowest_loss(ranks: Any, tmp_path: Path) -> None:
+    (losses,) = ranks(1, swinging, str(tmp_path / "run"))
+    lowest = losses.index(min(losses))
+    assert 0 < lowest < len(losses) - 1
+    assert RunDirectory(tmp_path / "run").pointed("best") == lowest + 1
 
 
 @pytest.mark.processes

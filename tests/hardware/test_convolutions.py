@@ -57,6 +57,7 @@ def options(draw: st.DrawFn, sides: int) -> tuple[dict[str, Any], list[int]]:
     return {"out_channels": out, "kernel_size": kernel, **given}, shape
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(settings.get_profile("files"))
 @pytest.mark.parametrize(

@@ -170,6 +170,7 @@ def test_without_supervision_it_says_what_to_install(colors, paint):
         rankless.load(colors).predict(paint("red"))[0].to_supervision()
 
 
+@pytest.mark.slow
 def test_a_classifier(tmp_path):
     names = tuple("abcdefg")
     recipe = Recipe(task="classify", model=Model(name="resnet18", image_size=32))

@@ -175,6 +175,7 @@ def test_heat_lies_on_the_object(tmp_path):
     assert drawn.size == (300, 150)
 
 
+@pytest.mark.slow
 def test_a_classifier_has_no_boxes_to_save(tmp_path, painted_file):
     from rankless.models.checkpoints import weights
     from rankless.recipe.schema import Model, Recipe

@@ -423,8 +423,9 @@ def test_onnxruntime_finds_the_same_boxes(kind: str, tmp_path: Path) -> None:
         torch.testing.assert_close(torch.from_numpy(other), mine, rtol=0, atol=far)
 
 
-def one_step(world: World, recipe: str, folder: str, precision: str) -> list[str]:
-    return digests_of_steps(load(recipe, [f"precision={precision}"]), folder, world, 2)
+def two_steps(world: World, recipe: str, folder: str, precision: str) -> list[str]:
+    words = [f"precision={precision}", "batch.images=8", "batch.micro=2"]
+    return digests_of_steps(load(recipe, words), folder, world, 2)
 
 
 @pytest.mark.slow
@@ -438,9 +439,8 @@ def test_one_digest_on_any_number_of_ranks(
     text = "\n".join(f"model: {model}" if line.startswith("model:") else line for line in lines)
     (tmp_path / "small.yaml").write_text(text)
     given = (str(tmp_path / "small.yaml"), str(tmp_path / "run"), precision)
-    (alone,) = ranks(1, one_step, given[0], f"{given[1]}1", precision)
-    assert ranks(2, one_step, given[0], f"{given[1]}2", precision) == [alone] * 2
-    assert ranks(3, one_step, given[0], f"{given[1]}3", precision) == [alone] * 3
+    (alone,) = ranks(1, two_steps, given[0], f"{given[1]}1", precision)
+    assert ranks(3, two_steps, given[0], f"{given[1]}3", precision) == [alone] * 3
 
 
 def test_copies_train_and_evaluate_on_their_own() -> None:

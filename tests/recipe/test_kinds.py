@@ -212,6 +212,7 @@ def test_another_model_brings_other_keys():
     assert changed(chosen, ["epochs=3"]).loss == chosen.loss
 
 
+@pytest.mark.slow
 def test_the_json_schema_knows_the_kinds():
     whole = schema()
     kind = whole["$defs"]["ResnetModel"]

@@ -491,6 +491,7 @@ def test_differences_are_dotted_and_in_order():
     assert differences(old, old) == []
 
 
+@pytest.mark.slow
 def test_the_schema_describes_every_key():
     whole = schema()
     json.dumps(whole)
@@ -576,6 +577,7 @@ def test_wrong_network_options_say_what_to_write(given, parts):
     assert all(part in problem for part in ("command line", *parts))
 
 
+@pytest.mark.slow
 def test_editors_are_told_of_the_short_forms():
     kinds = schema()["$defs"]
     assert {"enum": [0, 3, 5, 7]} in kinds["YoloModel"]["properties"]["involution"]["anyOf"]

@@ -86,6 +86,7 @@ def test_a_preset_hides_no_error(tmp_path):
         augment(tmp_path, "data: {augment: 3}")
 
 
+@pytest.mark.slow
 def test_the_schema_takes_a_name_or_a_section():
     section, name = schema()["$defs"]["Data"]["properties"]["augment"]["anyOf"]
     assert section == {"$ref": "#/$defs/Augment"}

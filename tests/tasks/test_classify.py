@@ -216,31 +216,41 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     return to_json(recipe)
 
 
+@pytest.fixture(scope="module")
+def alone(ranks: Any, small: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """What a training on one rank from files gives, and its run directory."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    (found,) = ranks(1, trained, small, str(run))
+    return found, run
+
+
 @pytest.mark.processes
-def test_the_weights_do_not_know_the_number_of_ranks(ranks: Any, small: str, tmp_path: Path) -> None:
+def test_the_weights_do_not_know_the_number_of_ranks(
+    ranks: Any, small: str, alone: tuple[list[str], Path], tmp_path: Path
+) -> None:
     """Nor of loader processes; with every variation, mixing, dropout, and unequal counts to divide by."""
-    (alone,) = ranks(1, trained, small, str(tmp_path / "1"))
-    assert len(alone) == 6 and len(set(alone)) == 6  # 5 steps and the scores
+    found, run = alone
+    assert len(found) == 6 and len(set(found)) == 6  # 5 steps and the scores
     with_workers = small.replace('"workers":"auto"', '"workers":1')
     assert with_workers != small
-    assert ranks(2, trained, small, str(tmp_path / "2")) == [alone] * 2
-    assert ranks(1, trained, with_workers, str(tmp_path / "3")) == [alone]
-    last = [RunDirectory(tmp_path / name) for name in ("1", "2", "3")]
+    assert ranks(2, trained, small, str(tmp_path / "2")) == [found] * 2
+    assert ranks(1, trained, with_workers, str(tmp_path / "3")) == [found]
+    last = [RunDirectory(path) for path in (run, tmp_path / "2", tmp_path / "3")]
     digests = [digest_file(one.step_directory(one.pointed("last")) / "ema.safetensors") for one in last]
     assert len(set(digests)) == 1
 
 
 @pytest.mark.processes
-def test_the_weights_do_not_know_files_from_shards(ranks: Any, small: str, tmp_path: Path) -> None:
+def test_the_weights_do_not_know_files_from_shards(
+    ranks: Any, small: str, alone: tuple[list[str], Path], tmp_path: Path
+) -> None:
     root = from_json(small).data.root
     packed = {split: open_annotations(root, split, "image-folder") for split in ("train", "val")}
     assert len(pack(packed, tmp_path / "shards", shard_bytes=20_000)) > 4
-    (files,) = ranks(1, trained, small, str(tmp_path / "1"))
     shards = small.replace(json.dumps(root), json.dumps(str(tmp_path / "shards")))
     with_workers = shards.replace('"workers":"auto"', '"workers":2')
     assert shards != small != with_workers
-    assert ranks(1, trained, shards, str(tmp_path / "2")) == [files]
-    assert ranks(2, trained, with_workers, str(tmp_path / "3")) == [files] * 2
+    assert ranks(2, trained, with_workers, str(tmp_path / "3")) == [alone[0]] * 2
 
 
 @pytest.mark.processes

@@ -197,6 +197,7 @@ def test_the_last_epochs_show_every_image_alone() -> None:
     assert differ == 8
 
 
+@pytest.mark.slow
 def test_a_image_is_a_function_of_seed_epoch_and_index() -> None:
     def all_of(order: list[int], seed: int = 1, epoch: int = 0) -> list[Augmented]:
         found = {index: view(noisy, HEAVY, index=index, count=6, seed=seed, epoch=epoch) for index in order}

@@ -113,6 +113,7 @@ def test_the_same_key_gives_the_same_bits_and_parts_do_not_disturb_each_other() 
     assert int(source.image.max()) == 255 and source.boxes.tolist() == [[10, 10, 60, 60]]  # untouched
 
 
+@pytest.mark.slow
 def test_threads_do_not_change_a_bit() -> None:
     source = sample(301, 403, (20, 30, 200, 280))
     source.image.copy_(torch.randint(0, 256, source.image.shape, dtype=torch.uint8))

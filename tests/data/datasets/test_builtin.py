@@ -164,6 +164,7 @@ def test_types_and_shapes(samples: list[Sample]) -> None:
         assert sample.labels.dtype == torch.int64
 
 
+@pytest.mark.slow
 def test_one_to_twelve_digits_evenly(samples: list[Sample]) -> None:
     counts = np.bincount([len(sample.labels) for sample in samples], minlength=14)
     assert counts[0] == counts[13:].sum() == 0
@@ -172,6 +173,7 @@ def test_one_to_twelve_digits_evenly(samples: list[Sample]) -> None:
     assert counts[1:13].max() <= 55
 
 
+@pytest.mark.slow
 def test_classes_in_balance(samples: list[Sample]) -> None:
     counts = torch.bincount(torch.cat([sample.labels for sample in samples]), minlength=10)
     expected = counts.sum().item() / 10
@@ -180,6 +182,7 @@ def test_classes_in_balance(samples: list[Sample]) -> None:
     assert chi_squared < 27.9  # the 99.9th percentile with nine degrees of freedom
 
 
+@pytest.mark.slow
 def test_sizes_are_roughly_log_uniform(samples: list[Sample]) -> None:
     boxes = torch.cat([sample.boxes for sample in samples])
     heights = boxes[:, 3] - boxes[:, 1]
@@ -189,6 +192,7 @@ def test_sizes_are_roughly_log_uniform(samples: list[Sample]) -> None:
     assert min(octaves) > 0.2  # a third each if sizes were exactly log-uniform and never shrunk for room
 
 
+@pytest.mark.slow
 def test_boxes_lie_inside_and_are_not_empty(samples: list[Sample]) -> None:
     for sample in samples:
         x1, y1, x2, y2 = sample.boxes.T
@@ -198,6 +202,7 @@ def test_boxes_lie_inside_and_are_not_empty(samples: list[Sample]) -> None:
         assert (y2 - y1).min() >= 3
 
 
+@pytest.mark.slow
 def test_boxes_overlap_at_most_slightly(samples: list[Sample]) -> None:
     touching = 0
     for sample in samples:

@@ -120,6 +120,7 @@ def test_partners_come_from_the_whole_data_by_key(options):
     assert not torch.equal(examples(seed=1, **options).item(5, 0).target, items[0].target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["mixup", "cutmix"])
 def test_a_share_of_the_images_is_mixed_and_none_in_the_last_epochs(way):
     half = examples(**{way: 1.0}, mixup_probability=0.25)

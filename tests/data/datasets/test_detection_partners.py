@@ -85,6 +85,7 @@ def test_each_image_of_the_line_is_read_once_and_no_other() -> None:
         assert sum(asked.values()) > 8
 
 
+@pytest.mark.slow
 def test_a_mosaic_of_a_micro_batch_shows_no_image_twice() -> None:
     options = Augment(preset="none", mosaic=1.0, partners="batch")
     for seed in range(20):

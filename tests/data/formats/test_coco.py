@@ -481,6 +481,7 @@ def by_pycocotools(file: Path, results: list[dict]) -> list[float]:
 NUMBERS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_scores_through_a_file_with_crowds_and_areas_are_pycocotools(tmp_path, seed):
     rng = np.random.default_rng(seed)

@@ -244,6 +244,7 @@ def test_cut_short(tmp_path: Path, ending: str, share: float) -> None:
         read(tmp_path / f"a.{ending}")
 
 
+@pytest.mark.slow
 def test_a_hundred_megapixels_are_read_and_more_than_the_limit_reported(tmp_path: Path) -> None:
     flat("L", 77).resize((10000, 10000)).save(tmp_path / "large.jpg")
     assert header(tmp_path / "large.jpg").size == (10000, 10000)

@@ -86,6 +86,7 @@ def test_a_killed_scan_goes_on(
     assert set(before) | set(again) == {path for (path,) in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["edited", "added", "removed", "cut store"])
 def test_a_change_costs_its_chunk(files: list[tuple[str, ...]], store: Path, change: str) -> None:
     log = os.environ["LOG"]

@@ -88,6 +88,7 @@ def test_the_plain_loop_halves_its_batch_until_memory_suffices(images: int, data
     assert tried == sorted(tried, reverse=True) and len(tried) <= images.bit_length() + 1
 
 
+@pytest.mark.slow
 def test_the_plain_loop_computes_the_same_gradient_however_it_cuts_the_batch() -> None:
     recipe = steady(load("digits", [*SMALL, "batch_norm=frozen", "model.dropout=0", "optim.clip=5"]))
     weights = []
@@ -103,6 +104,7 @@ def test_the_plain_loop_computes_the_same_gradient_however_it_cuts_the_batch() -
     assert (weights[0] - weights[1]).norm() < 1e-3 * moved
 
 
+@pytest.mark.slow
 def test_pure_half_precision_leaves_no_float32_number() -> None:
     recipe = steady(load("digits", [*SMALL, "optim.name=adamw", "ema.decay=0.9"]))
     loop = BareLoop(recipe, torch.device("cpu"))
