@@ -13,6 +13,7 @@ import torch
 
 from rankless.errors import UserError, check_all, printable
 from rankless.hardware.batch_invariant import batch_invariant
+from rankless.hardware.instruction_set import is_limited
 from rankless.hardware.precision import autocast, resolve
 from rankless.inference.predict_custom import CustomFinder
 from rankless.inference.predict_detect import BoxFinder
@@ -82,13 +83,18 @@ class Opened:
             restore()
 
     @contextmanager
-    def computing(self, device: torch.device) -> Iterator[None]:
-        """Enable inference mode and the recipe's autocast for this thread within the block.
+    def computing(self, number: int) -> Iterator[None]:
+        """Enable inference mode and the recipe's autocast for this thread and a finder within the block.
 
         An image's result does not depend on the other images in its batch.
         """
-        with torch.inference_mode(), autocast(self.recipe.precision, device), batch_invariant(device):
-            yield
+        finder, device = self.finders[number], self.devices[number]
+        with torch.inference_mode():
+            if isinstance(finder, BoxFinder) and finder.fused and not is_limited():
+                yield  # the contexts below would intercept every call, which takes a quarter of a small model
+                return
+            with autocast(self.recipe.precision, device), batch_invariant(device):
+                yield
 
 
 def open_finders(target: Path, asked: PredictOptions, *others: Callable[[], object]) -> Opened:

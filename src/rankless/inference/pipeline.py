@@ -149,7 +149,7 @@ def _batched(items: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
 def _answers(opened: Opened, number: int, batch: Sequence[_Read]) -> list[Answered]:
     finder, device = opened.finders[number], opened.devices[number]
     items = [one.item for one in batch if one.image is not None]
-    with opened.computing(device):
+    with opened.computing(number):
         if isinstance(finder, CustomFinder):
             found: list[Any] = [finder.answer(item) for item in items]
         else:
