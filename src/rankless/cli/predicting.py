@@ -107,7 +107,7 @@ def predict(
         ),
     ] = None,
     batch: Annotated[
-        str | None, Parameter(help="Batch size. Default: 16 on a GPU, 1 on a CPU.", metavar="N")
+        str | None, Parameter(help="Batch size. Default: 16 on a GPU; 1 to 4 on a CPU.", metavar="N")
     ] = None,
     resume: Annotated[bool, Parameter(help="Continue the interrupted prediction in --out."), flag] = False,
     force: Annotated[

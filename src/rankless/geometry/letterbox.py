@@ -36,19 +36,25 @@ def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -
         The resized image, uint8 (3, H, W).
     """
     height, width = image.shape[-2:]
-    above, below, upper, lower = map(torch.from_numpy, _points(size[0], steps[0], height, clamped=False))
-    before, behind, left, right = map(torch.from_numpy, _points(size[1], steps[1], width, clamped=True))
-    used, places = torch.cat([above, below]).unique(return_inverse=True)
-    lines = image.permute(1, 2, 0).index_select(0, used)  # (rows, w, 3), contiguous as decoded
-    mixed = lines.index_select(1, before).int().mul_(left[:, None])
-    mixed += lines.index_select(1, behind).int().mul_(right[:, None])
-    mixed >>= 4
+    above, below, upper, lower = _points(size[0], steps[0], height, clamped=False)
+    before, behind, left, right = _points(size[1], steps[1], width, clamped=True)
+    used, places = np.unique(np.concatenate((above, below)), return_inverse=True)
+    lines = image.permute(1, 2, 0).numpy().take(used, 0).reshape(len(used), -1)  # (rows, w * 3), as decoded
+
+    def columns(pixels: NDArray[np.int64], weights: NDArray[np.int32]) -> Tensor:
+        values = (
+            3 * pixels[:, None] + np.arange(3)
+        ).ravel()  # NumPy takes bytes four times as fast as PyTorch
+        return torch.from_numpy(lines.take(values, 1)).int().mul_(torch.from_numpy(weights.repeat(3)))
+
+    mixed = columns(before, left).add_(columns(behind, right)).bitwise_right_shift_(4)
     upper_rows, lower_rows = (
-        mixed.index_select(0, rows).mul_(weights[:, None, None]).bitwise_right_shift_(16)
-        for rows, weights in zip(places.split(len(above)), (upper, lower), strict=True)
+        mixed.index_select(0, torch.from_numpy(rows)).mul_(torch.from_numpy(weights)[:, None])
+        for rows, weights in zip(np.split(places, 2), (upper, lower), strict=True)
     )
-    result = upper_rows.add_(lower_rows).add_(2).bitwise_right_shift_(2)
-    return result.to(torch.uint8).permute(2, 0, 1).contiguous()
+    result = upper_rows.bitwise_right_shift_(16).add_(lower_rows.bitwise_right_shift_(16)).add_(2)
+    shown = result.bitwise_right_shift_(2).to(torch.uint8).view(*size, 3)
+    return shown.permute(2, 0, 1).contiguous()
 
 
 def _points(

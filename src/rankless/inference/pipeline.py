@@ -102,8 +102,8 @@ def ordered(
         yield waiting.popleft().result()
 
 
-def answered(opened: Opened, sources: Iterable[Source], pool: Executor) -> Iterator[Answered]:
-    """Predict on every image, and yield the results in the order of the images."""
+def answered(opened: Opened, sources: Iterable[Source], pool: Executor, size: int) -> Iterator[Answered]:
+    """Predict on every image in batches of ``size``, and yield the results in the order of the images."""
     finder = opened.finders[0]
 
     def read(source: Source) -> _Read:
@@ -113,7 +113,7 @@ def answered(opened: Opened, sources: Iterable[Source], pool: Executor) -> Itera
             return _Read(source, None, None, error.reason)
         return _Read(source, image, image if isinstance(finder, CustomFinder) else finder.item(view))
 
-    batches = _batched(ordered(pool, read, sources, opened.batch + reading()), opened.batch)
+    batches = _batched(ordered(pool, read, sources, size + reading()), size)
     if len(opened.finders) == 1:
         for batch in batches:
             yield from _answers(opened, 0, batch)
@@ -149,7 +149,7 @@ def _batched(items: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
 def _answers(opened: Opened, number: int, batch: Sequence[_Read]) -> list[Answered]:
     finder, device = opened.finders[number], opened.devices[number]
     items = [one.item for one in batch if one.image is not None]
-    with opened.computing(device):
+    with opened.computing(number):
         if isinstance(finder, CustomFinder):
             found: list[Any] = [finder.answer(item) for item in items]
         else:

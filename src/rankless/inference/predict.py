@@ -61,7 +61,8 @@ def predict(
             reports its best five classes.
         classes: names or ids of the classes to detect; all if empty.
         device: a torch device, or several as in ``cuda:0,cuda:1``; all GPUs if there are any, else the CPU.
-        batch: batch size; by default 16 on a GPU and 1 on a CPU. On a GPU it may change a score's last bits.
+        batch: batch size; by default 16 on a GPU, where it may change a score's last bits. On a CPU, where it
+            changes no bit, the default is 1, or 4 for Darknet's networks unless a source is live.
         overrides: ``key=value``, changes to the recipe of the weights, as in ``evaluate.iou=0.5``.
         save: kinds of results to write, from :data:`rankless.inference.formats.KINDS`.
         force: allow an ``out`` that is not empty: results of an earlier call are replaced or removed, other

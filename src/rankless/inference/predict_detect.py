@@ -54,6 +54,7 @@ class BoxFinder:
         classes: names or ids of the classes to find; all if empty.
 
     Attributes:
+        fused: whether the model needs neither autocast nor other kernels, see :func:`fold_batch_norms`.
         heat: whether results include a heat map.
     """
 
@@ -78,7 +79,7 @@ class BoxFinder:
         refuse_giant_image(self.task.size, source, self.task.spec.activations(self.task.size))
         model = trained.model(self.task, loaded, source)
         self.model, self.device = model.to(device).eval(), device
-        fold_batch_norms(self.model, dtype_of(recipe.precision))
+        self.fused = fold_batch_norms(self.model, dtype_of(recipe.precision))
         self.shown = Shown(self.task.size, recipe.data.fit, self.task.detail)
         self.heat = False
 

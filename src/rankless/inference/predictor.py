@@ -37,7 +37,8 @@ def load(
         confidence: lowest score to keep, 0..1; by default 0.25 for detections.
         classes: names or ids of the classes to detect; all if empty.
         device: a torch device, or several as in ``cuda:0,cuda:1``; all GPUs if there are any, else the CPU.
-        batch: batch size; by default 16 on a GPU and 1 on a CPU.
+        batch: batch size; by default 16 on a GPU. On a CPU, where it changes no bit, the default is 1, or 4
+            for Darknet's networks in :meth:`Predictor.predict`, which returns all results together.
 
     Raises:
         UserError: there are no weights, or the options do not fit them. The error lists all problems.
@@ -86,7 +87,7 @@ class Predictor:
             UserError: an item is not an image, or cannot be read. The error lists all unreadable files.
         """
         results, unreadable = Results(), []
-        for result in self._results(images):
+        for result in self._results(images, self._opened.patient_batch):
             if isinstance(result, UnreadableImage):
                 unreadable.append(result)
             else:
@@ -107,17 +108,19 @@ class Predictor:
         Raises:
             UnreadableImage: an image cannot be read. The error is raised when the image's turn comes.
         """
-        for result in self._results(images):
+        for result in self._results(images, self._opened.batch):
             if isinstance(result, UnreadableImage):
                 raise result
             yield result
 
-    def _results(self, images: ImageLike | Iterable[ImageLike]) -> Iterator[Result | UnreadableImage]:
+    def _results(
+        self, images: ImageLike | Iterable[ImageLike], batch: int
+    ) -> Iterator[Result | UnreadableImage]:
         if isinstance(images, str | os.PathLike | Image.Image) or _is_one(images):
             images = [images]  # type: ignore[list-item]
         sources: Iterable[Source] = (source_of(one, number) for number, one in enumerate(images))
         with self._opened.settings(), threads() as pool:
-            for one in answered(self._opened, sources, pool):
+            for one in answered(self._opened, sources, pool, batch):
                 if one.image is None:
                     yield UnreadableImage(one.source.name, one.reason)
                 else:

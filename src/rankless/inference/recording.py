@@ -129,7 +129,9 @@ class Recording:
 
         began = time.monotonic()
         with threads() as pool, self._bar(left, journal, progress=progress) as bar:
-            found = answered(self.opened, self._sources(left), pool)
+            is_live_now = any(is_live(self.sources[position]) for position in left)
+            batch = self.opened.batch if is_live_now else self.opened.patient_batch
+            found = answered(self.opened, self._sources(left), pool, batch)
             try:
                 for one in ordered(pool, render, found, reading() + 1):
                     self._keep(one, journal)

@@ -1,25 +1,91 @@
-"""Fold batch norms into the preceding convolutions, for prediction only."""
+"""Fold batch norms and activations into the preceding convolutions, for prediction only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from rankless.models.layers import ConvBlock
+from rankless.models.heads.anchor_free.layers import AnchorFreeHeadLayers
+from rankless.models.layers import ConvBlock, Involution
+
+# oneDNN's names and parameters of activations.
+_ACTIVATIONS: dict[type[nn.Module], Callable[[Any], tuple[str, list[float]]]] = {
+    nn.Identity: lambda _: ("none", []),
+    nn.ReLU: lambda _: ("relu", []),
+    nn.LeakyReLU: lambda one: ("leaky_relu", [one.negative_slope]),
+    nn.SiLU: lambda _: ("swish", []),
+}
 
 
-def fold_batch_norms(model: nn.Module, dtype: torch.dtype) -> None:
+def fold_batch_norms(model: nn.Module, dtype: torch.dtype) -> bool:
     """Replace the convolution and batch norm of every :class:`ConvBlock` with one convolution, in place.
 
-    The model computes the same function except for rounding. With many small layers it is a fifth faster.
+    The model computes the same function except for rounding. On a CPU with oneDNN, the convolution also
+    applies the activation. With many small layers, a prediction takes two thirds of the time.
 
     Args:
         model: a model in evaluation mode.
         dtype: dtype of the folded weights; with autocast's dtype, forward passes need no conversion.
+
+    Returns:
+        Whether oneDNN computes all layers that have weights, in ``dtype`` and with the same bits in a batch
+        of any size, so that neither autocast nor other kernels are needed.
     """
-    for block in model.modules():
-        if isinstance(block, ConvBlock) and isinstance(block.norm, nn.BatchNorm2d):
-            folded = fuse_conv_bn_eval(block.conv.double(), block.norm.double())
-            block.conv = folded.to(dtype).to(memory_format=torch.channels_last)
-            block.norm = nn.Identity()
+    fused = 0
+    for parent in list(model.modules()):
+        for name, layer in parent.named_children():
+            if isinstance(layer, ConvBlock):
+                _fold(layer, dtype)
+                conv, activation = layer.conv, layer.activation
+            elif isinstance(layer, nn.Conv2d) and isinstance(parent, AnchorFreeHeadLayers | Involution):
+                conv, activation = layer, nn.Identity()
+            else:
+                continue
+            if _is_fusible(conv, activation, dtype):
+                setattr(parent, name, _Fused(conv.to(dtype), activation))
+                fused += 1
+    return fused > 0 and next(model.parameters(), None) is None
+
+
+def _fold(block: ConvBlock, dtype: torch.dtype) -> None:
+    if isinstance(block.norm, nn.BatchNorm2d):
+        folded = fuse_conv_bn_eval(block.conv.double(), block.norm.double())
+        block.conv = folded.to(dtype).to(memory_format=torch.channels_last)
+        block.norm = nn.Identity()
+
+
+def _is_fusible(conv: nn.Conv2d, activation: nn.Module, dtype: torch.dtype) -> bool:
+    """Return whether oneDNN computes a convolution in this dtype correctly; see ``hardware.convolutions``."""
+    if conv.weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    multiplies = conv.groups > 1 and conv.weight.shape[1] == 1 and conv.out_channels > conv.groups
+    if type(activation) not in _ACTIVATIONS or (multiplies and conv.stride[-1] > 1):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
+
+
+class _Fused(nn.Module):
+    """A convolution and an activation in one call of oneDNN, which also computes the smallest inputs."""
+
+    def __init__(self, conv: nn.Conv2d, activation: nn.Module) -> None:
+        super().__init__()
+        self._weight, self._dtype, self._is_packed = conv.weight.detach(), conv.weight.dtype, False
+        self._sides = conv.padding, conv.stride, conv.dilation, conv.groups
+        bias = None if conv.bias is None else conv.bias.detach()
+        self._others = bias, *self._sides, *_ACTIVATIONS[type(activation)](activation), ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, channels, H / stride, W / stride)."""
+        if not self._is_packed:  # in oneDNN's layout for this size; other sizes convert it
+            self._weight = torch.ops.mkldnn._reorder_convolution_weight(self._weight, *self._sides, x.shape)
+            self._is_packed = True
+        if x.dtype != self._dtype:
+            x = x.to(self._dtype)
+        out: Tensor = torch.ops.mkldnn._convolution_pointwise.default(x, self._weight, *self._others)
+        return out

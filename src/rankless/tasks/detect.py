@@ -201,17 +201,17 @@ class Detect:
     def _best(self, index: int, letterbox: Letterbox, boxes: Tensor, scores: Tensor) -> Detections:
         """Select one image's detections from boxes (P, 4), xyxy in pixels of the input, and scores (P, C)."""
         settings = self.recipe.evaluate
-        classes = scores.shape[1]
-        if not settings.multi_label:
-            best = scores.argmax(1, keepdim=True)
-            scores = torch.full_like(scores, -1).scatter(1, best, scores.gather(1, best))
-        flat = scores.flatten()
+        if settings.multi_label:
+            flat = scores.flatten()
+        else:
+            flat, best = scores.max(1)
         candidates = (flat > settings.confidence).nonzero().squeeze(1)
         candidates = candidates[best_first(flat[candidates], CANDIDATES)]
-        boxes = boxes[candidates // classes]
-        finite = boxes.isfinite().all(1)
-        boxes, candidates = to_source(boxes[finite], letterbox), candidates[finite]
-        confidence, labels = flat[candidates], candidates % classes
+        rows = candidates // scores.shape[1] if settings.multi_label else candidates
+        finite = boxes[rows].isfinite().all(1)
+        rows, candidates = rows[finite], candidates[finite]
+        boxes, confidence = to_source(boxes[rows], letterbox), flat[candidates]
+        labels = candidates % scores.shape[1] if settings.multi_label else best[rows]
         # Only better boxes remove a box, so if enough of the best remain, the rest need not be compared.
         first = 4 * settings.detections
         while True:
