@@ -5,7 +5,7 @@
 
 The network is YOLO-Fastest 1.1, the data are blood cells (BCCD) and raccoons, reduced to 128 pixels. A seed
 draws the images, the new weights and the augmentation. Both sides have a quarter of the epochs that
-`fine-tune` chooses: the recipe `fine-tune`, and from nothing the recipe that `rankless new` writes. A run is
+`fine-tune` chooses, or all: the recipe `fine-tune`, and from nothing that of `rankless new`. A run is
 a line of ``fine_tuning.jsonl``, with the scores of its last weights on the test images, which decide nothing.
 ``path/to/data`` has det_bccd, det_raccoon and weights with yolo-fastest-1.1.{weights,cfg} and coco.names.
 """
@@ -36,7 +36,7 @@ from rankless.curation.facts import Facts
 from rankless.recipe.load import default
 
 STORED = Path(__file__).with_suffix(".jsonl")
-SIDE, SHORTER = 128, 4
+SIDE = 128
 SEEDS = range(5)
 # One process computes a whole batch, and bf16 would depend on the processor.
 COMMON = (
@@ -72,22 +72,28 @@ SETS = {
 
 
 class Case(NamedTuple):
-    """A run: the data, the number of its images, the weights it starts from, and the seed."""
+    """A run: the data, the number of its images, the weights it starts from, the seed, and its length.
+
+    A ``part`` of 4 is a run of a quarter of the epochs.
+    """
 
     data: str
     images: int
     start: str
     seed: int
+    part: int = 4
 
 
 def cases() -> Iterator[Case]:
     """Yield all runs, the short ones first."""
+    starts = ("", "coco", *SETS)
     for column in range(3):
         for seed in SEEDS:
             for name, (*_, counts) in SETS.items():
-                for start in ("", "coco", "bccd"):
-                    if (name, start) != ("bccd", "bccd") or column == 0:
+                for start in starts:
+                    if name != start or column == 0:
                         yield Case(name, counts[column], start, seed)
+    yield from (Case("raccoon", 10, start, SEEDS[0], 1) for start in ("", "coco", "bccd"))
 
 
 def prepare(data: Path, work: Path) -> None:
@@ -141,11 +147,11 @@ def from_nothing(case: Case) -> list[str]:
 
 
 def recipe_of(case: Case, work: Path, epochs: int | None = None) -> rankless.Recipe:
-    """Return a run's recipe; by default, with a quarter of the epochs of `fine-tune`."""
+    """Return a run's recipe; by default, with its part of the epochs of `fine-tune`."""
     chosen = fine_tuning.words(case.images, known=case.start == case.data)
     full = next(int(word.partition("=")[2]) for word in chosen if word.startswith("epochs="))
     words = [f"data.root={work / case.data}", f"data.train={some(work, case)}", f"seed={case.seed}", *COMMON]
-    words.append(f"epochs={epochs or -(-full // SHORTER)}")
+    words.append(f"epochs={epochs or -(-full // case.part)}")
     if case.start:
         curve = "10%" if case.start == case.data else 0
         more = [f"model.pretrained={work / case.start}.safetensors", f"evaluate.every={curve}"]
@@ -165,8 +171,8 @@ def trained(recipe: rankless.Recipe, run: Path) -> list[dict[str, Any]]:
     return [line["scores"] for line in lines if "evaluation" in line]
 
 
-SOURCE = Case("bccd", 205, "", 77)
-"""The detector of blood cells that others start from, trained from nothing in 20 epochs."""
+SOURCES = {name: Case(name, one.counts[-1], "", 77) for name, one in SETS.items()}
+"""The detectors that others start from, trained from nothing in 20 epochs."""
 
 
 def store(case: Case, recipe: rankless.Recipe, work: Path) -> None:
@@ -196,9 +202,10 @@ def train(data: Path, work: Path) -> None:
     """Train every run that is not stored."""
     if not (work / "network.cfg").exists():
         prepare(data, work)
-    if not (work / "bccd.safetensors").exists():
-        store(SOURCE, recipe_of(SOURCE, work, 20), work)
-        shutil.copy(work / "run" / "last.safetensors", work / "bccd.safetensors")
+    for name, source in SOURCES.items():
+        if not (work / f"{name}.safetensors").exists():
+            store(source, recipe_of(source, work, 20), work)
+            shutil.copy(work / "run" / "last.safetensors", work / f"{name}.safetensors")
     for case in cases():
         if case not in stored():
             store(case, recipe_of(case, work), work)
@@ -215,22 +222,31 @@ def cell(results: Sequence[dict[str, Any]]) -> str:
 
 
 def table(found: dict[Case, dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table, and what became of the detector of blood cells on ten of its images."""
+    """Yield the lines of the table, what ten images more made of the detectors, and whole runs."""
     yield "| data | started from | 10 images | 50 images | all |"
     yield "|---|---|---|---|---|"
-    names = {"": "nothing", "bccd": "blood cells", "coco": "COCO", "raccoon": "raccoons"}
+    names = {"": "nothing", "bccd": "blood cells", "raccoon": "raccoons", "coco": "COCO"}
+    runs = {case: found[case] for case in found if case not in SOURCES.values()}
     for data, one in SETS.items():
-        for start in ("", "bccd", "coco"):
-            runs = [
-                [found[case] for case in found if case[:3] == (data, count, start) and case != SOURCE]
+        for start, name in names.items():
+            columns = [
+                [runs[case] for case in runs if case == (data, count, start, case.seed, 4)]
                 for count in one.counts
             ]
-            if any(runs):
-                yield f"| {names[data]} | {names[start]} | {' | '.join(map(cell, runs))} |"
-    if SOURCE in found and (kept := [found[case] for case in found if case[:3] == ("bccd", 10, "bccd")]):
-        before, after = found[SOURCE]["AP"][-1], cell(kept)
-        low = min(min(each["AP"]) for each in kept)
-        yield f"\nThe detector of blood cells: {before:.3f}, with ten images more {after}; lowest {low:.3f}."
+            if any(columns):
+                yield f"| {names[data]} | {name} | {' | '.join(map(cell, columns))} |"
+    yield ""
+    for data, source in SOURCES.items():
+        kept = [runs[case] for case in runs if case[:3] == (data, 10, data)]
+        if source in found and kept:
+            low = min(min(each["AP"]) for each in kept)
+            yield (
+                f"The detector of {names[data]}: {found[source]['AP'][-1]:.3f}, with ten images more "
+                f"{cell(kept)}; lowest {low:.3f}."
+            )
+    for case, one in runs.items():
+        if case.part == 1:
+            yield f"All epochs, {case.images} {names[case.data]}, from {names[case.start]}: {cell([one])}"
 
 
 def main() -> None:

@@ -49,9 +49,29 @@ def test_a_head_of_other_classes_is_made_anew(tmp_path: Path) -> None:
     fresh = values(model)
     _, said = start_from(model, str(path), NAMES)
     heads = "head.classes.weight, head.classes.bias"
-    assert said == f"the heads for 5 classes are initialized again for 3: {heads}"
+    assert said == f"the heads' rows for 5 classes are initialized again for 3: {heads}"
     for name, value in model.state_dict().items():
         assert torch.equal(value, fresh[name] if name.startswith("head.classes") else state[name]), name
+
+
+def test_rows_for_boxes_are_kept_where_no_class_is_known(tmp_path: Path) -> None:
+    class Yolo(Net):
+        def __init__(self, classes: int, seed: int) -> None:
+            super().__init__(classes, seed)
+            self.head["classes"] = nn.Conv2d(4, 2 * (5 + classes), 1)  # two anchors
+
+        def head_layout(self, name: str) -> tuple[int, int]:
+            return 5, 1
+
+    path, theirs, model = tmp_path / "w.safetensors", Yolo(5, 1), Yolo(3, 2)
+    weights.save(path, theirs.state_dict(), recipe=Recipe(), class_names=("a", "b", "c", "d", "e"))
+    fresh = values(model)
+    start_from(model, str(path), NAMES)
+    for name, value in model.state_dict().items():
+        if name.startswith("head.classes"):
+            rows, their_rows = value.unflatten(0, (2, 8)), theirs.state_dict()[name].unflatten(0, (2, 10))
+            assert torch.equal(rows[:, :5], their_rows[:, :5])
+            assert torch.equal(rows[:, 5:], fresh[name].unflatten(0, (2, 8))[:, 5:])
 
 
 def test_other_names_of_as_many_classes_are_reported(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_heads_for_other_classes_are_matched_by_name(tmp_path: Path) -> None:
     assert torch.equal(row[2], state["model.denoising_class_embed.weight"][3])  # of the padding
     other = built("rt_detr", 2)
     assert (
-        "the heads for 3 classes are initialized again for 2"
+        "the heads' rows for 3 classes are initialized again for 2"
         in start_from(other, str(folder), ["a", "b"], keys("rt_detr"))[-1]
     )
 

@@ -2,7 +2,8 @@
 
 Every tensor must fit, except in a head for other classes: the rows of classes that the file also has are
 copied by name, and the other rows keep their initial values. If the file has none of the classes, a head of
-the same size is loaded by position, and a head of another size keeps its initial values.
+the same size is loaded by position; of a head of another size, only the rows that belong to no class, such as
+those for boxes, are copied.
 """
 
 from __future__ import annotations
@@ -71,17 +72,19 @@ def start_from(
             f"model.pretrained: {source}: NaN or infinite values in {_listed(bad)}; take another checkpoint"
         )
     pairs = _matched(class_names, known)
-    arranged = _by_class(model, state, len(known), len(class_names), pairs) if pairs else None
+    has_rows = bool(pairs) or 0 < len(known) != len(class_names) > 0
+    arranged = _by_class(model, state, len(known), len(class_names), pairs) if has_rows else None
     initialized: list[str] = []
     if arranged is not None:
         state = {**state, **arranged}
+        initialized = [] if pairs else [*arranged]
     else:
         state, initialized = _without_other_heads(model, state, len(known), len(class_names))
     if described and not wanted and (misfits := compare(model.state_dict(), state)):
         _refuse_another_network(pretrained, described, misfits, len(model.state_dict()))
     load_into(model, state, f"model.pretrained: {source}")
     messages = [f"starting from the weights in {source}"]
-    if arranged is not None:
+    if pairs and arranged is not None:
         others = [name for label, name in enumerate(class_names) if label not in pairs]
         rest = f"; initialized again: {_listed(others)}" if others else ""
         messages.append(
@@ -90,8 +93,9 @@ def start_from(
         )
     elif initialized:
         classes = f" for {len(known)} classes" if known else ""
+        rows = "" if arranged is None else "' rows"
         messages.append(
-            f"the heads{classes} are initialized again for {len(class_names)}: {_listed(initialized)}"
+            f"the heads{rows}{classes} are initialized again for {len(class_names)}: {_listed(initialized)}"
             if class_names
             else f"the heads are initialized again: {_listed(initialized)}"
         )
