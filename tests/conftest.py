@@ -25,7 +25,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
 import thorough  # noqa: E402, F401  # registers the profiles that test modules name
-from process_server import AVAILABLE, RANKS, SERVER, STARTED, RankServer  # noqa: E402
+from process_server import AVAILABLE, RANKS, SERVER, SHARED, STARTED, RankServer  # noqa: E402
 
 # A shell ignores these for what it starts in the background, and so would all that tests start and interrupt.
 for number in (signal.SIGINT, signal.SIGQUIT):
@@ -36,6 +36,7 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests; the one that only hands them out to workers imports no PyTorch."""
     if config.getoption("numprocesses", 0) and not hasattr(config, "workerinput"):
+        os.environ[SHARED] = f"{CACHE.name}/server"
         return
     import numpy.testing  # noqa: F401 - older releases run lscpu in this import; here it is not inside a test
     import torch  # noqa: F401 - so does its import, by way of the bindings for CUDA
@@ -110,10 +111,10 @@ def _group(items: list[pytest.Item]) -> None:
     """Mark the groups, each of which one worker runs, and sort them.
 
     Together are the tests that share a fixture of their file, and those that call functions on ranks, half of
-    whose files are one group: two workers have ranks then, and not all. Every other test that starts processes
-    is a group of its own, so that no worker is left with a long file at the end; the others fill the gaps, five
-    or twenty of them a group, because handing out one takes longer the more there are. First come the ranks,
-    which compute, and beside them the machines, which mostly wait.
+    whose files are one group: two workers have ranks then, and not all. Every other test that starts
+    processes is a group of its own, so that no worker is left with a long file at the end; the others fill
+    the gaps, five or twenty of them a group, because handing out one takes longer the more there are. First
+    come the ranks, which compute, and beside them the machines, which mostly wait.
     """
     with_ranks = sorted({item.path for item in items if "ranks" in item.fixturenames})  # type: ignore[attr-defined]
     seen: Counter[tuple[Path, int]] = Counter()

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -281,7 +280,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("imported", ["before", "after"])
 def test_loaders_are_forked_from_the_rank_if_it_had_what_they_need(tmp_path: Path, imported: str) -> None:
     (tmp_path / "early.py").write_text(EARLY)
-    command = [sys.executable, str(tmp_path / "early.py"), str(Path(__file__).parent), imported]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    run = SERVER.run(str(tmp_path / "early.py"), str(Path(__file__).parent), imported, cwd=tmp_path)
     assert run.returncode == 0 and not run.stderr, run.stderr
     assert (run.stdout == "loader server\n") == (imported == "before")
