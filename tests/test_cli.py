@@ -183,10 +183,7 @@ def test_the_module_runs():
             ["train", "resnet50"],
             "mean 'resnet18'? the model of this name is given as task=classify model.name=resnet50",
         ),
-        (
-            ["train", "--resume", "--run", "gone"],
-            "gone: nothing to resume, there is no recipe.yaml",
-        ),
+        (["train", "--resume", "--run", "gone"], "gone: nothing to resume, there is no recipe.yaml"),
         (["train", "digts"], "no recipe 'digts'"),
         (["train", "ssdlite320"], "see: rankless recipes, and for model.name: rankless models"),
         (["train", "digits", "other"], "command line: 'other': expected key=value"),

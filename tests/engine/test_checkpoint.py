@@ -53,11 +53,7 @@ def test_it_reads_back_as_it_was(run: RunDirectory) -> None:
     kept, found = snapshot(5), checkpoint.load(run, 5)
     assert (found.step, found.state) == (5, kept.state)
     assert kept.ema is not None and found.ema is not None
-    for ours, theirs in (
-        (kept.model, found.model),
-        (kept.ema, found.ema),
-        (kept.training, found.training),
-    ):
+    for ours, theirs in ((kept.model, found.model), (kept.ema, found.ema), (kept.training, found.training)):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     file = weights.load(run.step_directory(5) / "ema.safetensors")

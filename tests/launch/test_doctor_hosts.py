@@ -36,11 +36,7 @@ WAY = Way(["ssh"], "/opt/python", "python3", {}, "/")
         ("ssh: connect to host b port 22: Connection timed out", "SSH", "ping b"),
         ("ssh: connect to host b port 22: No route to host", "SSH", "ping b"),
         ("/opt/python: No module named rankless", "rankless", "add --sync, or install rankless "),
-        (
-            "ModuleNotFoundError: No module named 'rankless'",
-            "rankless",
-            "add --sync, or install rankless ",
-        ),
+        ("ModuleNotFoundError: No module named 'rankless'", "rankless", "add --sync, or install rankless "),
         ("ModuleNotFoundError: No module named 'torch'", "packages", "install there what is installed here"),
         ("[Errno 2] No such file or directory: '/opt/python' there", "Python", "--python PATH"),
         ("bash: line 1: python3: command not found", "Python", "--python PATH"),

@@ -87,11 +87,7 @@ def test_it_is_this_process_and_the_weights_are_the_same(
 
 
 def test_ctrl_c_saves_and_the_run_goes_on(
-    recipe: Recipe,
-    launched: str,
-    tmp_path: Path,
-    watcher: type[Watcher],
-    capfd: pytest.CaptureFixture[str],
+    recipe: Recipe, launched: str, tmp_path: Path, watcher: type[Watcher], capfd: pytest.CaptureFixture[str]
 ) -> None:
     run, sinks = tmp_path / "run", [Watcher]
     watcher.kill_at = {2: 1}
