@@ -202,7 +202,8 @@ def alive(pid: int) -> bool:
 RANK = """
 import os, signal, sys, time
 sys.path.insert(0, {folder!r})
-from rankless.data.loader import LoaderDiedError, MicroBatches
+from rankless.data import loader_server
+from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from examples_for_loader import Facts
 
@@ -212,6 +213,7 @@ def save_and_wait(number, frame):
     time.sleep(60)
 
 if __name__ == "__main__":
+    loader_server.fork_early()
     batches = MicroBatches(Facts(), list, [Line(0, [(0, 0)])] * 10**6, workers=2)
     signal.signal(signal.SIGTERM, save_and_wait)
     print(*{{next(batches)[0][0] for _ in range(6)}}, flush=True)
