@@ -25,7 +25,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # where helpers of several folders' tests lie
 import thorough  # noqa: E402, F401  # registers the profiles that test modules name
-from process_server import AVAILABLE, RANKS, SERVER, STARTED, RankServer  # noqa: E402
+from process_server import AVAILABLE, RANKS, SERVER, SHARED, STARTED, RankServer  # noqa: E402
 
 # A shell ignores these for what it starts in the background, and so would all that tests start and interrupt.
 for number in (signal.SIGINT, signal.SIGQUIT):
@@ -36,6 +36,7 @@ for number in (signal.SIGINT, signal.SIGQUIT):
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests; the one that only hands them out to workers imports no PyTorch."""
     if config.getoption("numprocesses", 0) and not hasattr(config, "workerinput"):
+        os.environ[SHARED] = f"{CACHE.name}/server"
         return
     import numpy.testing  # noqa: F401 - older releases run lscpu in this import; here it is not inside a test
     import torch  # noqa: F401 - so does its import, by way of the bindings for CUDA

@@ -12,6 +12,7 @@ import array
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -31,6 +32,7 @@ from typing import IO, Any
 
 TAG, NOBODY = "FAULT_TAG", "-" * 32  # a variable by whose value processes are found in /proc
 STARTED = "process_server.start"  # an audit event
+SHARED = "RANKLESS_TEST_SERVER"  # a variable: the socket of the server that all of pytest's workers share
 AVAILABLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
 # What commands and ranks import; no more, as they must not depend on what only tests have imported. The task
 # of classification brings torchvision, which takes as long to import as PyTorch.
@@ -41,6 +43,9 @@ PRELOADED = (
     "rankless.launch.rank_job",
     "rankless.tasks.classify",
     "rankless.tasks.detect",
+    "rich.live",
+    "rich.progress",
+    "rich.table",
 )
 
 
@@ -163,8 +168,10 @@ class ProcessServer:
             return subprocess.CompletedProcess(words, code, output.read(), errors.read())
 
     def _started(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**self._environment, TAG: NOBODY}
+        if (place := os.environ.get(SHARED)) and self._parent is None:
+            return _shared(Path(place), environment)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [__file__, *self._modules]
         server: Forked | subprocess.Popen[bytes]
         if self._parent:
@@ -179,6 +186,29 @@ class ProcessServer:
         theirs.close()
         atexit.register(lambda: (ours.close(), server.wait()))
         return ours
+
+
+def _end(connection: socket.socket, server: subprocess.Popen[bytes]) -> None:
+    """Wait until the other workers have left the server, too."""
+    connection.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(60)
+
+
+def _shared(place: Path, environment: Mapping[str, str]) -> socket.socket:
+    """A connection to the server at ``place``, which the first that asks starts."""
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(str(place))
+                listener.listen()
+                words = [sys.executable, __file__]
+                server = subprocess.Popen(words, env=environment, stdin=listener, start_new_session=True)
+            atexit.register(_end, ours, server)
+        ours.connect(str(place))
+    return ours
 
 
 SERVER = ProcessServer()
@@ -203,8 +233,9 @@ class RankServer:
             return SERVER.start(words, environment=environment, cwd=Path.cwd(), output=output)
 
 
-def _serve(connection: socket.socket, modules: Sequence[str]) -> None:
-    """Fork until nobody can ask any more."""
+def _serve(given: socket.socket, modules: Sequence[str]) -> None:
+    """Fork until nobody can ask any more, over this connection or over those made to this listener."""
+    listens = bool(given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     tag = libc.getenv(TAG.encode())  # where the kernel shows it; setting variables makes copies elsewhere
@@ -215,10 +246,16 @@ def _serve(connection: socket.socket, modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()
     with selectors.DefaultSelector() as selector:
-        selector.register(connection, selectors.EVENT_READ)
+        selector.register(given, selectors.EVENT_READ)
+        asking = 0 if listens else 1
         while True:
             for key, _ in selector.select():
-                if key.fileobj is not connection:
+                if listens and key.fileobj is given:
+                    selector.register(given.accept()[0], selectors.EVENT_READ)
+                    asking += 1
+                    continue
+                connection = key.fileobj
+                if not isinstance(connection, socket.socket):
                     selector.unregister(key.fd)
                     os.close(key.fd)
                     pid, writes = key.data
@@ -229,7 +266,12 @@ def _serve(connection: socket.socket, modules: Sequence[str]) -> None:
                     continue
                 _, descriptors, _, _ = socket.recv_fds(connection, 1, 5)
                 if not descriptors:
-                    return
+                    selector.unregister(connection)
+                    connection.close()
+                    asking -= 1
+                    if not asking:
+                        return
+                    continue
                 *streams, writes, message = descriptors
                 with os.fdopen(message, encoding="utf-8") as text:
                     request = json.load(text)

@@ -95,11 +95,7 @@ def cheap() -> list[Line]:
 @pytest.mark.slow
 @pytest.mark.parametrize("line", cheap(), ids=str)
 def test_command_works_as_it_stands(
-    line: Line,
-    made: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    line: Line, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(made, tmp_path / "place")
     monkeypatch.chdir(tmp_path / "place")

@@ -91,14 +91,8 @@ def said(world: World, name: str, batch_norm: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (
-            "unpooling",
-            "the layer 'up' (MaxUnpool2d) uses max_unpooling2d_forward_out, which has no",
-        ),
-        (
-            "backwards",
-            "the backward pass uses put_, which has no deterministic",
-        ),
+        ("unpooling", "the layer 'up' (MaxUnpool2d) uses max_unpooling2d_forward_out, which has no"),
+        ("backwards", "the backward pass uses put_, which has no deterministic"),
         ("narrow", "the layer '1.0' (BatchNorm2d) sees one value per channel"),
     ],
 )

@@ -145,10 +145,7 @@ def test_a_name_outside_every_group_stands_alone_and_is_counted(tmp_path):
         ({"val": 0.6, "test": 0.4}, "--val 0.6 and --test 0.4 leave nothing to train on"),
         ({"val": 0}, "--val and --test are 0"),
         ({"group": "("}, r"--group is '\(': expected a regular expression"),
-        (
-            {"group": "patient"},
-            "--group 'patient' matches none of the 4 names, such as 'images/train-000",
-        ),
+        ({"group": "patient"}, "--group 'patient' matches none of the 4 names, such as 'images/train-000"),
         ({"val": 1e-6}, "the split 'val' would have none of the 4 images"),
     ],
 )

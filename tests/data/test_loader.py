@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -203,7 +202,8 @@ def alive(pid: int) -> bool:
 RANK = """
 import os, signal, sys, time
 sys.path.insert(0, {folder!r})
-from rankless.data.loader import LoaderDiedError, MicroBatches
+from rankless.data import loader_server
+from rankless.data.loader import MicroBatches
 from rankless.data.order import Line
 from examples_for_loader import Facts
 
@@ -213,6 +213,7 @@ def save_and_wait(number, frame):
     time.sleep(60)
 
 if __name__ == "__main__":
+    loader_server.fork_early()
     batches = MicroBatches(Facts(), list, [Line(0, [(0, 0)])] * 10**6, workers=2)
     signal.signal(signal.SIGTERM, save_and_wait)
     print(*{{next(batches)[0][0] for _ in range(6)}}, flush=True)
@@ -281,7 +282,6 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("imported", ["before", "after"])
 def test_loaders_are_forked_from_the_rank_if_it_had_what_they_need(tmp_path: Path, imported: str) -> None:
     (tmp_path / "early.py").write_text(EARLY)
-    command = [sys.executable, str(tmp_path / "early.py"), str(Path(__file__).parent), imported]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    run = SERVER.run(str(tmp_path / "early.py"), str(Path(__file__).parent), imported, cwd=tmp_path)
     assert run.returncode == 0 and not run.stderr, run.stderr
     assert (run.stdout == "loader server\n") == (imported == "before")

@@ -232,12 +232,7 @@ def train(world: Any, folder: str, workers: int, seeded: bool) -> str:
     example = Path(__file__).parents[2] / "examples" / "own_dataset.py"
     keys = {"images": 32, "micro": 8}
     recipe = Recipe(
-        task=f"{example}:Read",
-        epochs=2,
-        workers=workers,
-        batch=keys,
-        precision="fp32",
-        evaluate={"every": 0},
+        task=f"{example}:Read", epochs=2, workers=workers, batch=keys, precision="fp32", evaluate={"every": 0}
     )
     task = open_task(recipe)
     data, monkeypatch = task.training_data(), pytest.MonkeyPatch()

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,11 +53,7 @@ def test_it_reads_back_as_it_was(run: RunDirectory) -> None:
     kept, found = snapshot(5), checkpoint.load(run, 5)
     assert (found.step, found.state) == (5, kept.state)
     assert kept.ema is not None and found.ema is not None
-    for ours, theirs in (
-        (kept.model, found.model),
-        (kept.ema, found.ema),
-        (kept.training, found.training),
-    ):
+    for ours, theirs in ((kept.model, found.model), (kept.ema, found.ema), (kept.training, found.training)):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     file = weights.load(run.step_directory(5) / "ema.safetensors")
@@ -247,7 +244,7 @@ for step in (5, 10):  # the same one again, and the next one
 
 
 @pytest.mark.processes
-def test_a_kill_at_any_operation_on_files_leaves_a_whole_one(in_memory: Path) -> None:
+def test_a_kill_at_any_operation_on_files_leaves_a_whole_one(in_memory: Path, forked: Any) -> None:
     """A process is killed before the first, the second … operation of a save with one checkpoint kept."""
     first = RunDirectory(in_memory / "first")
     save(first, 5)
@@ -255,13 +252,10 @@ def test_a_kill_at_any_operation_on_files_leaves_a_whole_one(in_memory: Path) ->
     whole = (first.step_directory(5) / "SHA256SUMS").read_text()
     for step, number in itertools.product((5, 10), range(80)):
         shutil.copytree(first.path, in_memory / f"{step}-{number:03}")
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_AT, str(in_memory)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    (in_memory / "killed_at.py").write_text(KILLED_AT)
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    script = str(in_memory / "killed_at.py")
+    done = forked(script, str(in_memory), cwd=in_memory, seconds=200, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     for step, kills in zip((5, 10), map(int, done.stdout.split()), strict=True):
         assert kills > 25  # otherwise the hook saw nothing

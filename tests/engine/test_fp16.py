@@ -19,10 +19,7 @@ from rankless.world.process_group import World
 
 LEAVES, STEPS, OVERFLOWS, WHERE = 6, 6, 2, 4
 RECIPE = Recipe(
-    batch=Batch(images=12, micro=2),
-    optim=Optim(lr=0.05, clip=10.0),
-    precision="fp16",
-    ema=Ema(decay=0.5),
+    batch=Batch(images=12, micro=2), optim=Optim(lr=0.05, clip=10.0), precision="fp16", ema=Ema(decay=0.5)
 )
 
 

@@ -76,7 +76,7 @@ def test_a_sigterm_while_libraries_are_loaded_is_one_like_later_ones(tmp_path: P
 
 
 def test_an_interrupt_while_it_starts_shows_no_traceback(tmp_path: Path) -> None:
-    with Run(tmp_path / "run", 2, new=True) as run:
+    with Run(tmp_path / "run", 2) as run:
         run.pid("rank 0")
         os.killpg(run.process.pid, signal.SIGINT)
         assert run.wait() == 130, run.text()

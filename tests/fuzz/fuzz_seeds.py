@@ -412,7 +412,5 @@ def run_files() -> dict[str, bytes]:
 FEW = ("batch.images=2", "batch.micro=1", "epochs=1", "precision=fp32", "workers=0", "--devices", "1")
 """The rest of a small recipe on the command line."""
 
-EVIL: dict[str, Entry] = {
-    "evil.py": b"open('evil-was-here', 'w').close()\n\n\nclass Task:\n    pass\n",
-}
+EVIL: dict[str, Entry] = {"evil.py": b"open('evil-was-here', 'w').close()\n\n\nclass Task:\n    pass\n"}
 """A module beside the files, which nothing may import."""

@@ -34,10 +34,7 @@ Reply = dict[str, Any] | None
 DONE: dict[str, Any] = {"notes": [{"finished": True}], "step": 8}
 STOPPED: dict[str, Any] = {"notes": [{"signal": 15}], "signal": 15, "step": 4}
 ABANDONED: dict[str, Any] = {"step": 4}
-FAILED: dict[str, Any] = {
-    "failed": {"0": {"code": -9, "cause": "rank 0 was killed by SIGKILL"}},
-    "step": 4,
-}
+FAILED: dict[str, Any] = {"failed": {"0": {"code": -9, "cause": "rank 0 was killed by SIGKILL"}}, "step": 4}
 
 
 @dataclass

@@ -79,13 +79,7 @@ MPIRUN = {
     "PMIX_NAMESPACE": "prterun-host-1234@1",
     "PMIX_RANK": "2",
 }
-HYDRA = {
-    "PMI_RANK": "1",
-    "PMI_SIZE": "2",
-    "PMI_FD": "9",
-    "MPI_LOCALRANKID": "1",
-    "MPI_LOCALNRANKS": "2",
-}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 RAY = {
     "RANK": "0",
     "LOCAL_RANK": "0",

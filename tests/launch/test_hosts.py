@@ -138,8 +138,7 @@ def test_ctrl_c_while_a_host_joins_lets_the_ranks_save(monkeypatch: pytest.Monke
             tell(members, command)
 
         found.when(
-            lambda: one.heard.count("round") == 2,
-            lambda: setattr(found.coordinator, "_send_to_round", sent),
+            lambda: one.heard.count("round") == 2, lambda: setattr(found.coordinator, "_send_to_round", sent)
         )
         assert found.coordinator.train() == 130
     assert one.heard.count("request") == 1  # a second one would end them at once

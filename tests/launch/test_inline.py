@@ -87,11 +87,7 @@ def test_it_is_this_process_and_the_weights_are_the_same(
 
 
 def test_ctrl_c_saves_and_the_run_goes_on(
-    recipe: Recipe,
-    launched: str,
-    tmp_path: Path,
-    watcher: type[Watcher],
-    capfd: pytest.CaptureFixture[str],
+    recipe: Recipe, launched: str, tmp_path: Path, watcher: type[Watcher], capfd: pytest.CaptureFixture[str]
 ) -> None:
     run, sinks = tmp_path / "run", [Watcher]
     watcher.kill_at = {2: 1}
@@ -143,7 +139,8 @@ BROKEN = """
 def test_an_error_in_the_users_code_keeps_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_task.py").write_text(textwrap.dedent(BROKEN))
     monkeypatch.syspath_prepend(tmp_path)
-    broken = load("digits-classify", ["task=broken_task:Broken", "epochs=1", "evaluate.every=0"])
+    words = ["task=broken_task:Broken", "model.name=resnet20-cifar", "model.image_size=16"]
+    broken = load("digits-classify", [*words, "epochs=1", "evaluate.every=0"])
     with pytest.raises(TaskError) as caught:
         rankless.train(broken, tmp_path / "run", inline=True)
     assert "return {" in str(caught.value) and "broken_task.py:6, in loss" in str(caught.value)

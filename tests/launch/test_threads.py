@@ -137,6 +137,7 @@ def test_ctrl_c_saves_and_processes_go_on(
 BROKEN = """
     import threading
     from rankless.tasks.classify import Classify
+    from rankless.tasks.detect import Detect
 
     class Broken(Classify):
         def loss(self, model, batch):
@@ -144,7 +145,7 @@ BROKEN = """
                 return {"a": 1}["b"]
             return super().loss(model, batch)
 
-    class Stops(Classify):
+    class Stops(Detect):
         has_stopped = False
 
         def loss(self, model, batch):
@@ -164,15 +165,15 @@ def test_an_error_of_one_thread_ends_all_and_keeps_its_cause(
     broken = load("digits-classify", words)
     with pytest.raises(TaskError) as caught:
         rankless.train(broken, tmp_path / "run", parallel="threads", devices=3)
-    assert "return {" in str(caught.value) and "breaking_task.py:8, in loss" in str(caught.value)
+    assert "return {" in str(caught.value) and "breaking_task.py:9, in loss" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("rank ")] == []
 
 
-def test_a_breakpoint_in_the_task_holds_all_threads(tmp_path: Path) -> None:
+def test_a_breakpoint_in_the_task_holds_all_threads(small_recipe: str, tmp_path: Path) -> None:
     (tmp_path / "stopping_task.py").write_text(textwrap.dedent(BROKEN))
-    words = ["digits-classify", "task=stopping_task.py:Stops", "epochs=1", "evaluate.every=0"]
-    words += ["model.name=resnet20-cifar", "model.image_size=16", "batch.images=1438", "batch.micro=719"]
+    words = [small_recipe, "task=stopping_task.py:Stops", "epochs=1", "evaluate.every=0"]
+    words += ["batch.images=6", "batch.micro=3"]
     asked = "p sorted(t.name for t in threading.enumerate() if 'rank' in t.name)\nc\n"
     options = ["--run", "run", "--parallel", "threads", "--devices", "2"]
     (tmp_path / "asked").write_text(asked)

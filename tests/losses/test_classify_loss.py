@@ -21,10 +21,7 @@ WEIGHTS = (0.5, 2.0, 1.0, 0.0, 3.0)
 
 def batch(count: int = 7, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)
-    return (
-        3 * torch.randn(count, classes, generator=rng),
-        torch.randint(classes, (count,), generator=rng),
-    )
+    return (3 * torch.randn(count, classes, generator=rng), torch.randint(classes, (count,), generator=rng))
 
 
 def one_hot(labels: Tensor, classes: int = 5) -> Tensor:

@@ -17,10 +17,7 @@ from rankless.metrics import box_matching
 from rankless.metrics.box_matching import IGNORED, RIGHT, confusion, image_boxes, match
 from rankless.metrics.classification_details import classification_details
 from rankless.metrics.coco import Truth, coco_scores
-from rankless.metrics.curves import (
-    RECALLS,
-    threshold_curve,
-)
+from rankless.metrics.curves import RECALLS, threshold_curve
 from rankless.metrics.detection_details import SIDES, confusion_entry, detection_details
 from rankless.structures import Detections
 

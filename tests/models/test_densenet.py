@@ -95,10 +95,7 @@ def test_learns_what_torchvision_learns():
 
 @pytest.mark.parametrize(
     ("variant", "classes", "parameters"),
-    [
-        (PUBLISHED["densenet-bc-100-12"], 10, 769_162),
-        (PUBLISHED["densenet-bc-190-40"], 10, 25_624_430),
-    ],
+    [(PUBLISHED["densenet-bc-100-12"], 10, 769_162), (PUBLISHED["densenet-bc-190-40"], 10, 25_624_430)],
 )
 def test_published_sizes(variant, classes, parameters):
     with torch.device("meta"):

@@ -251,8 +251,6 @@ def test_digest_on_one_and_on_two_ranks(name: str, ranks: Any, small_recipe: str
         text = text.replace("width: 0.125, image_size: 64, dropout: 0.1", "image_size: 32")
     (tmp_path / "small.yaml").write_text(text)
     words = [str(tmp_path / "small.yaml"), f"model.name={name}", "batch.images=4", "batch.micro=2"]
-    if "fasterrcnn" in name:  # it looks at 512 regions of each image, whatever its size
-        words += ["batch.images=2", "batch.micro=1", "model.image_size=64"]
     (alone,) = ranks(1, one_step, name, words, str(tmp_path / "one"))
     both = ranks(2, one_step, name, words, str(tmp_path / "two"))
     assert both == [alone, alone]

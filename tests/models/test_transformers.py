@@ -63,12 +63,7 @@ def batch(*counts: int, seed: int = 1) -> DetectionBatch:
     boxes = torch.cat((corner, corner + size), -1)
     places = [Letterbox(1, 0, 0, SIDE, SIDE)] * len(counts)
     return DetectionBatch(
-        images,
-        boxes * valid.unsqueeze(-1),
-        labels * valid,
-        valid,
-        list(range(len(counts))),
-        places,
+        images, boxes * valid.unsqueeze(-1), labels * valid, valid, list(range(len(counts))), places
     )
 
 

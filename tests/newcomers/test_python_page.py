@@ -19,9 +19,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_the_program_runs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def smaller(name: str, overrides: Sequence[str]) -> rankless.Recipe:
         return load(name, [*overrides, *SMALL])

@@ -18,14 +18,7 @@ from rankless.recipe.familiar import ELSEWHERE, SECTIONS
 from rankless.recipe.installed import EDITOR_LINE, shipped, shipped_text
 from rankless.recipe.json_schema import schema
 from rankless.recipe.keys import Kinds, leaves
-from rankless.recipe.load import (
-    default,
-    differences,
-    dump,
-    from_json,
-    load,
-    to_json,
-)
+from rankless.recipe.load import default, differences, dump, from_json, load, to_json
 from rankless.recipe.schema import (
     Augment,
     Batch,

@@ -25,10 +25,7 @@ LOSS = torch.ones((), requires_grad=True) * 2
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        (
-            ONE,
-            r"^loss\(\) of the task Mine returned a tensor of shape \(\); expected rankless.LossSum\(",
-        ),
+        (ONE, r"^loss\(\) of the task Mine returned a tensor of shape \(\); expected rankless.LossSum\("),
         (3.0, "returned float; expected rankless.LossSum"),
         (None, "returned NoneType; expected rankless.LossSum"),
         (LossSum(torch.ones(3), ONE), r"sum is a tensor of shape \(3,\); expected a scalar tensor"),

@@ -53,7 +53,7 @@ def imported(text: str) -> set[str]:
 @pytest.mark.processes
 @pytest.mark.parametrize(("cpu_isa", "imports"), [("native", 0), ("avx2", 1)])
 def test_launcher_ranks_and_loaders_import_no_compiler(small_recipe, tmp_path, cpu_isa, imports):
-    words = [small_recipe, "epochs=1", "batch.images=8", "batch.micro=4", "workers=1", "--devices", "2"]
+    words = [small_recipe, "epochs=1", "batch.images=8", "batch.micro=4", "workers=1", "--devices", "1"]
     words += [f"cpu_isa={cpu_isa}"]
     run = subprocess.run(
         [sys.executable, "-m", "rankless", "train", *words, "--run", str(tmp_path / "run")],
@@ -63,13 +63,12 @@ def test_launcher_ranks_and_loaders_import_no_compiler(small_recipe, tmp_path, c
         timeout=200,
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    logs = [(tmp_path / "run/logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
-    launcher, *ranks = map(imported, (run.stderr, *logs))
-    for found in (launcher, *ranks):
+    texts = run.stderr, (tmp_path / "run/logs/rank-0.log").read_text()
+    launcher, rank = map(imported, texts)
+    for found in (launcher, rank):
         assert not found & HEAVY
     assert {"torch", "rankless.tasks.custom"} <= launcher
-    counts = [len(re.findall(r"\| +torch$", text, re.MULTILINE)) for text in (run.stderr, *logs)]
-    assert counts == [1, imports, imports]
+    assert [len(re.findall(r"\| +torch$", text, re.MULTILINE)) for text in texts] == [1, imports]
 
 
 @pytest.mark.processes

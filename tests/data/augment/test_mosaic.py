@@ -36,12 +36,7 @@ class Drawn:
     def __call__(self, number: int) -> Sample:
         height, width = self.rng.integers(60, 400, 2).tolist()
         x, y = int(self.rng.integers(0, width - 30)), int(self.rng.integers(0, height - 30))
-        box = (
-            x,
-            y,
-            int(self.rng.integers(x + 20, width + 1)),
-            int(self.rng.integers(y + 20, height + 1)),
-        )
+        box = (x, y, int(self.rng.integers(x + 20, width + 1)), int(self.rng.integers(y + 20, height + 1)))
         image = torch.zeros(3, height, width, dtype=torch.uint8)
         image[:, box[1] : box[3], box[0] : box[2]] = COLORS[len(self.asked)][:, None, None]
         label = torch.tensor([len(self.asked)])

@@ -144,10 +144,7 @@ def test_layouts_of_data_yaml(tmp_path: Path) -> None:
     moved.mkdir()
     assert names(
         open_annotations(described(moved, f"path: {tmp_path}\ntrain: images/train\nnc: 1\n"), "train")
-    ) == [
-        "a",
-        "b",
-    ]
+    ) == ["a", "b"]
     problem = problems_of(root, "other")
     assert "'train', 'val', 'test'" in problem and "license" not in problem
 
@@ -243,11 +240,7 @@ def test_labels_lie_beside_images_without_a_folder_called_images(tmp_path: Path)
 @pytest.mark.parametrize(
     ("line", "kind", "found"),
     [
-        (
-            "2 .5 .5 .1 .1",
-            "class out of range",
-            "class 2 at 0.5 0.5 0.1 0.1; expected a class from 0 to 1",
-        ),
+        ("2 .5 .5 .1 .1", "class out of range", "class 2 at 0.5 0.5 0.1 0.1; expected a class from 0 to 1"),
         ("-1 .5 .5 .1 .1", "class out of range", "class -1"),
         ("1e30 .5 .5 .1 .1", "class out of range", ""),
         ("0.5 .5 .5 .1 .1", "not a number", "the class a whole one"),

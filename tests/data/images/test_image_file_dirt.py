@@ -58,8 +58,7 @@ def with_chunk(png: bytes, kind: bytes, body: bytes) -> bytes:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("kind", "head"),
-    [(b"zTXt", b"Comment\0\0"), (b"iTXt", b"Comment\0\1\0\0\0"), (b"iCCP", b"profile\0\0")],
+    ("kind", "head"), [(b"zTXt", b"Comment\0\0"), (b"iTXt", b"Comment\0\1\0\0\0"), (b"iCCP", b"profile\0\0")]
 )
 def test_texts_that_unpack_to_gigabytes_take_no_memory(tmp_path: Path, kind: bytes, head: bytes) -> None:
     buffer, file = io.BytesIO(), tmp_path / "a.png"

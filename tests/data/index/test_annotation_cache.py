@@ -109,11 +109,7 @@ def test_findings_are_kept(data: Data) -> None:
     data.put("05", "")
     data.put("06", "150")
     data.open()
-    assert data.open().findings.counts == {
-        "empty": 1,
-        "over the edge": 1,
-        "a pixel thin": 29,
-    }
+    assert data.open().findings.counts == {"empty": 1, "over the edge": 1, "a pixel thin": 29}
     assert data.times == 1
 
 

@@ -41,11 +41,7 @@ def test_devices_are_machines_times_devices(text, value):
     ("read", "option", "texts"),
     [
         (units.devices, "--devices", ["", "0", "8x0", "x4", "8x", "-1", "8x4x2", "two", "1.5", "2000000x4"]),
-        (
-            units.bandwidth,
-            "--bandwidth",
-            ["", "25", "25GB", "0GB/s", "-1GB/s", "nanGB/s", "1e999GB/s"],
-        ),
+        (units.bandwidth, "--bandwidth", ["", "25", "25GB", "0GB/s", "-1GB/s", "nanGB/s", "1e999GB/s"]),
         (units.latency, "--latency", ["", "20", "0us", "-1us", "20 minutes", "infs", "us"]),
         (units.milliseconds, "--step-ms", ["", "0", "-1", "210s", "long"]),
     ],

@@ -16,14 +16,7 @@ from rankless.models.heads.anchor_free.codec import AnchorFreeHead, decode, poin
 from rankless.models.heads.truths import Truths
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference_for_anchor_free import (
-    CLASSES,
-    RULES,
-    STRIDES,
-    case,
-    make_batch,
-    make_raw,
-)
+from reference_for_anchor_free import CLASSES, RULES, STRIDES, case, make_batch, make_raw
 
 
 def predicted_of(raw, bins=0):
@@ -44,13 +37,7 @@ def truths_of(batch):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@given(
-    x=st.floats(0, 96),
-    y=st.floats(0, 64),
-    w=st.floats(0, 12),
-    h=st.floats(0, 12),
-    seed=st.integers(0, 5),
-)
+@given(x=st.floats(0, 96), y=st.floats(0, 64), w=st.floats(0, 12), h=st.floats(0, 12), seed=st.integers(0, 5))
 def test_a_truth_that_is_alone_always_gets_a_point_that_counts(rule, x, y, w, h, seed):
     box = [max(x - w / 2, 0), max(y - h / 2, 0), min(x + w / 2, 96), min(y + h / 2, 64)]
     targets = assign(rule, predicted_of(make_raw(0, 1, seed)), truths_of(make_batch([[(box, 1)]])))

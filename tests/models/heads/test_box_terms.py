@@ -55,8 +55,7 @@ def test_at_the_right_offsets_nothing_is_left_to_learn(head):
     truths, matches = one_truth(head)
     offsets = right_offsets(head).requires_grad_()
     torch.testing.assert_close(
-        placed(offsets.detach(), head, matches),
-        torch.tensor(BOX, dtype=torch.float64).expand(1, 1, 2, 4),
+        placed(offsets.detach(), head, matches), torch.tensor(BOX, dtype=torch.float64).expand(1, 1, 2, 4)
     )
     for similarity in SIMILARITIES.values():
         loss = dissimilarity(
