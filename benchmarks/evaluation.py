@@ -204,7 +204,7 @@ def passes(images: int, rounds: int, name: str, width: float) -> None:
     kept: list[Detections] = []
 
     def forward() -> None:
-        with torch.no_grad(), autocast_for(False)(recipe.precision, world.device):
+        with torch.no_grad(), autocast_for(shared=False)(recipe.precision, world.device):
             for at in range(0, images, 8):
                 model(network_input(batches[at // 8 % len(batches)].images))
 

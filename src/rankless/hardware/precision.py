@@ -59,3 +59,13 @@ def replaced_kernels(device: torch.device) -> AbstractContextManager[object]:
     if torch.is_autocast_enabled("cpu"):
         return SoundConvolutions()
     return PortableFunctions() if is_limited() else nullcontext()
+
+
+@contextmanager
+def without_layers() -> Iterator[None]:
+    """Within the block, which calls no convolutions or linear layers, do not look for them in every call.
+
+    :func:`autocast` and ``batch_invariant`` intercept all functions, which costs small ones half their time.
+    """
+    with nullcontext() if is_limited() else torch._C.DisableTorchFunction():
+        yield

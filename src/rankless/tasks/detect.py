@@ -21,6 +21,7 @@ from rankless.data.datasets.torchvision_sets import located
 from rankless.errors import UserError
 from rankless.geometry.letterbox import Placing, clipped, to_source
 from rankless.geometry.nms import best_first, nms
+from rankless.hardware.precision import without_layers
 from rankless.metrics import coco
 from rankless.metrics.coco import coco_scores
 from rankless.models import zoo
@@ -107,10 +108,13 @@ class Detect:
             boxes.append(restored(its_boxes, one, images.shape[-2:]))
             scores.append(its_scores)
         candidates = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
-        detections = [
-            self._best(index, letterbox, *of_image)
-            for index, letterbox, of_image in zip(batch.indices, batch.letterboxes, candidates, strict=True)
-        ]
+        with without_layers():
+            detections = [
+                self._best(index, letterbox, *of_image)
+                for index, letterbox, of_image in zip(
+                    batch.indices, batch.letterboxes, candidates, strict=True
+                )
+            ]
         missing = {one.index for one in batch.unreadable}
         return [replace(one, unreadable=True) if one.index in missing else one for one in detections]
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankless.hardware.precision import without_layers
 from rankless.models.darknet import network as net
 from rankless.models.darknet.sizes import refuse_giant
 from rankless.models.heads.anchor_free import loss as anchor_free
@@ -169,9 +170,10 @@ class DetectionModel(nn.Module):
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return boxes (B, P, 4) xyxy in pixels of the input and scores (B, P, C), head by head."""
-        detections = [head.detections(one) for one, head in zip(raw, self.heads, strict=True)]
-        boxes, scores = zip(*detections, strict=True)
-        return torch.cat(boxes, 1), torch.cat(scores, 1)
+        with without_layers():
+            detections = [head.detections(one) for one, head in zip(raw, self.heads, strict=True)]
+            boxes, scores = zip(*detections, strict=True)
+            return torch.cat(boxes, 1), torch.cat(scores, 1)
 
     def loss(self, raw: list[Tensor], batch: DetectionBatch) -> LossSum:
         """Compute the loss of one micro-batch as a sum and a count, both scalars.
@@ -180,7 +182,8 @@ class DetectionModel(nn.Module):
             raw: the outputs of :meth:`forward`, one (B, channels, H, W) per head.
             batch: the targets; its images are not read.
         """
-        return self.criterion(raw, self.heads, batch)
+        with without_layers():
+            return self.criterion(raw, self.heads, batch)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Compute the raw outputs of the heads.
