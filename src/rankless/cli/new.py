@@ -189,11 +189,7 @@ def check_changes(folder: str, overrides: Sequence[str]) -> None:
     from rankless.recipe.load import default
 
     tasks, errors = [[], ["task=classify", "model.name=resnet18"]], list[UserError]()
-    if recognize(folder)[0] in (
-        "image-folder",
-        "cifar",
-        "oxford-pets",
-    ):  # probably that of the data comes first
+    if recognize(folder)[0] == "image-folder":  # the errors of the task that fits are reported
         tasks.reverse()
     for words in tasks:
         try:
