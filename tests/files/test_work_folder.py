@@ -85,7 +85,7 @@ def test_nothing_that_is_there_is_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("out", "out/mine", "lost", "loop", "pipe"):
         with (
-            pytest.raises(UserError, match=r"--out .*(it already exists|cannot be a new folder)"),
+            pytest.raises(UserError, match=r"--out .*(already exists|cannot be a new folder)"),
             new_folder(tmp_path / name),
         ):
             pass
