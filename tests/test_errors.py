@@ -48,6 +48,7 @@ def test_every_harmful_character_of_unicode_is_escaped():
     assert escaped("\x1b[31m \u202e \udcff \ud800") == r"\x1b[31m \u202e \xff \ud800"
 
 
+@pytest.mark.slow
 def test_all_other_text_stays_as_it_is():
     others = "".join(
         filter(lambda character: character not in harmful(), map(chr, range(sys.maxunicode + 1)))

@@ -116,6 +116,7 @@ def test_class_folders_keep_their_shares(tmp_path):
 # --- groups -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stratify", [False, True])
 def test_a_group_stays_together(tmp_path, stratify):
     root = str(many(tmp_path / "d", 120))

@@ -110,6 +110,7 @@ def test_names_that_look_like_formulas_and_many_classes(tmp_path):
     plot(open_data_set(str(root)), tmp_path / "stats.png", drawing(tmp_path / "stats.png", "test"))
 
 
+@pytest.mark.slow
 def test_class_folders_are_drawn(tmp_path):
     root = classes(tmp_path / "c", {"train": {"cat": 5, "dog": 2}, "val": {"cat": 1, "dog": 1}})
     plot(open_data_set(str(root)), tmp_path / "stats.png", drawing(tmp_path / "stats.png", "test"))

@@ -87,6 +87,7 @@ def test_a_billion_images_are_quick() -> None:
     assert min(seconds) < 1e-3
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(n=st.integers(1, 50), images=st.integers(1, 60), micro=st.integers(1, 8), seed=st.integers(0, 9))
 def test_steps_cut_epochs_without_remainder(n: int, images: int, micro: int, seed: int) -> None:

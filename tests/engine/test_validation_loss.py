@@ -122,6 +122,7 @@ def test_the_mean_is_one_whatever_the_order() -> None:
     assert mean([(0.0, 0.0)]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["yolo", "classifier"])
 def test_images_that_cannot_be_read_take_no_part(name: str) -> None:
     recipe = recipe_of(name)

@@ -143,6 +143,7 @@ def test_gradients_are_finite_differences(measure):
     assert torch.autograd.gradcheck(measure, (a, b))
 
 
+@pytest.mark.slow
 def test_ciou_gradient_is_finite_differences_with_alpha_held():
     a, b = random_boxes(30, 5).requires_grad_(), random_boxes(30, 6).requires_grad_()
     with torch.no_grad():

@@ -84,6 +84,7 @@ def written(report: page.PredictionReport) -> list[dict]:
     return json.loads((report.out / "predictions.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(400, 300), (1000, 200), (90, 260), (128, 96), (2003, 1501)])
 def test_boxes_are_in_the_source_images_pixels(target, size):
     box = (size[0] // 5, size[1] // 4, size[0] // 2, size[1] * 3 // 4)

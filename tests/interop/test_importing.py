@@ -72,6 +72,7 @@ def test_the_number_of_classes_is_read_off_the_head(place, capsys, classes):
     assert any("named by their numbers" in note for note in report["notes"])
 
 
+@pytest.mark.slow
 def test_a_partial_import_leaves_the_head_as_the_seed_gives_it(place):
     (place / "names").write_text('["a", "b"]')
     options = {"model": "yolov4-tiny", "names": Path("names"), "overrides": [NARROW, "seed=4"]}

@@ -95,6 +95,7 @@ def test_a_host_that_is_lost_and_comes_back(
     assert one.heard.count("request") == 1  # so that it may join
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bad",
     [

@@ -115,6 +115,7 @@ def test_crowds_areas_equal_overlaps_and_parts_equal_pycocotools(seed, pairs):
         assert_equal(detections, truths)
 
 
+@pytest.mark.slow
 def test_more_than_a_hundred_of_a_class_in_a_image_equals_pycocotools():
     boxes = [(i, 0, i + 10, 10) for i in range(0, 2000, 10)]
     rng = np.random.default_rng(3)

@@ -70,6 +70,7 @@ def test_timm_weights_fit(name):
     agrees(theirs, build_classifier(model_kinds.Model(name=name), 12))
 
 
+@pytest.mark.slow
 def test_another_activation_computes_what_timm_computes_with_it():
     theirs = timm.create_model("resnet18", num_classes=5, act_layer=nn.SiLU)
     agrees(theirs, build_classifier(model_kinds.Model(name="resnet18", activation="swish"), 5))
@@ -185,6 +186,7 @@ def test_normalization_and_side():
     assert known("timm/inception_v3") == (299, 0.5, 0.5)
 
 
+@pytest.mark.slow
 def test_densenet_options_reach_the_network():
     options = model_kinds.Densenet(
         growth=3, bottleneck=False, separable=model_kinds.Separable(dilation=1), stem="small", compression=1.0

@@ -93,6 +93,7 @@ def test_learns_what_torchvision_learns():
         torch.testing.assert_close(buffer, theirs.get_buffer(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "classes", "parameters"),
     [(PUBLISHED["densenet-bc-100-12"], 10, 769_162), (PUBLISHED["densenet-bc-190-40"], 10, 25_624_430)],

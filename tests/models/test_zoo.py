@@ -75,6 +75,7 @@ def interpret(layers, parts, x):
     return heads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CFG)
 def test_computes_what_the_cfg_says(name):
     torch.manual_seed(1)

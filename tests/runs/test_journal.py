@@ -145,6 +145,7 @@ def test_the_soundest_copy_is_the_one_with_most_numbers(tmp_path: Path) -> None:
     assert order[4] == "it was away" and set(order[5:]) == {"empty", "nothing but noise"}
 
 
+@pytest.mark.slow
 def test_a_line_is_appended_in_place_of_a_torn_one_and_read_from_the_end_of_a_long_journal(
     tmp_path: Path,
 ) -> None:

@@ -186,6 +186,7 @@ def test_chances_are_as_large_as_they_are_called(part: str) -> None:
     assert 14 < count < 46  # three and a half standard deviations of 30
 
 
+@pytest.mark.slow
 def test_the_last_epochs_show_every_image_alone() -> None:
     alone = replace(HEAVY, mosaic=0.0, mixup=0.0, copy_paste=0.0)
     differ = 0

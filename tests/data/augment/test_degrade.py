@@ -26,6 +26,7 @@ def test_off_is_the_image_itself() -> None:
     assert degrade(image, OFF, key(1)) is image
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["blur", "noise", "jpeg"])
 def test_each_part_is_as_frequent_as_it_is_called_and_keyed(part: str) -> None:
     image = noise()

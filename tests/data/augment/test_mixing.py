@@ -31,6 +31,7 @@ def test_a_blend_is_as_bright_as_its_target_says(alpha):
     assert np.var(shares) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.25)
 
 
+@pytest.mark.slow
 def test_a_cut_covers_what_its_target_says():
     shares, columns = [], torch.zeros(60)
     for number in range(400):

@@ -93,6 +93,7 @@ def test_to_be_scored_an_unreadable_image_is_gray():
     assert item.unreadable == (FOUR,) and item.target.tolist() == [0, 1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"mixup": 1.0}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}])
 def test_partners_come_from_the_whole_data_by_key(options):
     found = examples(**options)

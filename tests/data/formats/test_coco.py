@@ -100,6 +100,7 @@ def test_boxes_become_corners_and_ids_positions(tmp_path):
     assert found.findings.counts == {"crowd": 1, "difficult": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "samples", "split"),
     [

@@ -149,6 +149,7 @@ def test_pillow_and_the_quick_decoder_reduce_alike(tmp_path: Path, monkeypatch: 
     assert (quick.image.int() - slow.image.int()).abs().max() <= 6
 
 
+@pytest.mark.slow
 def test_a_huge_panorama_is_read(tmp_path: Path) -> None:
     Image.new("RGB", (20000, 3000), (200, 100, 50)).save(tmp_path / "a.jpg", quality=95)
     found = read_for(tmp_path / "a.jpg", Shown((416, 416)))

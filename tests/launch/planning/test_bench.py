@@ -59,6 +59,7 @@ def test_no_larger_micro_batch_is_advised_than_the_devices_leave() -> None:
     assert advice(micro=0.5, devices=2) == {}
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(1, 300), st.data())
 def test_the_plain_loop_halves_its_batch_until_memory_suffices(images: int, data: st.DataObject) -> None:
