@@ -184,7 +184,7 @@ def _values(recipe: Recipe, keys: Sequence[str], overrides: Sequence[str]) -> It
 
 
 def check_changes(folder: str, overrides: Sequence[str]) -> None:
-    """Raise a UserError for overrides that fit neither task, before the data is read and perhaps split."""
+    """Raise a UserError for overrides that fit neither task, before the data is read and possibly split."""
     from rankless.data.formats.registry import recognize
     from rankless.recipe.load import default
 

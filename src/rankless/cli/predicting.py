@@ -201,7 +201,7 @@ def _named_as_given(options: dict[str, str | None]) -> Iterator[None]:
 def _named(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the sources, with each ``@FILE`` replaced by the file's lines; ``@-`` is the standard input.
 
-    Raise a UserError for the lists and the sources that do not exist.
+    Raise a UserError that names all lists and sources that do not exist.
     """
     if not sources:
         raise UserError(

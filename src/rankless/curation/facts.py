@@ -104,7 +104,7 @@ def facts_of(
         divided: the new folder, which links to the images.
         format: one of :data:`rankless.data.formats.registry.NAMES`, or ``auto``.
         classes: the classes to use; see :mod:`rankless.data.datasets.class_choice`.
-        undo: removes the new folder when it is closed with an error.
+        undo: a stack that removes the new folder if it is closed with an error.
     """
     if root == DIGITS and not Path(root).exists():
         raise UserError("'digits' is built in and has a recipe of its own: rankless train digits")

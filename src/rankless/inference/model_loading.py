@@ -67,7 +67,7 @@ class Opened:
         finders: one finder per device, all with the same weights.
         devices: the finders' devices.
         batch: number of images per call of a finder, for streams whose results should come at once.
-        patient_batch: the same where all results are collected, which may be faster with a larger batch.
+        patient_batch: number of images per call when all results are collected; a larger one may be faster.
     """
 
     path: Path

@@ -158,7 +158,7 @@ def output_names(sources: Sequence[str], out: Path) -> list[str]:
 def stems(names: Sequence[str]) -> dict[int, str]:
     """Return unique stems, by position, for names that differ from another name only in the extension.
 
-    An image is not named like the frame of a video either, as in ``clip-000001``.
+    They also differ from the names of video frames, such as ``clip-000001``.
     """
     taken, videos = set[str](), set[str]()
     found = {}

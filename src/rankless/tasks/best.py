@@ -9,7 +9,7 @@ from rankless.recipe.schema import Recipe
 
 
 def unknown_best(best: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield an error if ``best``, of ``evaluate.best``, is not one of the scores or the loss."""
+    """Yield an error if ``best``, the value of ``evaluate.best``, is neither a score nor the loss."""
     known = ["auto", *names, "loss"]
     if best not in known:
         hint = nearest(best, known)

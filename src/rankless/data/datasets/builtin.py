@@ -178,7 +178,7 @@ class DigitScenes(_Digits, DetectionImages):
         return None
 
     def _glyph(self, label: int, number: int) -> Image.Image:
-        """Return an enlarged digit image; each is enlarged when it is first drawn."""
+        """Return an enlarged digit image, which is computed when it is first drawn."""
         at = label, number
         if at not in self._glyphs:
             self._glyphs[at] = enlarged(self._digits[label][number])
