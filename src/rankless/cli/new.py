@@ -189,7 +189,7 @@ def check_changes(folder: str, overrides: Sequence[str]) -> None:
     from rankless.recipe.load import default
 
     tasks, errors = [[], ["task=classify", "model.name=resnet18"]], list[UserError]()
-    if recognize(folder)[0] in ("image-folder", "cifar", "oxford-pets"):
+    if recognize(folder)[0] == "image-folder":
         tasks.reverse()  # report the faults for the data's likely task
     for words in tasks:
         try:
