@@ -191,7 +191,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 def shell_word(path: object) -> str:
-    """Return a path as a word of a command, shell_word if it has spaces or other special characters."""
+    """Return a path as a word of a command, quoted if it has spaces or other special characters."""
     return shlex.quote(str(path))
 
 
