@@ -175,7 +175,7 @@ def test_the_module_runs():
         (["train", "digits", "--devices", "0"], "--devices is 0, a number of devices: expected at least 1"),
         (["train", "--resume"], "--resume needs a run"),
         (["train", "--resume", "."], "as in --resume --run ."),
-        (["train", "."], ".: this is a folder: expected a recipe; if it contains data, add data.root=. to a"),
+        (["train", "."], ".: this is a folder; expected a recipe; if it contains data, add data.root=. to a"),
         (["train", "my.cfg"], "my.cfg: expected a recipe first; this is given as model.cfg=my.cfg"),
         (["train", "my.pth"], "my.pth: expected a recipe first; this is given as model.pretrained=my.pth"),
         (["train", "my.pt", "data=x"], "rankless train model.pretrained=my.safetensors data.root=x"),

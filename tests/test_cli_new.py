@@ -99,7 +99,7 @@ def test_mistakes_of_new(flowers, capsys):
 def test_a_folder_without_data_is_no_recipe(flowers, capsys):
     Path("empty").mkdir()
     (line,) = problems(capsys, "train", "empty")
-    assert "empty: this is a folder: expected a recipe; if it contains data, add data.root=empty" in line
+    assert "empty: this is a folder; expected a recipe; if it contains data, add data.root=empty" in line
     assert "rankless new empty" in line
 
 

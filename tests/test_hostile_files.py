@@ -120,7 +120,7 @@ def test_pipes_and_loops_within_a_data_set(data: Path, capsys: pytest.CaptureFix
     (data / "labels" / "train" / "0.txt").unlink()
     os.mkfifo(data / "labels" / "train" / "0.txt")
     assert main(["data", "check", "d"]) == 1
-    assert "it is a pipe, expected a regular file" in capsys.readouterr().out
+    assert "it is a pipe; expected a regular file" in capsys.readouterr().out
     for verb in (["stats"], ["show", "--out", "o.html"], ["convert", "--to", "coco", "--out", "o"]):
         main(["data", verb[0], "d", *verb[1:]])
         assert "Traceback" not in capsys.readouterr().err
@@ -140,7 +140,7 @@ def test_an_image_without_an_end_is_not_copied(
         said = reported(capsys, "data", verb[0], "d", *verb[1:], "--out", "o")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "zero.png: cannot be copied to --out o: it is a device, expected a regular file" in said
+    assert "zero.png: cannot be copied to --out o: it is a device; expected a regular file" in said
     assert not Path("o").exists()
 
 
@@ -219,7 +219,7 @@ def test_process_substitution_says_what_to_do(capsys: pytest.CaptureFixture[str]
     finally:
         for end in ends:
             os.close(end)
-    assert "it is a pipe, expected a regular file: copy its content to one" in said
+    assert "it is a pipe; expected a regular file: copy its content to one" in said
 
 
 HOSTILE = ("\x1b[31mred\x07.png", "[red]x.png", "\u202egnp.exe.png", "a\nerror: b.png", b"\xff\xfe.png")

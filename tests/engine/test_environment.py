@@ -157,7 +157,7 @@ def test_a_record_of_an_earlier_version_and_one_that_is_none(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("pipe", "it is a pipe, expected a regular file"),
+        ("pipe", "it is a pipe; expected a regular file"),
         ("device", "it is a device"),
         ("large", "it has 1,099,"),
     ],

@@ -22,7 +22,7 @@ def refused(path: object, most: int | None = 100) -> str:
 
 def test_a_pipe_a_device_a_socket_and_a_folder_are_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
-    assert "it is a pipe, expected a regular file" in refused(tmp_path / "pipe")
+    assert "it is a pipe; expected a regular file" in refused(tmp_path / "pipe")
     assert "it is a device" in refused("/dev/zero")
     assert refused(tmp_path) == "Is a directory"
     with socket.socket(socket.AF_UNIX) as bound:

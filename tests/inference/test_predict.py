@@ -300,8 +300,8 @@ def test_results_replace_results_and_nothing_else(target):
     with pytest.raises(UserError) as refused:
         run(target, image(target.with_name("b.png")), force=False)
     assert refused.value.problems == (
-        f"--out {out}: contains results of an earlier call; expected a new or an empty folder; give another "
-        "one, leave --out out for a numbered one, or add --force to replace earlier results",
+        f"--out {out}: contains results of an earlier call; expected a new or empty folder; give another "
+        "one, omit --out to get a numbered one, or add --force to replace earlier results",
     )
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     (out / "predictions.json").write_text("[]")  # changed by hand

@@ -342,7 +342,10 @@ def test_what_computes_something_else_is_discarded(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--confidence", "0.5"], "--confidence has an effect only with --nms; add --nms, or leave it out"),
+        (
+            ["--confidence", "0.5"],
+            "--confidence has an effect only with --nms; add --nms, or leave out --confidence",
+        ),
         (["--nms", "evaluate.nms=diou"], "the recipe's evaluate.nms is 'diou'; add evaluate.nms=iou"),
         (["--nms", "--confidence", "2"], "--confidence is 2: expected a number from 0 to 1"),
         (["optim.lr=1"], "key 'optim.lr': an export does not use it; expected one of model.image_size"),

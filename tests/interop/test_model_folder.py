@@ -131,9 +131,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     (out / "notes.txt").write_text("mine")
     for more in ([], ["--force"]):
         assert main([*words, *more]) == 2
-        assert (
-            f"--out {out}: contains other files; expected a new or an empty folder" in capsys.readouterr().err
-        )
+        assert f"--out {out}: contains other files; expected a new or empty folder" in capsys.readouterr().err
     assert [file.name for file in out.iterdir()] == ["notes.txt"]
     (out / "notes.txt").unlink()
     assert main(words) == 0

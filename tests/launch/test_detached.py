@@ -138,7 +138,7 @@ def test_of_a_changed_host_key_one_line_is_quoted_and_what_to_do(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("train", "digits", "--detach"), "--detach: without --hosts it has no effect"),
+        (("train", "digits", "--detach"), "--detach: has no effect without --hosts"),
         (
             ("train", "digits", "--hosts", "localhost", "--detach", "--sync"),
             "--detach: the first host coordinates",

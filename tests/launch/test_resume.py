@@ -45,8 +45,8 @@ def test_more_epochs_say_that_the_learning_rate_rises_again(tmp_path: Path, caps
     (said,) = capsys.readouterr().err.splitlines()
     after = 0.1 * (0.01 + 0.99 * (1 + math.cos(5 / 9 * math.pi)) / 2)
     assert said.endswith(
-        "with epochs=4 in place of 2 the schedule of the learning rate is stretched: "
-        f"from 1.00e-03 in step 5 it rises to {after:.2e}"
+        "with epochs=4 instead of 2, the learning rate schedule is stretched: "
+        f"the rate rises from 1.00e-03 in step 5 to {after:.2e} in the next"
     )
 
 

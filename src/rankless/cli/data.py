@@ -48,7 +48,7 @@ Out = Annotated[Path, Parameter(help="The new folder. Existing files are never r
     sort_key=1,
     usage="Usage: rankless data check ROOT [OPTIONS]",
     help_epilogue="""\
-Exit code: 0 if the data has no errors, 1 if it has, 2 for a mistake in the command.
+Exit code: 0 if the data has no errors, 1 if it has some, 2 for a mistake in the command.
 
 Examples:
   rankless data check mydata
@@ -85,9 +85,9 @@ def check(
     if out is not None and not fix:
         raise UserError("--out applies only with --fix: add --fix, or leave out --out")
     if drop_invalid and not fix:
-        raise UserError("--drop-invalid applies only with --fix: add --fix, or leave it out")
+        raise UserError("--drop-invalid applies only with --fix: add --fix, or leave out --drop-invalid")
     if link and not fix:
-        raise UserError("--link applies only with --fix: add --fix, or leave it out")
+        raise UserError("--link applies only with --fix: add --fix, or leave out --link")
     from rankless.cli.data_text import print_check, print_fix
     from rankless.curation.checking import check as look
     from rankless.curation.data_set import beside, must_be_outside
@@ -130,14 +130,14 @@ def stats(
     classes: Classes = "auto",
     out: Annotated[
         Path | None,
-        Parameter(help="Also draw the statistics: a .png, .jpg, .webp, .svg or .pdf file.", metavar="FILE"),
+        Parameter(help="Also draw the statistics as a .png, .jpg, .webp, .svg or .pdf file.", metavar="FILE"),
     ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> int:
     """Print statistics of images, classes and boxes."""
     if force and out is None:
-        raise UserError("--force applies only with --out: add --out, or leave it out")
+        raise UserError("--force applies only with --out: add --out, or leave out --force")
     from rankless.cli.data_text import print_statistics
     from rankless.curation.data_set import open_data_set
     from rankless.curation.statistics import statistics
@@ -174,9 +174,7 @@ def show(
     /,
     *recipe: Annotated[
         str,
-        Parameter(
-            name="RECIPE KEY=VALUE", help="With --augmented: the recipe of the training, and changes to it."
-        ),
+        Parameter(name="RECIPE KEY=VALUE", help="With --augmented: the training recipe, and changes to it."),
     ],
     split: Annotated[
         str | None, Parameter(help="The split to show. Default: the first.", metavar="NAME")
@@ -364,7 +362,7 @@ def _report_conversion(done: Converted, as_json: bool) -> int:
     sort_key=6,
     usage="Usage: rankless data split ROOT --out FOLDER [OPTIONS]",
     help_epilogue="""\
-An image's name determines its split, so new images move no old ones (except with --stratify).
+An image's name determines its split, so adding images moves none of the others (except with --stratify).
 Duplicates and near duplicates are kept together in one split.
 
 Examples:
@@ -452,9 +450,7 @@ def pack(
     /,
     *recipe: Annotated[
         str,
-        Parameter(
-            name="RECIPE KEY=VALUE", help="With --decoded: the recipe of the training, and changes to it."
-        ),
+        Parameter(name="RECIPE KEY=VALUE", help="With --decoded: the training recipe, and changes to it."),
     ],
     out: Annotated[
         Path | None, Parameter(help="The new folder. Existing files are never replaced.", metavar="FOLDER")

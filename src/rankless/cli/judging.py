@@ -265,12 +265,15 @@ def audit(
     *overrides: Annotated[
         str, Parameter(name="KEY=VALUE", help="Paths on this machine: data.root, model.pretrained.")
     ],
-    steps: Annotated[str, Parameter(help="Draw intervals until they contain N steps.", metavar="N")] = "1",
+    steps: Annotated[
+        str, Parameter(help="Audit randomly chosen intervals with at least N steps in total.", metavar="N")
+    ] = "1",
     seed: Annotated[
-        str | None, Parameter(help="Seed of the draw. Default: a random one, printed.", metavar="N")
+        str | None,
+        Parameter(help="Seed of the random choice. Default: a random seed, which is printed.", metavar="N"),
     ] = None,
     every: Annotated[
-        bool, Parameter(name="--all", help="Audit all intervals, which repeats the run."), flag
+        bool, Parameter(name="--all", help="Audit all intervals, which repeats the whole run."), flag
     ] = False,
     devices: Devices = "auto",
     device: Device = "auto",

@@ -155,7 +155,7 @@ def import_(
         str | None,
         Parameter(
             name="--from",
-            help="The port of YOLOv3 or YOLOv4 that wrote the checkpoint. An unknown name lists all.",
+            help="The port of YOLOv3 or YOLOv4 that wrote the checkpoint. An unknown name lists all ports.",
             metavar="NAME",
         ),
     ] = None,
@@ -218,7 +218,8 @@ def export(
     out: Annotated[
         Path | None,
         Parameter(
-            help="Path of the new files, without the extension, or folder. Default: the name of TARGET."
+            help="Path of the new files, without the extension, or of the new folder. "
+            "Default: the name of TARGET."
         ),
     ] = None,
     nms: Annotated[

@@ -46,7 +46,7 @@ def new(
     pretrained: Annotated[
         str | None,
         Parameter(
-            help="Fine-tune these weights and their network: a run, a file or a published name.",
+            help="Fine-tune these weights, with their network: a run, a file or a published name.",
             metavar="WEIGHTS",
             show_default=False,
         ),

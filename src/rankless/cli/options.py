@@ -65,8 +65,8 @@ PredictingTarget = Annotated[Path, Parameter(name="TARGET", help="A run director
 Task = Annotated[
     str | None,
     Parameter(
-        help="Your own task, package.module:Class or file.py:Class. Its code is run; a task that only "
-        "TARGET names is not run.",
+        help="Your own task, package.module:Class or file.py:Class. Its code is run; the code of a task that "
+        "is named only in the run or file is not.",
         metavar="TASK",
     ),
 ]
@@ -163,14 +163,14 @@ Sync = Annotated[bool, Parameter(help="Copy this machine's Rankless to the hosts
 Ssh = Annotated[str, Parameter(help="The SSH command, with its options.", metavar="COMMAND")]
 Python = Annotated[
     str | None,
-    Parameter(help="Python on the other hosts. Default: the path of this one.", metavar="PATH"),
+    Parameter(help="Path of Python on the other hosts. Default: the same path as here.", metavar="PATH"),
 ]
 
 Devices = Annotated[
     str,
     Parameter(
-        help="Number of GPUs, or of processes without a GPU; auto uses all. A list such as "
-        "0,2 selects GPUs by number; '2,' with a comma selects GPU 2 alone",
+        help="Number of GPUs, or of processes if there is no GPU; auto uses all. A list such as "
+        "0,2 selects GPUs by number; '2,' (with the comma) selects only GPU 2.",
         metavar="N",
     ),
 ]

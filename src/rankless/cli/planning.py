@@ -77,7 +77,8 @@ def plan(
         ),
     ] = None,
     out: Annotated[
-        Path | None, Parameter(help="Draw the plan: a .png, .jpg, .webp, .svg or .pdf file.", metavar="FILE")
+        Path | None,
+        Parameter(help="Draw the plan as a .png, .jpg, .webp, .svg or .pdf file.", metavar="FILE"),
     ] = None,
     force: Force = False,
     as_json: Json = False,
@@ -188,11 +189,12 @@ def benchmark(
             metavar="NAMES",
         ),
     ] = None,
-    batch: Annotated[str | None, Parameter(help="Prediction: batch size (1).", metavar="N")] = None,
+    batch: Annotated[str | None, Parameter(help="Prediction: batch size. Default: 1.", metavar="N")] = None,
     seconds: Annotated[
         float | None,
         Parameter(
-            help="Duration in seconds: of training in total (30), of each format (3).", show_default=False
+            help="Seconds to measure. Default: 30 in total for training, 3 for each format.",
+            show_default=False,
         ),
     ] = None,
     device: Device = "auto",
@@ -201,7 +203,7 @@ def benchmark(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Measure a recipe's training beside a plain PyTorch loop, or a trained model in every format."""
+    """Time a recipe's training against a plain PyTorch loop, or a trained model in every format."""
     if seconds is not None and not 0 < seconds <= 3600:
         raise UserError(f"--seconds is {seconds:g}: expected a number above 0, at most 3600")
     compute_on(device)

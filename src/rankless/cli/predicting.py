@@ -174,7 +174,9 @@ def _as_overrides(options: dict[str, str | None], overrides: Sequence[str]) -> l
     given = {option: value for option, value in options.items() if value is not None}
     keys = {word.partition("=")[0] for word in overrides}
     if twice := [option for option in given if _KEYS[option] in keys]:
-        raise UserError(f"{option} and {_KEYS[option]} are the same; give one of them" for option in twice)
+        raise UserError(
+            f"{option} and {_KEYS[option]} are the same; give only one of them" for option in twice
+        )
     ours = [f"{_KEYS[option]}={value}" for option, value in given.items()]
     from rankless.recipe import load
 

@@ -113,7 +113,8 @@ def slurm(
     options: Options = JobOptions(),
     partition: Annotated[str | None, Parameter(help="sbatch's --partition.")] = None,
     time: Annotated[
-        str | None, Parameter(help="sbatch's --time. A job stopped by this limit continues in the next one.")
+        str | None,
+        Parameter(help="sbatch's --time. A job that reaches this limit is requeued and continues."),
     ] = None,
     account: Annotated[str | None, Parameter(help="sbatch's --account.")] = None,
     qos: Annotated[str | None, Parameter(help="sbatch's --qos.")] = None,

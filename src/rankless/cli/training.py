@@ -89,7 +89,7 @@ class TrainOptions:
     ] = "processes"
     download: Annotated[
         bool,
-        Parameter(help="Download data.root=torchvision/NAME first."),
+        Parameter(help="With data.root=torchvision/NAME: download the data first."),
         flag,
     ] = False
     offline: Offline = False
@@ -337,8 +337,8 @@ def train(
         Parameter(
             name="RECIPE KEY=VALUE",
             help="A shipped recipe, a YAML file, or a folder with data (see rankless new), and changes such "
-            "as optim.lr=0.02. Default: the resumed run's recipe; fine-tune with model.pretrained; else "
-            "digits, or default values for other data.",
+            "as optim.lr=0.02. Default: with --resume, the run's recipe; with model.pretrained, the recipe "
+            "fine-tune; with other data, the default values; otherwise digits.",
         ),
     ],
     options: Annotated[TrainOptions, Parameter(name="*")] = TrainOptions(),
@@ -362,7 +362,7 @@ def train(
     }
     if alone := [option for option, is_given in of_hosts.items() if is_given]:
         raise UserError(
-            f"{option}: without --hosts it has no effect; add --hosts, or leave it out" for option in alone
+            f"{option}: has no effect without --hosts; add --hosts, or leave out {option}" for option in alone
         )
     return here(given)
 
@@ -377,7 +377,7 @@ Examples:
 """,
 )
 def attach(
-    run: Annotated[Path, Parameter(name="RUN", help="The run directory of a detached training.")],
+    run: Annotated[Path, Parameter(name="RUN", help="The run directory of a detached run.")],
     /,
     *,
     stop: Annotated[bool, Parameter(help="Make the training save and stop."), flag] = False,
@@ -411,7 +411,7 @@ def verify(
     python: Python = None,
     as_json: Json = False,
 ) -> int:
-    """Prove that the weights are bit-identical for any number of processes or --hosts."""
+    """Prove that the weights are bit-identical for any number of processes or hosts."""
     environments.refuse("verify", "run it once, without the launcher")
     if hosts is not None and device != "auto":
         raise UserError("--device: applies only to this machine; leave it out with --hosts")

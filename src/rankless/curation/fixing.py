@@ -63,7 +63,7 @@ def refuse_misread(checked: Checked, *, drop_invalid: bool) -> None:
     }
     if not found:
         return
-    because = "nothing is written: these findings stop training, because the data may be misread; "
+    because = "nothing was written: these findings stop training, because the data may be misread; "
     if _LOST not in found.values():
         advice = (
             "fix them by hand, or add --drop-invalid to leave such boxes out (their objects become "
@@ -97,7 +97,7 @@ def fix(checked: Checked, out: Path, *, drop_invalid: bool = False, link: bool =
         left_out = checked.unreadable[name] | checked.leaked.get(name, set())
         chosen = [number for number in range(len(whole)) if number not in left_out]
         if not chosen:
-            raise UserError(f"{data.root}: no image of the split '{name}' would be left; nothing is written")
+            raise UserError(f"{data.root}: no image of the split '{name}' would be left; nothing was written")
         splits[name] = subset(whole, chosen)
         changes += _changes(checked, name)
     with new_folder(out) as folder:

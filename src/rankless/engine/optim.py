@@ -30,8 +30,8 @@ def optimizer(
 
     Args:
         model: the model to train.
-        recipe: the recipe's section ``optim``.
-        portable: compute the same bits on different CPUs. ``Tensor.sqrt`` uses MKL there, whose last bit
+        recipe: the ``optim`` section of the recipe.
+        portable: compute the same bits on different CPUs. On a CPU, ``Tensor.sqrt`` uses MKL, whose last bit
             depends on the processor; the fused Adam uses IEEE's square root.
         world: the ranks that share Muon's computation; they must all step together.
         dtype: the dtype in which Muon orthogonalizes matrices.

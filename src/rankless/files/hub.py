@@ -130,7 +130,7 @@ def _lacking(address: HubAddress, folder: Path) -> str:
 
 
 def file_of(address: HubAddress) -> Path:
-    """Return the local path of the address's safetensors file, downloading it if needed."""
+    """Return the local path of the safetensors file at an address, downloading it if needed."""
     refuse_pickles(address)
     return fetch(address) / address.file
 

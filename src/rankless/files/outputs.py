@@ -213,8 +213,8 @@ def refuse_filled(folder: Path) -> None:
     if not is_empty:
         holds = "results of an earlier call" if (folder / LIST).exists() else "other files"
         raise UserError(
-            f"--out {folder}: contains {holds}; expected a new or an empty folder; give another one, leave "
-            f"--out out for a numbered one, or add --force to replace earlier results"
+            f"--out {folder}: contains {holds}; expected a new or empty folder; give another one, omit "
+            f"--out to get a numbered one, or add --force to replace earlier results"
         )
 
 

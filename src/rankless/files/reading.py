@@ -125,4 +125,4 @@ def _too_large(size: int, limit: int, held: str, name: str) -> OSError:
 
 def _irregular(kind: int, name: str) -> OSError:
     what = _KINDS.get(kind, "no file")
-    return OSError(errno.EINVAL, f"it is {what}, expected a regular file: copy its content to one", name)
+    return OSError(errno.EINVAL, f"it is {what}; expected a regular file: copy its content to one", name)

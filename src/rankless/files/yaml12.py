@@ -111,8 +111,8 @@ def not_yaml(error: Exception, name: str, *, lines: bool = True) -> UserError:
         return UserError(f"{where}: this is not YAML: {what}{_advice(what)}")
     if isinstance(error, yaml.reader.ReaderError):
         return UserError(
-            f"{name}: this is not YAML: character {error.position + 1} is not one that YAML allows "
-            f"(number {error.character:#x})"
+            f"{name}: this is not YAML: character {error.position + 1} ({error.character:#x}) is not allowed "
+            "in YAML"
         )
     return UserError(
         f"{name}: nested too deeply" if isinstance(error, RecursionError) else f"{name}: {error}"

@@ -156,12 +156,12 @@ def _entry(row: Mapping[str, Any]) -> Entry:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Check whether ``folder`` has a prediction that was stopped before its end."""
+    """Check whether ``folder`` contains a prediction that was stopped before it finished."""
     return (folder / NAME).is_file()
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raise an error if ``folder`` has an unfinished prediction."""
+    """Raise an error if ``folder`` contains an unfinished prediction."""
     if is_unfinished(folder):
         raise UserError(
             f"--out {folder}: contains an unfinished prediction; add --resume to continue, or "

@@ -86,7 +86,7 @@ def predict(
     if resume and out is None:
         raise UserError("--resume needs the folder of the stopped prediction; name it with --out")
     if resume and force:
-        raise UserError("--resume continues, and --force starts again; give one of them")
+        raise UserError("--resume continues, and --force starts again; give only one of them")
     found: list[str] = []
 
     def look() -> None:

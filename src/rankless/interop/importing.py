@@ -84,7 +84,7 @@ def layers_of(model: str, overrides: Sequence[str]) -> tuple[list[Layer], int]:
 
 
 def _task_of(name: str) -> str:
-    """Return the task of the model ``name``, which is ``detect`` for a known detector, else ``classify``."""
+    """Return the task of the model ``name``: ``detect`` for a known detector, otherwise ``classify``."""
     return "detect" if name in zoo.MODELS else "classify"
 
 
@@ -456,13 +456,13 @@ def _classes_of(state: Mapping[str, Tensor], recipe: Recipe, head: Head, source:
     same = sum(name in theirs for name in ours)
     if same * 2 < len(ours):
         raise UserError(
-            f"{source}: the weights belong to a model other than {recipe.model.name}: {same:,} of its "
-            f"{counted(len(ours), 'tensor')} are in the file by name, and the file has {len(state):,}; "
-            "give the --model that they belong to (rankless models lists them)"
+            f"{source}: the weights belong to a model other than {recipe.model.name}: only {same:,} of "
+            f"that model's {counted(len(ours), 'tensor')} occur in the file under the same name, and the "
+            f"file has {len(state):,}; give the --model that they belong to (rankless models lists them)"
         )
     raise UserError(
         f"{source}: the number of classes is unclear ({same:,} of the {len(ours):,} tensors of "
-        f"{recipe.model.name} are in the file by name); give --names FILE or --classes N"
+        f"{recipe.model.name} occur in the file under the same name); give --names FILE or --classes N"
     )
 
 

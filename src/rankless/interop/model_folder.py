@@ -78,7 +78,7 @@ def write(loaded: weights.Weights, folder: Path, source: Path, force: bool) -> t
     """Write a model's files into ``folder``, which is new or empty, or an earlier export if ``force``."""
     files = tuple(folder / name for name in FILES)
     if folder.is_dir() and any(folder.iterdir()) and not all(file.is_file() for file in files):
-        expected = "expected a new or an empty folder"  # all files in the folder are shared
+        expected = "expected a new or empty folder"  # all files in the folder are shared
         raise UserError(f"--out {folder}: contains other files; {expected}; give another --out")
     outputs = Outputs(files, verb=None, force=force)
     outputs.refuse_inputs([source])

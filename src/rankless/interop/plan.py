@@ -268,7 +268,7 @@ def _problems(recipe: Recipe, asked: ExportOptions, exports: Exports) -> list[st
     problems = []
     is_detector = recipe.task == "detect"
     if asked.confidence is not None and not asked.nms:
-        problems.append("--confidence has an effect only with --nms; add --nms, or leave it out")
+        problems.append("--confidence has an effect only with --nms; add --nms, or leave out --confidence")
     elif asked.confidence is not None and not 0 <= asked.confidence <= 1:
         problems.append(f"--confidence is {asked.confidence:g}: expected a number from 0 to 1")
     if asked.batch is not None and asked.batch < 1:

@@ -252,7 +252,7 @@ class Audit:
             yield f"{root}: has {counted(count, 'image')}, but the run was trained on {images:,}"
 
     def _problems_of_data(self, unfit: Sequence[str]) -> Iterator[str]:
-        """Yield the other differences between the local data and the data of the run's last start."""
+        """Yield further differences from the data of the run's last start, beyond those in ``unfit``."""
         recipe = resolve_recipe(self.recipe)
         data = capabilities(open_task(recipe).training_data())
         before = read_state(self.run.step_directory(self.chain.sound[-1])).get("data")

@@ -48,7 +48,7 @@ def log_or_nothing(path: Path, why: str) -> int:
 
 
 def last_traceback(path: Path) -> list[str]:
-    """Return the lines of the last start from its last traceback on; empty without a traceback."""
+    """Return the lines from the last traceback of the last start to the end; empty if it has no traceback."""
     try:
         lines = _lines(path)
     except OSError:

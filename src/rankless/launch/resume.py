@@ -174,6 +174,6 @@ def _warn_of_a_rise(run: RunDirectory, before: Recipe, now: Recipe) -> None:
     planned = now.optim.lr * rate(old, step) if step < old.steps else 0.0
     if step < new.steps and following > 1.01 * max(last, planned):
         warn(
-            f"{run.path}: with epochs={now.epochs} in place of {before.epochs} the schedule of the learning "
-            f"rate is stretched: from {last:.2e} in step {step:,} it rises to {following:.2e}"
+            f"{run.path}: with epochs={now.epochs} instead of {before.epochs}, the learning rate schedule is "
+            f"stretched: the rate rises from {last:.2e} in step {step:,} to {following:.2e} in the next"
         )

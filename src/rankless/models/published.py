@@ -30,8 +30,8 @@ class PublishedFile:
     """A file with published weights.
 
     Attributes:
-        name: the file's name in Rankless: a Darknet file without ``.weights``, ``MODEL.WEIGHTS`` of
-            torchvision, or ``timm/MODEL.TAG``.
+        name: the file's name in Rankless: for Darknet, the file name without ``.weights``; for torchvision,
+            ``MODEL.WEIGHTS``; for timm, ``timm/MODEL.TAG``.
         models: values of ``model.name`` that the file fits. The first file listed for a model is its default.
         source: an address with a checksum, or a file on the Hugging Face Hub.
         score: the published score and the data it was measured on.

@@ -308,7 +308,7 @@ def _text(source: str | Path, check_name: NameCheck | None = None) -> tuple[str,
                 f"a recipe; if it contains data, add data.root={shell_word(name)} to a recipe, or write one "
                 f"for it: rankless new {shell_word(name)}"
             )
-        raise UserError(f"{name}: this is a folder: expected {expected}") from None
+        raise UserError(f"{name}: this is a folder; expected {expected}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{name}: not UTF-8 text (byte {error.start}): expected a YAML file") from None
     except OSError as error:

@@ -86,7 +86,7 @@ def with_network(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _with_transformers(
     tree: Mapping[str, Any], model: Mapping[str, Any], keys: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a recipe's tree with the network and the preprocessing of a folder of transformers."""
+    """Return a recipe's tree with the network and the preprocessing of a transformers model folder."""
     made = {**tree, "task": "detect", "model": {**keys["model"], **model}}
     for section in ("data", "evaluate"):
         of_tree = tree.get(section, {})

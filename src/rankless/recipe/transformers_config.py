@@ -221,11 +221,11 @@ def _object(path: Path, where: str = "model.config") -> dict[str, Any]:
     try:
         text = reading.read_text(path, reading.NAMES)
     except UnicodeDecodeError:
-        raise UserError(f"{where}: {path}: is not UTF-8 text; expected JSON of transformers") from None
+        raise UserError(f"{where}: {path}: is not UTF-8 text; expected JSON") from None
     except OSError as error:
         raise UserError(
-            f"{where}: {path}: cannot be read: {error.strerror or error}; expected {CONFIG} of a detector of "
-            "transformers"
+            f"{where}: {path}: cannot be read: {error.strerror or error}; expected the {CONFIG} of a "
+            "transformers detector"
         ) from None
     return _parsed(text, f"{where}: {path}")
 
@@ -236,5 +236,5 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: is not JSON: {error}; expected the {CONFIG} of a detector") from None
     if not isinstance(tree, dict):
-        raise UserError(f"{name}: is not a JSON object; expected the {CONFIG} of a detector of transformers")
+        raise UserError(f"{name}: is not a JSON object; expected the {CONFIG} of a transformers detector")
     return tree

@@ -25,7 +25,7 @@ _AGAIN = 5  # seconds
 def served(run: Path, port: int | None = None) -> Iterator[ThreadingHTTPServer]:
     """Provide a server for the report of ``run``; it answers requests once ``serve_forever`` is called.
 
-    It uses ``port`` of the loopback address, or the first free one of :data:`PORT`.
+    It listens on ``port`` of the loopback address, or by default on the first free port from :data:`PORT` on.
     """
     collected = Collected(run).refresh()
     lock, newest = threading.Lock(), lru_cache(maxsize=1)(lambda best, last: of_run(run))

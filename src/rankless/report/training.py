@@ -153,7 +153,7 @@ def _said(entry: Mapping[str, Any]) -> str:
 
 
 def by_task(runs: Sequence[Collected]) -> dict[str, list[int]]:
-    """Return the positions of each task's runs, because losses of different tasks cannot be compared."""
+    """Group the positions of the runs by task, because losses of different tasks cannot be compared."""
     groups: dict[str, list[int]] = {}
     for at, run in enumerate(runs):
         groups.setdefault(str(run.recipe.get("task", "")), []).append(at)

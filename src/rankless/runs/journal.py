@@ -1,8 +1,8 @@
 """The journal of a run: one JSON object per line.
 
-Lines with ``step`` or ``evaluation`` hold numbers. Each occurs once, and they do not depend on interruptions
-of the run; values that depend on the machine are under ``timing``. Lines with ``checkpoint`` are the chain
-(:mod:`rankless.runs.chain`). Lines with ``event`` record events.
+Lines with ``step`` or ``evaluation`` hold numbers. Each step and each evaluation has one line, which does not
+depend on interruptions of the run; values that depend on the machine are under ``timing``. Lines with
+``checkpoint`` form the chain (:mod:`rankless.runs.chain`). Lines with ``event`` record events.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def step_of(entry: dict[str, Any]) -> int:
 
 
 def last_step(path: Path) -> int:
-    """Return the last step or evaluation in a journal, or 0 if there is none."""
+    """Return the step of the last numbered entry in a journal, or 0 if there is none."""
     return max(map(step_of, tail(path)), default=0)
 
 

@@ -14,7 +14,7 @@ _NAME = ".saving"
 
 @contextmanager
 def announced(run: RunDirectory) -> Iterator[None]:
-    """Announce that this process saves into ``run`` within the block.
+    """Announce, while the block runs, that this process is saving into ``run``.
 
     If the announcement cannot be written to the disk, the save itself reports the problem.
     """
@@ -31,7 +31,7 @@ def announced(run: RunDirectory) -> Iterator[None]:
 
 
 def saving_process(run: RunDirectory) -> int | None:
-    """Return the id of the process on this machine that saves into ``run``, or None if there is none.
+    """Return the id of the process on this machine that is saving into ``run``, or None if there is none.
 
     The process may have been killed. Ids from other machines that share the directory are ignored.
     """

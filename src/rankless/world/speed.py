@@ -87,7 +87,7 @@ def measure(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
 
 
 def measure_exchange(parameters: int, micro_batches: int) -> float:
-    """Return the seconds that an exchange of gradients of ``parameters`` float32 numbers takes.
+    """Measure how many seconds an exchange of ``parameters`` float32 gradients takes.
 
     The exchange follows the fixed tree. All ranks must call this.
     """

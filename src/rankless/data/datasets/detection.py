@@ -98,7 +98,10 @@ class DetectionExamples(ImageExamples[DetectionImages]):
         return item
 
     def items(self, line: Sequence[tuple[int, int]], step: int) -> list[DetectionItem]:
-        """Return the items of the micro-batch ``line`` of ``step``, all on inputs of the same size."""
+        """Return the items of a micro-batch, all on inputs of the same size.
+
+        ``line`` holds an (epoch, index) pair for each item; ``step`` is the step of the micro-batch.
+        """
         size = self.size
         if self.step_sizes:
             size = self.step_sizes.of(step)

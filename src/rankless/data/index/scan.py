@@ -127,7 +127,7 @@ def _in_processes(
     processes: int,
     progress: ProgressBar,
 ) -> list[str]:
-    """Let :mod:`rankless.data.index.scan_worker` scan all parts; return the files of their results."""
+    """Let :mod:`rankless.data.index.scan_worker` scan all parts; return the names of the result files."""
     files = [""] * len(parts)
     job = {
         "work": f"{work.__module__}:{work.__qualname__}",

@@ -80,7 +80,9 @@ def _from_zip(file: IO[bytes]) -> Any:
     except Exception as error:  # BadZipFile, struct.error, EOFError …, depending on the damage
         raise RefusedFileError(f"is a damaged archive ({printable(str(error))}); take another copy") from None
     if "data.pkl" not in records:
-        raise RefusedFileError(f"is a zip archive, but not one of torch.save (it has no data.pkl); {_ALONE}")
+        raise RefusedFileError(
+            f"is a zip archive that torch.save did not write (it has no data.pkl); {_ALONE}"
+        )
     inspection = Inspection()
     inspection.walk(io.BytesIO(records["data.pkl"]))
     for storage in inspection.storages.values():

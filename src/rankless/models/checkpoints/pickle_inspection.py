@@ -170,9 +170,9 @@ class _Machine:
             self.stack.append(Foreign())
             return
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
-            raise TypeError("a call of something that is not a function")
+            raise TypeError("a call to something that is not a function")
         if function.name not in FUNCTIONS:
-            raise TypeError(f"a call of {function.name}")
+            raise TypeError(f"a call to {function.name}")
         # Copies are limited by the bytes read, or a small file could request endless copies of a long list.
         self.copied += sum(len(one) for one in arguments if isinstance(one, str | list | tuple | dict))
         if self.copied > self.read:

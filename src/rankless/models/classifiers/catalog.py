@@ -158,7 +158,7 @@ def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
         problems += error.problems
     if classes < 2:
         few = counted(classes, "class", "classes")
-        problems.append(f"the data has {few}; a classifier needs at least two; name them")
+        problems.append(f"the data has {few}; a classifier needs at least two; name the classes")
     if problems or chosen is None:
         raise UserError(problems)
     _refuse_giant(chosen, model, classes)

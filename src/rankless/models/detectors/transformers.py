@@ -76,7 +76,7 @@ class TransformersDetector(nn.Module):
     """A :class:`~rankless.models.detectors.protocol.Detector` that wraps a transformers detector.
 
     Args:
-        network: transformers' detector; its submodules become submodules of this module.
+        network: the transformers detector; its submodules become submodules of this module.
         normalize: whether the input is normalized by ImageNet's mean and standard deviation.
     """
 
@@ -318,13 +318,13 @@ class _Backbone(nn.Module):
 def spec(model: model_kinds.ModelKeys, loss: loss_kinds.LossKeys) -> TransformersSpec:
     """Return the detector that a recipe asks for, which includes its loss."""
     if not isinstance(model, model_kinds.TransformersModel):
-        raise UserError(f"'model.name' is '{model.name}', which is not one of transformers' detectors")
+        raise UserError(f"'model.name' is '{model.name}', which is not a transformers detector")
     if model.name != CUSTOM:
         return TransformersSpec(model, CONFIGS[model.name])
     if not model.config:
         raise UserError(
-            "model.name is 'hf/config', but model.config is empty; expected the config.json of a detector of "
-            "transformers, its folder, or its text"
+            "model.name is 'hf/config', but model.config is empty; expected the config.json of a "
+            "transformers detector, its folder, or its text"
         )
     return TransformersSpec(model, read_config(model.config))
 

@@ -120,7 +120,7 @@ def _flattened(
 def _distributions(
     numbers: Sequence[Tensor], at: Sequence[Tensor], heads: Sequence[AnchorFreeHead], targets: Targets
 ) -> Tensor:
-    """Compute the distribution focal loss: weight · the sides' mean cross-entropy with their nearest bins."""
+    """Sum weight · (mean cross-entropy of the four sides with their nearest bins) to a scalar."""
     entropy, start = [], 0
     for logits, here, head in zip(numbers, at, heads, strict=True):
         boxes_here = targets.boxes[:, start : start + here.shape[0]]

@@ -63,12 +63,14 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class YoloLoss:
-    """A YOLO loss with the recipe's options. ``auto`` means each head's value, or the published value.
+    """A YOLO loss with the recipe's options.
+
+    An option that is ``auto`` takes the value of the head, or the published value if the head has none.
 
     Attributes:
         options: the recipe's loss options. With ``quality-focal``, the target of a positive is its IoU with
             its ground-truth box, or the highest IoU if it has several such boxes.
-        published: the loss that the model was published with; only this loss uses the heads' values.
+        published: the loss that the model was published with. The heads' values apply only to this loss.
     """
 
     options: Options
