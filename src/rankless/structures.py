@@ -31,7 +31,7 @@ class Unreadable(NamedTuple):
 
 def network_input(images: Tensor) -> Tensor:
     """Convert images, uint8 (B, 3, H, W), to the network's input: float32 in 0..1 in channels_last format."""
-    return images.contiguous(memory_format=torch.channels_last).float() / 255
+    return images.contiguous(memory_format=torch.channels_last).float().div_(255)
 
 
 @dataclass(frozen=True)

@@ -205,19 +205,21 @@ class Detect:
     def _best(self, index: int, letterbox: Letterbox, boxes: Tensor, scores: Tensor) -> Detections:
         """Select one image's detections from boxes (P, 4), xyxy in pixels of the input, and scores (P, C)."""
         settings = self.recipe.evaluate
+        # Most boxes are no candidates. If the score of one class is NaN, the others still count.
+        some = (~(scores.amax(1) <= settings.confidence)).nonzero().squeeze(1)
+        some = some[boxes[some].isfinite().all(1)]
+        boxes, scores = to_source(boxes[some], letterbox), scores[some]
         if settings.multi_label:
-            flat = scores.flatten()
+            rows, labels = (scores > settings.confidence).nonzero(as_tuple=True)
         else:
-            flat, best = scores.max(1)
-        candidates = (flat > settings.confidence).nonzero().squeeze(1)
-        candidates = candidates[best_first(flat[candidates], CANDIDATES)]
-        rows = candidates // scores.shape[1] if settings.multi_label else candidates
-        finite = boxes[rows].isfinite().all(1)
-        rows, candidates = rows[finite], candidates[finite]
-        boxes, confidence = to_source(boxes[rows], letterbox), flat[candidates]
-        labels = candidates % scores.shape[1] if settings.multi_label else best[rows]
+            best, labels = scores.max(1)
+            rows = (best > settings.confidence).nonzero().squeeze(1)
+            labels = labels[rows]
+        confidence = scores[rows, labels]
+        chosen = best_first(confidence, CANDIDATES)
+        boxes, confidence, labels = boxes[rows[chosen]], confidence[chosen], labels[chosen]
         # Only better boxes remove a box, so if enough of the best remain, the rest need not be compared.
-        first = 4 * settings.detections
+        first = 2 * settings.detections
         while True:
             selected = nms(
                 boxes[:first],
