@@ -246,7 +246,8 @@ def table(found: dict[Case, dict[str, Any]]) -> Iterator[str]:
             )
     for case, one in runs.items():
         if case.part == 1:
-            yield f"All epochs, {case.images} {names[case.data]}, from {names[case.start]}: {cell([one])}"
+            scores = f"{one['AP'][-1]:.3f}, {one['AP50'][-1]:.3f}"
+            yield f"All epochs, {case.images} {names[case.data]}, from {names[case.start]}: {scores}"
 
 
 def main() -> None:

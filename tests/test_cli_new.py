@@ -163,7 +163,7 @@ def test_weights_bring_their_network_and_the_values_for_fine_tuning(flowers, wei
     folder = recipe_for("flowers", words)
     said = capsys.readouterr().out
     assert said.endswith("rankless new flowers --pretrained c.safetensors\n")
-    assert "optim.weight_decay=0.5" in said and "optim.lr=0.0005" in said  # that of classes they know
+    assert "optim.weight_decay=0.5" in said and "optim.lr=0.0002" in said  # that of classes they know
     assert (folder.task, folder.model.name, folder.model.image_size) == ("classify", "resnet18", 64)
     assert cli.main(["new", "flowers", "--pretrained", "c.safetensors"]) == 0
     assert load.load("flowers.yaml", ["optim.weight_decay=0.5"]) == folder
