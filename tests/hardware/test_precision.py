@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from rankless.errors import UserError
 from rankless.hardware import instruction_set, precision
-from rankless.hardware.precision import autocast, resolve
+from rankless.hardware.precision import autocast, resolve, without_layers
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -65,3 +68,24 @@ def test_the_forward_pass_is_in_the_format_and_the_weights_are_not(name: str, dt
     assert layer.weight.dtype == torch.float32
     assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32
     assert layer(torch.ones(1, 4)).dtype == torch.float32
+
+
+class Counting(TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_functions_between_layers_are_replaced_on_limited_cpus_alone(
+    monkeypatch: pytest.MonkeyPatch, limited: bool
+) -> None:
+    monkeypatch.setattr(precision, "is_limited", lambda: limited)
+    with Counting() as counting:
+        with without_layers():
+            torch.sqrt(torch.ones(1))
+        assert (counting.calls > 0) is limited
+        torch.sqrt(torch.ones(1))
+        assert counting.calls

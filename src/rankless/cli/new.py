@@ -137,7 +137,7 @@ def say_fine_tuning(recipe: Recipe, overrides: Sequence[str], *, is_here: bool) 
             raise
         why = "200 training images, because the data is not here"
     say(f"fine-tune, with values for {why}:")
-    _say_values(recipe, [each.key for each in fine_tuning.settings(1)], overrides)
+    _say_values(recipe, [each.key for each in fine_tuning.settings(1, known=True)], overrides)
 
 
 def _pretrained_of(overrides: Sequence[str]) -> str:

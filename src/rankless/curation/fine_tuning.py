@@ -36,6 +36,9 @@ def settings(images: int, *, known: bool = False) -> Iterator[Setting]:
     yield Setting("batch.micro", batch // 2, "Up to 2 devices share a step, a micro-batch each.")
     why = "the least" if epochs == least else "four times the images would have half the epochs"
     yield Setting("epochs", epochs, f"{steps:,} steps; {why}.")
+    if known:
+        why = "Keeps the statistics of many images; with those of ten, AP was 0.080 instead of 0.107."
+        yield Setting("batch_norm", "frozen", why)
     yield Setting("optim.name", "adamw", "SGD at the rate of training from scratch destroys what was known.")
     if known:
         rate, why = 0.0002, "Keeps what the weights know of these classes; 0.002 lost most of it on the way."
