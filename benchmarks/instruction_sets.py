@@ -36,11 +36,15 @@ MACHINES: dict[str, dict[str, str]] = {
 }
 SMALL = [
     "data.root=digits", "data.format=auto", "data.train=train", "data.val=val", "batch.images=4",
-    "batch.micro=2", "workers=0", "model.image_size=64", "epochs=1",
+    "batch.micro=2", "workers=0", "model.image_size=64", 'model.pretrained=""', "model.freeze=0", "epochs=1",
 ]  # fmt: skip
 UNARY = "sqrt rsqrt exp expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf erfc erfinv"
 ACTIVATIONS = "sigmoid gelu silu mish softplus logsigmoid elu hardswish"
 FEW = ["data.train_images=16", "data.val_images=4", "data.multi_scale=0"]  # of detectors alone
+OWN = {
+    **dict.fromkeys(("yolov3", "yolov4"), ["model.width=0.25"]),  # emulation is slow
+    **dict.fromkeys(("rtdetr", "dfine"), ["model.image_size=128"]),  # has cells for 300 queries
+}
 
 
 def train(name: str, cpu_isa: str, steps: int, overrides: list[str]) -> None:
@@ -186,7 +190,7 @@ def agreement(names: list[str], emulate: list[str]) -> None:
     print(f"| recipe | cpu_isa | {' | '.join(machines)} |")
     print("|---|---|" + "---|" * len(machines))
     for name in names:
-        overrides = [*SMALL, *(FEW if load(name).task == "detect" else [])]
+        overrides = [*SMALL, *(FEW if load(name).task == "detect" else []), *OWN.get(name, [])]
         for cpu_isa in ("native", "avx2"):
             cells = [
                 measured(name, cpu_isa, env, steps=2, overrides=overrides, cpu=cpu)[0][:8]

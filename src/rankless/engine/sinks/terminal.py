@@ -6,7 +6,6 @@ PyTorch, so a process that only follows a run does not need it.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import sys
@@ -320,17 +319,18 @@ class Terminal(Sink):
         self.console.print(text, markup=False)
 
 
-class _Output(io.TextIOBase):
+class _Output:
     """The standard output.
 
-    If it is closed (the terminal was closed, or ``| head`` has ended), the run continues without output.
+    If it is closed (the terminal was closed, or ``| head`` has ended), the run continues without output. It is
+    no ``io.TextIOBase``, whose destructor flushes.
     """
 
     def __init__(self) -> None:
         self.out = sys.stdout  # now, because the live bar replaces it
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]
+    def encoding(self) -> str:
         return getattr(self.out, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
