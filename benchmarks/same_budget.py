@@ -37,7 +37,7 @@ STORED = Path(__file__).with_suffix(".jsonl")
 PLOT = Path(__file__).parent.parent / "docs" / "images" / "same-budget.svg"
 TRAINERS = {"rankless": "Rankless", "ultralytics": "Ultralytics", "libreyolo": "LibreYOLO"}
 SEEDS = range(5)
-SEEN = 2304  # images in a run: whole epochs of each set, whole batches of 8 and 16
+SEEN = 1536  # images in a run: whole epochs of each set, in whole batches
 MIRRORED = ("cells", "raccoons", "shapes")  # sets whose classes are the same in a mirror
 
 
@@ -80,7 +80,7 @@ def run(
     """Train in a process of its own, and return what is stored."""
     folder = (work / case.data).absolute()
     epochs = round(case.seen / sum(1 for _ in (folder / "train" / "images").iterdir()))
-    home = (work / f"{case.data}-run").absolute()
+    home = (work / f"{case.data}-{case.trainer}").absolute()
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
     job = Job(
