@@ -50,12 +50,12 @@ class Case(NamedTuple):
     seen: int
 
 
-def cases(seen: int, only: Sequence[str] = ()) -> Iterator[Case]:
+def cases(only: Sequence[str]) -> Iterator[Case]:
     """Yield all runs, or those of some sets, seed by seed."""
     for seed in SEEDS:
-        for data in only or SETS:
+        for data in only:
             for trainer in TRAINERS:
-                yield Case(data, trainer, seed, seen)
+                yield Case(data, trainer, seed, SEEN)
 
 
 def scores(folder: Path, split: str, boxes: Sequence[Sequence[Box]]) -> dict[str, float]:
@@ -118,13 +118,9 @@ def stored() -> dict[Case, dict[str, Any]]:
     return {Case(*line.pop("case")): line for line in map(json.loads, lines)}
 
 
-def train(data: Path, work: Path, python: Sequence[str], seen: int, only: Sequence[str]) -> None:
+def train(work: Path, python: Sequence[str], only: Sequence[str]) -> None:
     """Train every run that is not stored."""
-    for name in only or SETS:
-        if not (work / name / "data.yaml").exists():
-            shutil.rmtree(work / name, ignore_errors=True)
-            prepare(name, data, work / name)
-    for case in cases(seen, only):
+    for case in cases(only):
         if case not in stored():
             line = json.dumps(run(case, work, python))
             with STORED.open("a", encoding="utf-8") as file:
@@ -138,26 +134,26 @@ def cell(values: Sequence[float], digits: int) -> str:
     return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f}{fewer})"
 
 
-def by_row(found: dict[Case, dict[str, Any]], seen: int) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+def by_row(found: dict[Case, dict[str, Any]]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
     """Yield each set and program with its runs."""
     for data in SETS:
         for trainer in TRAINERS:
-            if runs := [found[case] for case in found if (*case[:2], case.seen) == (data, trainer, seen)]:
+            if runs := [found[case] for case in found if (*case[:2], case.seen) == (data, trainer, SEEN)]:
                 yield data, trainer, runs
 
 
-def table(found: dict[Case, dict[str, Any]], seen: int) -> Iterator[str]:
+def table(found: dict[Case, dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the table."""
     yield "| data | trained by | AP | AP50 | CPU minutes |"
     yield "|---|---|---|---|---|"
-    for data, trainer, runs in by_row(found, seen):
+    for data, trainer, runs in by_row(found):
         each = [cell([one[name] for one in runs], 3) for name in ("AP", "AP50")]
         minutes = cell([one["cpu"] / 60 for one in runs], 2)
         name = f"{TRAINERS[trainer]} {runs[-1]['version']}"
         yield f"| {SETS[data].title} | {name} | {' | '.join(each)} | {minutes} |"
 
 
-def draw(found: dict[Case, dict[str, Any]], seen: int) -> None:
+def draw(found: dict[Case, dict[str, Any]]) -> None:
     """Draw AP over CPU minutes, a panel for each set and a point for each run."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -166,7 +162,7 @@ def draw(found: dict[Case, dict[str, Any]], seen: int) -> None:
     figure = Figure(figsize=(11, 6), layout="constrained")
     panels = dict(zip(SETS, figure.subplots(2, 3).flat, strict=False))
     marks = dict(zip(TRAINERS, ("o", "s", "^"), strict=True))
-    for data, trainer, runs in by_row(found, seen):
+    for data, trainer, runs in by_row(found):
         minutes, ap = [one["cpu"] / 60 for one in runs], [one["AP"] for one in runs]
         panels[data].scatter(minutes, ap, label=TRAINERS[trainer], marker=marks[trainer], alpha=0.7)
     for data, axes in panels.items():
@@ -188,17 +184,32 @@ def main() -> None:
         "--work", type=Path, default=Path("runs/same-budget"), help="for small images and runs"
     )
     parser.add_argument("--python", **PYTHON)
-    parser.add_argument(
-        "--seen", type=int, default=SEEN, help="images that each run sees (default: %(default)s)"
-    )
     parser.add_argument("--only", action="append", choices=list(SETS), help="this set; may be repeated")
+    parser.add_argument(
+        "--trial",
+        nargs=2,
+        metavar=("PROGRAM", "CHANGES"),
+        help="train one program once with changed settings, as JSON, and score it on the validation images",
+    )
     options = parser.parse_args()
+    only = options.only or list(SETS)
     if options.data:
-        train(options.data, options.work, options.python, options.seen, options.only or ())
+        for name in only:
+            if not (options.work / name / "data.yaml").exists():
+                shutil.rmtree(options.work / name, ignore_errors=True)
+                prepare(name, options.data, options.work / name)
+    if options.data and options.trial:
+        trainer, changes = options.trial
+        for name in only:
+            case = Case(name, trainer, 0, SEEN)
+            print(json.dumps(run(case, options.work, options.python, "val", json.loads(changes))))
+        return
+    if options.data:
+        train(options.work, options.python, only)
     found = stored()
-    print("\n".join(table(found, options.seen)))
+    print("\n".join(table(found)))
     if found:
-        draw(found, options.seen)
+        draw(found)
 
 
 if __name__ == "__main__":
