@@ -143,7 +143,9 @@ def by_row(found: dict[Case, dict[str, Any]]) -> Iterator[tuple[str, str, list[d
 
 
 def table(found: dict[Case, dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table."""
+    """Yield the lines of the table, if any run is stored."""
+    if not found:
+        return
     yield "| data | trained by | AP | AP50 | CPU minutes |"
     yield "|---|---|---|---|---|"
     for data, trainer, runs in by_row(found):
