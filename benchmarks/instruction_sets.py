@@ -42,8 +42,10 @@ UNARY = "sqrt rsqrt exp expm1 log log2 log10 log1p sin cos tan asin acos atan si
 ACTIVATIONS = "sigmoid gelu silu mish softplus logsigmoid elu hardswish"
 FEW = ["data.train_images=16", "data.val_images=4", "data.multi_scale=0"]  # of detectors alone
 OWN = {
-    **dict.fromkeys(("yolov3", "yolov4"), ["model.width=0.25"]),  # emulation is slow
-    **dict.fromkeys(("rtdetr", "dfine"), ["model.image_size=128"]),  # has cells for 300 queries
+    "yolov3": ["model.width=0.25"],  # emulation is slow
+    "yolov4": ["model.width=0.25"],
+    "rtdetr": ["model.image_size=128"],  # has cells for 300 queries
+    "dfine": ["model.image_size=128"],
 }
 
 

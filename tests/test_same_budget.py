@@ -1,0 +1,26 @@
+"""The data and the page of ``benchmarks/same_budget.py``."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageDraw
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import same_budget  # noqa: E402
+from same_budget_data import SHAPES, draw  # noqa: E402
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("side", [6, 33, 96])
+def test_box_encloses_the_pixels_of_a_shape(shape: str, side: int):
+    canvas = Image.new("L", (110, 110))
+    box = draw(ImageDraw.Draw(canvas), shape, (5, 7, 5 + side, 7 + side), 255)
+    assert canvas.getbbox() == box
+
+
+def test_page_has_the_table_of_the_stored_runs():
+    page = (ROOT / "docs" / "same-budget.md").read_text(encoding="utf-8")
+    assert "\n".join(same_budget.table(same_budget.stored())) in page
