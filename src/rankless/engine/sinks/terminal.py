@@ -322,8 +322,8 @@ class Terminal(Sink):
 class _Output:
     """The standard output.
 
-    If it is closed (the terminal was closed, or ``| head`` has ended), the run continues without output. This is
-    not an ``io.TextIOBase``, whose destructor would flush.
+    If it is closed (the terminal was closed, or ``| head`` has ended), the run continues without output.
+    This is not an ``io.TextIOBase``, whose destructor would flush.
     """
 
     def __init__(self) -> None:
