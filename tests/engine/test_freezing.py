@@ -329,7 +329,7 @@ class Plain(nn.Module):
     ("backbone", "said"),
     [
         (None, r"the model \(Plain\) does not define its backbone: give it a method backbone\(\)"),
-        (lambda net: [net], r"backbone\(\) of Plain holds every parameter .* nothing is left to train"),
+        (lambda net: [net], r"backbone\(\) of Plain returns every parameter .* nothing is left to train"),
         (
             lambda net: [],
             r"backbone\(\) of Plain returned nothing: expected modules that are parts of the model",

@@ -239,7 +239,7 @@ def test_an_unconfirmed_file_is_checked_and_its_checksum_printed(
     def check(path: Path) -> None:
         raise UserError(f"{path.name}: not a weights file")
 
-    assert "another file (net.weights.part: not a weights file)" in failing(UNCONFIRMED, tmp_path, check)
+    assert "different file (net.weights.part: not a weights file)" in failing(UNCONFIRMED, tmp_path, check)
     assert list(tmp_path.iterdir()) == []
     obtain(UNCONFIRMED, tmp_path)
     assert f"net.weights: its checksum is not published; its SHA-256 is {SHA}" in capsys.readouterr().out
