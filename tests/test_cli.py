@@ -172,7 +172,7 @@ def test_the_module_runs():
             "ROOT is missing: the data set: a folder, or a file such as data.yaml; see: rankless data",
         ),
         (["train", "digits", "--devices", "two"], "--devices has 'two': expected a whole number"),
-        (["train", "digits", "--devices", "0"], "--devices is 0, a number of devices: expected at least 1"),
+        (["train", "digits", "--devices", "0"], "--devices is 0: expected at least 1 device"),
         (["train", "--resume"], "--resume needs a run"),
         (["train", "--resume", "."], "as in --resume --run ."),
         (["train", "."], ".: this is a folder; expected a recipe; if it contains data, add data.root=. to a"),
@@ -343,7 +343,7 @@ def test_device_is_cpu_or_cuda(monkeypatch, capsys, tmp_path, command):
 
 def test_device_where_it_is_no_option(capsys):
     (said,) = problems(capsys, "export", "x", "--format", "onnx", "--device", "cpu")
-    assert said.startswith("--device: no such option; exports are computed on the CPU: leave it out")
+    assert said.startswith("--device: no such option; exports are computed on the CPU: leave out --device")
     for command in ("train", "verify"):
         (said,) = problems(capsys, command, "digits", "--hosts", "a,b", "--device", "cpu")
         assert said.startswith("--device: applies only to this machine; leave it out with --hosts")

@@ -190,8 +190,8 @@ def test_a_digit_too_many_is_reported_with_the_limit(
 def test_a_step_that_fits_nowhere_is_reported_before_it(capsys: pytest.CaptureFixture[str], recipe: str):
     keys = ["model.image_size=16384", "batch.micro=64", "batch.images=64", "data.root=d"]
     said = reported(capsys, "train", recipe, *keys)
-    assert "a micro-batch of 64 images of 16,384 × 16,384 pixels takes at least" in said
-    assert "GB of memory, and " in said
+    assert "a micro-batch of 64 images of 16,384 × 16,384 pixels needs at least" in said
+    assert "GB of memory, but only " in said
     assert not Path("runs").exists() or not any(Path("runs").rglob("*.jsonl"))
 
 
@@ -327,9 +327,9 @@ def test_a_small_cfg_takes_no_gigabytes(tmp_path: Path):
 def test_a_network_larger_than_the_memory_is_never_begun(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(memory, "available", lambda: 1_000_000)
-    with pytest.raises(UserError, match=r"parameters takes at least .* of memory, and 1\.0 MB are free"):
+    with pytest.raises(UserError, match=r"parameters needs at least .* of memory, but only 1\.0 MB are free"):
         zoo.build(Model(name="yolov4-tiny", width=4.0), 80)
-    with pytest.raises(UserError, match=r"are free: give a smaller model\.densenet\.growth"):
+    with pytest.raises(UserError, match=r"are free; give a smaller model\.densenet\.growth"):
         catalog.build_classifier(Model(name="densenet121", densenet=Densenet(growth=512)), 10)
 
 
@@ -344,7 +344,7 @@ def test_weights_that_ask_for_a_giant_image_are_not_obeyed(
     monkeypatch.setattr(memory, "available", lambda: 1 << 30)
     said = reported(capsys, "predict", "w.safetensors", "d/images/train/0.png", "--out", "o")
     assert (
-        "w.safetensors: an image of 16,384 × 16,384 pixels, which its recipe asks for, takes at least" in said
+        "w.safetensors: an image of 16,384 × 16,384 pixels, which its recipe asks for, needs at least" in said
     )
 
 

@@ -107,22 +107,26 @@ def test_an_entry_for_every_start_and_none_for_a_restart_of_the_ranks(tmp_path: 
     [
         (
             found(instruction_set={"oneDNN": "AVX2"}),
-            "the instruction set of oneDNN is AVX2, in the run so far AVX512_CORE_AMX: the final weights "
+            "the instruction set of oneDNN is AVX2, but was AVX512_CORE_AMX in the run so far: the final "
+            "weights "
             "will differ from those of an uninterrupted run",
         ),
         (
             found(hardware={"device": "NVIDIA H100"}),
-            "the device is NVIDIA H100, in the run so far cpu: the final weights will differ from those of "
+            "the device is NVIDIA H100, but was cpu in the run so far: the final weights will differ "
+            "from those of "
             "an uninterrupted run",
         ),
         (
             found(versions={"torch": "2.15"}, hardware={"CPU": "Intel Xeon"}),
-            "the CPU is Intel Xeon, in the run so far AMD EPYC; torch is 2.15, in the run so far 2.14.1: the "
+            "the CPU is Intel Xeon, but was AMD EPYC in the run so far; "
+            "torch is 2.15, but was 2.14.1 in the run so far: the "
             "final weights may differ from those of an uninterrupted run",
         ),
         (
             found(variables={"NVIDIA_TF32_OVERRIDE": "0"}),
-            "NVIDIA_TF32_OVERRIDE is 0, in the run so far not set: the final weights may differ from those "
+            "NVIDIA_TF32_OVERRIDE is 0, but was not set in the run so far: the final weights may "
+            "differ from those "
             "of an uninterrupted run",
         ),
         (found(versions={"python": "3.12.0"}, variables={"OMP_NUM_THREADS": "2"}), None),
@@ -144,7 +148,9 @@ def test_a_record_of_an_earlier_version_and_one_that_is_none(tmp_path: Path) -> 
     file = tmp_path / "environment.json"
     file.write_text(json.dumps({"versions": {"torch": "2.13.0"}, "device": "cpu", "world_size": 4}))
     (warning,) = record(file, found(), ALONE, 5, LAUNCHED)
-    assert warning.startswith("torch is 2.14.1, in the run so far 2.13.0: the final weights may differ")
+    assert warning.startswith(
+        "torch is 2.14.1, but was 2.13.0 in the run so far: the final weights may differ"
+    )
     assert [entry["world_size"] for entry in json.loads(file.read_text())] == [4, 1]
     for text in ("{", "[1]", '"x"', "\ud800".encode("utf-8", "surrogatepass")):
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -204,7 +210,7 @@ def test_another_instruction_set_is_noticed_and_the_recipe_can_hold_it(
         written = [f"warning: {one['text']}" for one in lines if one.get("event") == "warning"]
         assert [one for one in written if "instruction set" in one] == sentences[run]
     (sentence,) = sentences["native"]
-    assert "the instruction set of oneDNN is AVX, in the run so far" in sentence
+    assert "the instruction set of oneDNN is AVX, but was " in sentence
     assert sentences["held"] == []
     train("whole", *recipe, "epochs=2", "cpu_isa=avx2", **other)
     files = {run: weights_of(tmp_path / run / "checkpoints" / "last") for run in ("native", "held", "whole")}

@@ -288,7 +288,7 @@ def test_the_average_begins_with_the_trained_weights_too(ranks: Any, tmp_path: P
     # Another file on another rank would give other weights there.
     safetensors.torch.save_file({**trained, "head.3.bias": torch.ones(1)}, tmp_path / "1.safetensors")
     for (problem,) in ranks(2, begins, str(tmp_path / "RANK.safetensors")):
-        assert "which is another file on rank 1 than on rank 0" in problem
+        assert "which is a different file on rank 1 than on rank 0" in problem
 
 
 def wrappers_left(world: World) -> list[bool]:
@@ -329,11 +329,14 @@ class Plain(nn.Module):
     ("backbone", "said"),
     [
         (None, r"the model \(Plain\) does not define its backbone: give it a method backbone\(\)"),
-        (lambda net: [net], r"backbone\(\) of Plain holds every parameter .* nothing is left to train"),
-        (lambda net: [], r"backbone\(\) of Plain gave nothing: expected modules that are parts of the model"),
-        (lambda net: [nn.Linear(2, 2)], r"backbone\(\) of Plain gave Linear: expected modules"),
-        (lambda net: ["body"], r"backbone\(\) of Plain gave str: expected modules"),
-        (lambda net: 3, r"backbone\(\) of Plain gave int: expected modules"),
+        (lambda net: [net], r"backbone\(\) of Plain returns every parameter .* nothing is left to train"),
+        (
+            lambda net: [],
+            r"backbone\(\) of Plain returned nothing: expected modules that are parts of the model",
+        ),
+        (lambda net: [nn.Linear(2, 2)], r"backbone\(\) of Plain returned Linear: expected modules"),
+        (lambda net: ["body"], r"backbone\(\) of Plain returned str: expected modules"),
+        (lambda net: 3, r"backbone\(\) of Plain returned int: expected modules"),
     ],
 )
 def test_a_backbone_that_cannot_be_held_is_reported(backbone: Any, said: str) -> None:

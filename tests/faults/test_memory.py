@@ -51,7 +51,7 @@ def test_more_than_any_machine_has(tmp_path: Path, words: list[str], advice: str
     with Run(tmp_path / "run", 2, *words, environment={"FAULT_MEMORY": str(10**15)}) as run:
         last = reported(run)
     assert re.match(
-        r"error: out of memory: 931,322\.6 GiB more were asked for \([\d,.]+ [MG]iB are free\); ", last
+        r"error: out of memory: 931,322\.6 GiB more were requested \([\d,.]+ [MG]iB are free\); ", last
     )
     assert advice in last
 
@@ -65,7 +65,7 @@ def test_a_limit_on_the_memory_of_one_rank(tmp_path: Path, expected: dict[str, A
         limit = pages * resource.getpagesize() + (256 << 20)
         resource.prlimit(rank, resource.RLIMIT_AS, (limit, limit))
         last = reported(run)
-    assert last.startswith("error: out of memory: 512 MiB more were asked for (")
+    assert last.startswith("error: out of memory: 512 MiB more were requested (")
     assert "use a smaller batch.micro (now 2)" in last
     assert finish(folder, 1) == expected
 
@@ -73,7 +73,7 @@ def test_a_limit_on_the_memory_of_one_rank(tmp_path: Path, expected: dict[str, A
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        ("memory", r"out of memory: 931,322\.6 GiB more were asked for \(.* are free\); use a smaller "
+        ("memory", r"out of memory: 931,322\.6 GiB more were requested \(.* are free\); use a smaller "
          r"batch\.micro \(now 2\)"),
         ("unpool", r".* uses max_unpooling2d_forward_out, which has no deterministic implementation on this "
          r"device; use another layer or operation, or reduce: fast, .*"),

@@ -54,7 +54,7 @@ def test_the_run_goes_on_without_a_device_that_keeps_a_wrong_weight(
     code, text, (error,), (death,) = disturbed(tmp_path / "run", 3, "weight 7", 2, "check.exclude=true")
     assert code == 0, text
     assert error.startswith("step 6: rank 2 on ")
-    assert error.endswith(" and the weights; the repeated step does, too")
+    assert error.endswith(" and the weights; the repeated step differs, too")
     assert death.startswith("rank 2 on ")
     assert death.endswith(" is left out after a silent error in step 6")
     assert f"{death}; restarting from the newest checkpoint" in text
@@ -73,7 +73,7 @@ def test_the_run_goes_on_without_a_device_that_keeps_a_wrong_weight(
 def test_a_run_ends_if_the_error_repeats(tmp_path: Path, world: int, flip: str, said: str) -> None:
     code, text, (error,), deaths = disturbed(tmp_path / "run", world, flip, 1)
     assert (code, deaths) == (2, [])
-    assert error.endswith("the repeated step does, too")
+    assert error.endswith("the repeated step differs, too")
     assert said in text
     assert (
         "error: the checkpoint of step 3 is complete: continue from it with rankless train --resume" in text

@@ -190,7 +190,10 @@ def test_a_refusal_says_what_to_get_and_where_to_put_it(
     server.statuses.append(status)
     message = failing(OFFER, tmp_path)
     assert f"the server answers {status}" in message
-    assert f"with the SHA-256 {SHA}; get it elsewhere, and put it at {tmp_path / 'net.weights'}" in message
+    assert (
+        f"with the SHA-256 {SHA}; get the file elsewhere, and save it as {tmp_path / 'net.weights'}"
+        in message
+    )
     assert len(server.asked) == 1
 
 
@@ -236,7 +239,7 @@ def test_an_unconfirmed_file_is_checked_and_its_checksum_printed(
     def check(path: Path) -> None:
         raise UserError(f"{path.name}: not a weights file")
 
-    assert "another file (net.weights.part: not a weights file)" in failing(UNCONFIRMED, tmp_path, check)
+    assert "different file (net.weights.part: not a weights file)" in failing(UNCONFIRMED, tmp_path, check)
     assert list(tmp_path.iterdir()) == []
     obtain(UNCONFIRMED, tmp_path)
     assert f"net.weights: its checksum is not published; its SHA-256 is {SHA}" in capsys.readouterr().out
@@ -319,7 +322,10 @@ def test_a_full_disk_keeps_what_has_arrived(server: type[Server], tmp_path: Path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert "cannot be written (File too large); make room, and try again: what has arrived is kept" in message
+    assert (
+        "cannot be written (File too large); make room, and try again; the part already downloaded is kept"
+        in message
+    )
     assert (tmp_path / "net.weights.part").stat().st_size == 300_000
     assert obtain(OFFER, tmp_path)[1] == SHA
     assert server.asked == ["", "bytes=300000-"]
@@ -330,5 +336,5 @@ def test_a_file_put_there_by_hand_is_checked_even_without_a_checksum(tmp_path: P
         raise UserError("no header")
 
     (tmp_path / "net.weights").write_bytes(b"page")
-    with pytest.raises(UserError, match=r"it is another file \(no header\); .*remove it"):
+    with pytest.raises(UserError, match=r"it is a different file \(no header\); .*remove it"):
         obtain(Offer("https://host.example/net.weights", length=4), tmp_path, refuse)

@@ -99,7 +99,7 @@ def test_what_the_same_command_wrote_is_replaced(tmp_path):
 
 def test_anything_else_stays_unless_it_is_forced(tmp_path):
     (tmp_path / "theirs").write_text("precious")
-    says = "already exists, and rankless predict did not write it or it was changed since; .* --force"
+    says = "already exists, and rankless predict did not write it, or it has changed since; .* --force"
     refused(tmp_path, lambda: write(tmp_path, {"theirs": "ours", "new": "ours"}), says=says)
     write(tmp_path, {"theirs": "ours"}, force=True)
     assert (tmp_path / "theirs").read_text() == "ours"
@@ -288,7 +288,7 @@ def test_a_list_of_somebody_elses_stays(tmp_path, kind):
         place.symlink_to("notes")
     else:
         os.mkfifo(place)
-    refused(tmp_path, lambda: write(tmp_path, {"a": "x"}, force=True), says="not a list that rankless wrote")
+    refused(tmp_path, lambda: write(tmp_path, {"a": "x"}, force=True), says="not a list written by rankless")
 
 
 def test_a_backup_by_hard_links_is_not_appended_to(tmp_path):

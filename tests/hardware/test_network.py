@@ -69,7 +69,7 @@ def test_rank_0_listens_where_others_reach_it() -> None:
     assert network.own_address("me.fast") == "10.0.0.1"
     assert network.own_address("me") == "172.16.0.5", "never 127.0.1.1"
     assert network.own_address("127.0.0.1") == "127.0.0.1"
-    with pytest.raises(UserError, match=r"you: leads to 10.0.0.2, .*the machine of rank 0.*MASTER_ADDR"):
+    with pytest.raises(UserError, match=r"you: resolves to 10.0.0.2, .*the machine of rank 0.*MASTER_ADDR"):
         network.own_address("you")
     with pytest.raises(UserError, match=r"nobody: cannot be resolved.*one of '172.16.0.5', '10.0.0.1'"):
         network.own_address("nobody")
@@ -79,7 +79,7 @@ def test_without_a_default_route_the_only_address_is_meant(
     machine: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "address_towards", lambda _: None)
-    with pytest.raises(UserError, match=r"me: leads to 127.0.1.1.*one of '172.16.0.5', '10.0.0.1'"):
+    with pytest.raises(UserError, match=r"me: resolves to 127.0.1.1.*one of '172.16.0.5', '10.0.0.1'"):
         network.own_address("me")
     del machine["ib0"]
     assert network.own_address("me") == "172.16.0.5"

@@ -24,7 +24,7 @@ def caught(act: object) -> Exception:
 @pytest.mark.parametrize(
     ("act", "asked"),
     [
-        (lambda: torch.empty(10**15, dtype=torch.uint8), ": 931,322.6 GiB more were asked for ("),
+        (lambda: torch.empty(10**15, dtype=torch.uint8), ": 931,322.6 GiB more were requested ("),
         (lambda: np.empty(10**15, dtype=np.uint8), ": 909 TiB more"),
         (lambda: bytearray(10**15), " ("),
     ],
@@ -41,7 +41,7 @@ def test_what_this_machine_does_not_have(act: object, asked: str) -> None:
     [
         (
             torch.OutOfMemoryError(CARD),
-            "the GPU is out of memory: 2.25 GiB more were asked for (1.10 GiB of 79.10 GiB are free)",
+            "the GPU is out of memory: 2.25 GiB more were requested (1.10 GiB of 79.10 GiB are free)",
         ),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "the GPU is out of memory"),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "the GPU is out of memory"),

@@ -96,18 +96,18 @@ def test_without_gpus_there_are_fewer_ranks(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("gpus", "limited", "chosen", "problem"),
     [
-        (4, None, (0, 4), "--devices is 0,4, but there are 4 GPUs, 0 to 3; select among these"),
-        (1, None, (1,), "--devices is 1, but there is 1 GPU, 0; select among these"),
+        (4, None, (0, 4), "--devices is 0,4, but there are 4 GPUs, 0 to 3; select from these"),
+        (1, None, (1,), "--devices is 1, but there is 1 GPU, 0; select from these"),
         (
             2, "5,7", (5,),
             "--devices is 5, but there are 2 GPUs, 0 to 1 of those that CUDA_VISIBLE_DEVICES=5,7 leaves; "
-            "select among these",
+            "select from these",
         ),
         (
             4, None, (1, 1),
             "--devices is 1,1, which selects a GPU twice; give each GPU once, or use --devices 1",
         ),
-        (4, None, (), "--devices is an empty list, but there are 4 GPUs, 0 to 3; select among these"),
+        (4, None, (), "--devices is an empty list, but there are 4 GPUs, 0 to 3; select from these"),
         (
             0, None, (0, 2),
             "--devices is 0,2, which selects GPUs, and PyTorch finds none here; expected a number of "
@@ -137,6 +137,6 @@ def test_without_gpus_the_command_says_so(
     )
     assert not run.exists()
     assert cli.main(["train", "digits", "--devices", "0"]) == 2
-    assert "GPU 0 is '0,'" in capfd.readouterr().err
+    assert "to select GPU 0, give '0,'" in capfd.readouterr().err
     assert cli.main(["train", "digits", "--devices", "0,1", "--hosts", "a,b"]) == 2
     assert "set CUDA_VISIBLE_DEVICES" in capfd.readouterr().err

@@ -78,7 +78,7 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     (
         "warning",
         lambda: here.own_name("a", ["127.0.1.1"], ["127.0.0.1", "10.0.0.1"]),
-        "a → 127.0.1.1: ranks on other machines cannot reach that",
+        "a → 127.0.1.1: ranks on other machines cannot reach it",
         "in /etc/hosts: 10.0.0.1 a",
     ),
     ("warning", lambda: here.own_name("a", [], ["10.0.0.1"]), "cannot be resolved", "10.0.0.1 a"),

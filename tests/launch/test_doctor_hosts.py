@@ -143,7 +143,7 @@ def test_an_address_that_does_not_answer_does_no_harm_beside_one_that_does() -> 
 
 def test_names_that_lead_elsewhere() -> None:
     (found,) = hosts.resolving(answers(answer(), answer()), {"a": "node-a", "b": "node-b"})
-    assert found.value == "b: node-a does not lead to a"
+    assert found.value == "b: node-a does not resolve to a"
     assert found.fix.startswith("in /etc/hosts there: 10.0.0.1 node-a")
 
 
@@ -261,7 +261,7 @@ def test_a_host_that_does_not_get_done_is_given_up() -> None:
     answering = pool.members[1]
     answering.channel = cast("Any", Answering(answering.replies))
     assert pool.ask(pool.members, messages.Listen(), 0.1) == {1: Value(value={"10.0.0.2": 1})}
-    assert [member.lost for member in pool.members] == ["'listen' was not done within 0.1 s", ""]
+    assert [member.lost for member in pool.members] == ["'listen' did not finish within 0.1 s", ""]
 
 
 def test_a_host_with_an_older_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_every_mistake_of_a_file_is_named_with_its_line(tmp_path: Path) -> None:
     file.write_text("a:4\n-oProxyCommand=x\nb:none\n\na\nfe80::1\n")
     assert problems(str(file)) == (
         f"{file}:2: '-oProxyCommand=x': not a host; expected NAME, NAME:DEVICES or NAME:DEVICES:DATA",
-        f"{file}:3: 'b:none': 'none' devices; expected a whole number of at least 1",
+        f"{file}:3: 'b:none': the number of devices is 'none'; expected a whole number of at least 1",
         f"{file}:5: 'a' was given before; give each host once, as in a:4 for 4 devices",
         f"{file}:6: 'fe80::1': an IPv6 address needs brackets; expected [fe80::1] or [fe80::1]:DEVICES",
     )
@@ -52,7 +52,7 @@ def test_every_mistake_of_a_file_is_named_with_its_line(tmp_path: Path) -> None:
         ("a,,b", "--hosts: an empty name in 'a,,b'; expected hosts, as in a,b:4"),
         ("a,", "--hosts: an empty name in 'a,'; expected hosts, as in a,b:4"),
         (",", "--hosts: no hosts; expected at least one, as in a,b:4"),
-        ("a:0", "--hosts: 'a:0': '0' devices; expected a whole number of at least 1"),
+        ("a:0", "--hosts: 'a:0': the number of devices is '0'; expected a whole number of at least 1"),
         (
             "machnes.txt",
             "--hosts is 'machnes.txt': no such file; expected hosts, as in a,b:4, or a file that lists them",

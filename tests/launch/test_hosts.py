@@ -447,7 +447,7 @@ def test_two_names_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             facts = machine.reply("facts", {"recipe": "", "run": ""})
             assert facts is not None
             machine.answers["facts"] = {"value": {**facts["value"], "machine": "same"}}
-        with pytest.raises(UserError, match="h1, h2: the same machine; give it once, as in h1:2"):
+        with pytest.raises(UserError, match="h1, h2: are the same machine; give it once, as in h1:2"):
             found.coordinator.train()
 
 

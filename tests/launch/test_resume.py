@@ -61,7 +61,9 @@ def test_another_score_of_the_best_is_refused_in_one_sentence(tmp_path: Path) ->
     first, key, remedy = caught.value.problems
     assert first.endswith("cannot continue with another recipe; 1 key differs:")
     assert key == "evaluate.best: auto in the run, loss now"
-    assert remedy.startswith("leave them as they were, or start a new run; what may change: epochs, ")
+    assert remedy.startswith(
+        "restore the run's values, or start a new run; a resumed run may change only epochs, "
+    )
     assert ", workers, " in remedy and ", data.cache, " in remedy
 
 

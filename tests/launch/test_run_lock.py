@@ -10,7 +10,7 @@ from rankless import UserError, load_recipe, train
 from rankless.launch.run_lock import locked
 from rankless.runs.directory import RunDirectory
 
-SAYS = r"not a run directory, but it has '.*; give another --run|nothing to resume"
+SAYS = r"is not a run directory, but contains '.*; give another --run|nothing to resume"
 STRANGERS = (
     "recipe.yaml",
     "environment.json",
@@ -57,7 +57,9 @@ def test_nor_through_a_link(tmp_path):
     run.mkdir()
     (run / ".lock").symlink_to(theirs / "lock")
     (run / "logs").symlink_to(theirs)
-    with pytest.raises(UserError, match=r"not a run directory, but it has '.lock', 'logs'; expected a run"):
+    with pytest.raises(
+        UserError, match=r"is not a run directory, but contains '.lock', 'logs'; expected a run"
+    ):
         train(load_recipe("digits"), run, devices=1)
     assert contents(theirs) == before and (run / ".lock").is_symlink()
 

@@ -128,7 +128,10 @@ def test_a_start_that_fails_or_is_stopped_leaves_nothing(rig: Rig) -> None:
     mine.write_text("my diary")
     with HostsRun(rig, "mine", "h1:1,h2:1") as run:
         assert run.wait() == 2, run.text()
-        assert "h2: runs/mine: not a run directory, but it has 'journal.jsonl'; expected a run" in run.text()
+        assert (
+            "h2: runs/mine: is not a run directory, but contains 'journal.jsonl'; expected a run"
+            in run.text()
+        )
         run.gone()
     assert mine.read_text() == "my diary"
     assert not (rig.files("h1") / run.folder).exists()

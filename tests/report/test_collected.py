@@ -137,6 +137,6 @@ def test_a_folder_without_a_journal_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         Collected(tmp_path / "nothing").refresh()
     assert str(caught.value) == (
-        f"{tmp_path / 'nothing'}: not a run directory with a journal (No such file or directory); expected a "
-        "folder of rankless train, which creates it a few seconds after its start"
+        f"{tmp_path / 'nothing'}: not a run directory with a journal (No such file or directory); expected "
+        "the directory of a run; rankless train writes the journal a few seconds after its start"
     )

@@ -109,7 +109,7 @@ def test_what_listens_and_is_no_store_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("rankless.world.rendezvous._PATIENCE", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: what listens there does not answer"):
+        with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: the program there does not answer"):
             join_store("127.0.0.1", port, timedelta(seconds=20))
 
 

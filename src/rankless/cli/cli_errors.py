@@ -17,7 +17,7 @@ from cyclopts import (
 
 from rankless.errors import UserError, nearest, one_of, printable
 
-_EXPECTED = {int: "a whole number", float: "a number", bool: "no value: the option is a switch"}
+_EXPECTED = {int: "a whole number", float: "a number", bool: "no value, because the option is a switch"}
 
 
 def in_our_words(error: CycloptsError) -> UserError:
@@ -65,7 +65,7 @@ def _from_elsewhere(option: str, names: Collection[str], command: str) -> str:
 
     name = option.lstrip("-").replace("-", "_").lower()
     if name == "device" and command == "export":
-        return "; exports are computed on the CPU: leave it out"
+        return "; exports are computed on the CPU: leave out --device"
     if command in COMMANDS and (known := COMMANDS[command].get(name) or WORDS.get(name)):
         return f"; here it is {known.format('VALUE')}"
     meant = OPTIONS.get(name) or ELSEWHERE.get(name)

@@ -209,7 +209,7 @@ def device_count(devices: str) -> int | None:
             "a number or auto; to choose GPUs, set CUDA_VISIBLE_DEVICES on their machine"
         )
     if devices == "0":
-        raise UserError("--devices is 0, a number of devices: expected at least 1, or auto; GPU 0 is '0,'")
+        raise UserError("--devices is 0: expected at least 1 device, or auto; to select GPU 0, give '0,'")
     return None if devices == "auto" else whole_number("--devices", devices, ", or auto")
 
 
@@ -287,7 +287,7 @@ def recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """
     name = next((word for word in words if "=" not in word), None)
     if name == "":
-        raise UserError("the recipe is an empty word: give its name or its file, or leave it out")
+        raise UserError("the recipe is an empty string; give its name or its file, or leave out the argument")
     overrides = list(words)
     if name is not None:
         overrides.remove(name)

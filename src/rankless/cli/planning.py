@@ -140,7 +140,8 @@ def _asked(
     def refuse_both() -> None:
         if check is not None and (wrong := [name for name, value in others.items() if value is not None]):
             raise UserError(
-                f"--check trains on this machine, but {' and '.join(wrong)} describes others: leave out one"
+                f"--check trains on this machine, but {' and '.join(wrong)} would describe others; leave out "
+                "one or the other"
             )
 
     def read(how: Callable[[str], object], text: str | None) -> object:
@@ -237,7 +238,9 @@ def _is_recipe(word: str) -> bool:
 def _refuse(options: dict[str, object], wanted: str, given: str) -> None:
     wrong = [name for name, value in options.items() if value is not None]
     if wrong:
-        raise UserError(f"{name} applies to {wanted}, but {given} was given; leave it out" for name in wrong)
+        raise UserError(
+            f"{name} applies to {wanted}, but {given} was given; leave out {name}" for name in wrong
+        )
 
 
 def _training(words: Sequence[str], devices: str, seconds: float, as_json: bool, *, pure: bool) -> int:

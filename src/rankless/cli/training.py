@@ -210,8 +210,8 @@ def here(given: TrainOptions) -> int:
 def on_hosts(given: TrainOptions, hosts: str) -> int:
     """Train on several machines; with ``--detach``, the first one coordinates the run."""
     given.refuse(
-        device="applies only to this machine; leave it out with --hosts: each host uses its GPUs, if any",
-        inline="trains in this process, but --hosts starts others; leave out one",
+        device="applies only to this machine; leave it out with --hosts; each host uses its GPUs, if any",
+        inline="trains in this process, but --hosts starts other processes; leave out one",
         download="downloads files to this machine only; leave it out with --hosts",
         parallel="runs ranks as threads of one process, but --hosts starts processes; leave out one",
     )
@@ -244,7 +244,7 @@ def as_a_rank(given: TrainOptions, environment: Environment) -> int:
     def ask() -> Wanted:
         if given.hosts is not None:
             raise UserError(
-                "--hosts: starts ranks by itself, but a launcher has started this one; leave out one"
+                "--hosts: starts the ranks itself, but a launcher has started this one; use only one of them"
             )
         given.refuse(
             device="a launcher has started this rank; set RANKLESS_CPU=1 for all of them to use the CPU",

@@ -122,7 +122,7 @@ def _on_a_page(target: str, port: int | None) -> int:
     if not run.exists() and ":" in target:
         host, _, there = target.partition(":")
         raise UserError(
-            f"--web: {target} lies on another machine; expected a run here; to see it here, run: "
+            f"--web: {target} is on another machine; expected a run here; to view it here, run: "
             f"ssh -L 8765:127.0.0.1:8765 {host} rankless watch {there} --web"
         )
     wait_for(run)

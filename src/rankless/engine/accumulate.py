@@ -161,8 +161,8 @@ class Accumulator:
         names = sorted(loss.parts)
         if self.names not in (None, names):
             raise UserError(
-                f"loss() of the task {type(self.task).__name__} gave the parts {names}, and {self.names} "
-                "before; expected the same names for every micro-batch"
+                f"loss() of the task {type(self.task).__name__} returned the parts {names}, but "
+                f"{self.names} before; expected the same names for every micro-batch"
             )
         self.names = names
         scalars = [

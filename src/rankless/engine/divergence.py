@@ -69,7 +69,7 @@ def _advice(recipe: Recipe) -> str:
     tries.append(f"lower optim.clip (now {recipe.optim.clip:g})" if recipe.optim.clip else "set optim.clip")
     if recipe.precision in ("fp16", "bf16"):
         tries.append("use precision: fp32")
-    look = "look at the labels, and for roots, logarithms and divisions of zero in the loss"
+    look = "check the labels, and check the loss for roots or logarithms of zero and divisions by zero"
     return f"{', '.join(tries)}, or {look}"
 
 

@@ -188,7 +188,9 @@ def _differences(before: Mapping[str, Any], now: Environment) -> list[str]:
         for name in names:
             was, has = old.get(name, "not set"), values.get(name, "not set")
             if was != has and not starts.WITHOUT_EFFECT.fullmatch(name):
-                differing.append(f"{label(section, name)} is {has}, in the run so far {printable(str(was))}")
+                differing.append(
+                    f"{label(section, name)} is {has}, but was {printable(str(was))} in the run so far"
+                )
                 on_cpu = now["hardware"]["device"] == "cpu"
                 certain |= name == "device" or (section == "instruction_set" and on_cpu)
     if not differing:
@@ -226,8 +228,8 @@ def _rounding_differences(ranks: Sequence[Environment]) -> list[str]:
     if not differing:
         return []
     return [
-        f"the ranks round differently: {'; '.join(differing)}; the weights depend on the division of work: "
-        "use machines of one kind, or, if CPUs differ, cpu_isa=avx2"
+        f"the ranks round differently: {'; '.join(differing)}; the weights then depend on how the work is "
+        "divided; use machines of one kind, or, if CPUs differ, cpu_isa=avx2"
     ]
 
 

@@ -36,8 +36,8 @@ class Backbone:
             parameter.requires_grad_(False)
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(
-                f"model.freeze: backbone() of {type(model).__name__} holds every parameter of the model, so "
-                "nothing is left to train; leave the head out of it, or set model.freeze to 0"
+                f"model.freeze: backbone() of {type(model).__name__} returns every parameter of the model, "
+                "so nothing is left to train; leave the head out of backbone(), or set model.freeze to 0"
             )
 
     def release(self) -> None:
@@ -67,7 +67,7 @@ def backbone_of(model: nn.Module, needed_by: str, off: str) -> list[nn.Module]:
     strangers = [type(m).__name__ for m in modules if not isinstance(m, nn.Module) or id(m) not in inside]
     if strangers or not modules:
         raise UserError(
-            f"{needed_by}, but backbone() of {kind} gave {', '.join(strangers) or 'nothing'}: expected "
+            f"{needed_by}, but backbone() of {kind} returned {', '.join(strangers) or 'nothing'}: expected "
             "modules that are parts of the model"
         )
     return modules

@@ -241,7 +241,7 @@ class _Loop:
     def _report_replaced(self, done: int, mine: Sequence[Unreadable]) -> None:
         """Report the images that could not be read; every rank must call this and pass its own."""
         for one in self.state.unreadable.meet(self.world, mine):
-            text = f"{one.path} cannot be read ({one.reason}); others are trained on in its place"
+            text = f"{one.path} cannot be read ({one.reason}); other images are used in its place"
             self.sinks.event("unreadable", done, text)
         if errors := self.state.unreadable.too_many():
             self.state.unscored = self._is_evaluated(done)

@@ -128,7 +128,9 @@ class Finding:
         else:
             text = f"differ in the bits of {what}"
         again = (
-            "the repeated step shows no difference" if self.repeated_well else "the repeated step does, too"
+            "the repeated step shows no difference"
+            if self.repeated_well
+            else "the repeated step differs, too"
         )
         return f"step {step + 1}: {self.who(names)} {text}; {again}"
 
@@ -180,7 +182,7 @@ class Alarm:
         self.agreed = start
         self.compared = self.differed = 0
         if checks.recipe.check.exclude and not can_exclude:
-            why = "it has an effect only with several ranks that Rankless starts itself; leave it out"
+            why = "it has an effect only with several ranks that Rankless starts itself; leave out the key"
             report("warning", start, f"check.exclude is true, but {why}")
 
     def run(self, step: int, batches: Iterator[Any], flags: Flags) -> Totals:

@@ -127,7 +127,8 @@ def check_disk_space(
         if free < needed * size:
             error = (
                 f"{run.path}: {in_gb(needed * size)} are needed for {_NUMBERS[needed]} of this model, but "
-                f"only {in_gb(free)} are free on this file system; make room, or give a --run on another one"
+                f"only {in_gb(free)} are free on this file system; make room, or give a --run on "
+                "another file system"
             )
         elif free < (most - there) * size:
             warning = (

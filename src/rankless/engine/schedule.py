@@ -74,7 +74,7 @@ class StepSchedule:
             raise UserError(
                 f"schedule.milestones: with {counted(self.images, 'training image')} and "
                 f"{counted(self.recipe.epochs, 'epoch')} {steps}; expected increasing steps; "
-                "give them in the order in which they come"
+                "give the milestones in increasing order"
             )
         return tuple(map(ceil, exact))
 

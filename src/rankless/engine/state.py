@@ -197,8 +197,8 @@ class TrainingState:
         others = [rank for rank, other in enumerate(digests or ()) if digests and other != digests[0]]
         if others := self.world.broadcast(others):
             raise UserError(
-                f"model.pretrained is '{pretrained}', which is another file on rank "
-                f"{', '.join(map(str, others))} than on rank 0: copy the same file to every machine"
+                f"model.pretrained is '{pretrained}', which is a different file on rank "
+                f"{', '.join(map(str, others))} than on rank 0; copy the same file to every machine"
             )
         return messages
 
@@ -225,7 +225,7 @@ class TrainingState:
         if images != self.images:
             raise UserError(
                 f"{source} was trained on {images} images, but the data now has {self.images}, so the steps "
-                "would mean other images; restore the data, or start again in another run directory"
+                "would use other images; restore the data, or start again in another run directory"
             )
         if snapshot.step >= self.released_at:
             self._release()
@@ -234,8 +234,8 @@ class TrainingState:
             if snapshot.ema is None:
                 raise UserError(
                     f"{source}: the averaged weights (ema.safetensors) are missing, but ema.decay is "
-                    f"{self.recipe.ema.decay:g}; take another copy of it, or remove it to continue from "
-                    "the one before"
+                    f"{self.recipe.ema.decay:g}; take another copy of the checkpoint, or remove it to "
+                    "continue from the one before"
                 )
             load_into(self.ema.model, snapshot.ema, f"{source} (ema)")
         restore_state(self.optimizer, self.model, dict(snapshot.training), source)

@@ -99,8 +99,8 @@ class Stragglers:
         slow = slow_ranks([seconds for seconds, _ in gathered])
         new, self._named = set(slow) - self._named, set(slow)
         return [
-            f"rank {rank} on {host} is slow: a micro-batch takes it {seconds * 1e3:.0f} ms, the others "
-            f"{slow[rank] * 1e3:.0f} ms, and they wait for it"
+            f"rank {rank} on {host} is slow: it needs {seconds * 1e3:.0f} ms for a micro-batch, the others "
+            f"need {slow[rank] * 1e3:.0f} ms and wait for it"
             for rank, (seconds, host) in enumerate(gathered)
             if rank in new
         ]

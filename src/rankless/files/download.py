@@ -122,8 +122,8 @@ def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda 
                     _download(offer, path, part, file, check)
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be written ({error.strerror or error}); {remedy(error)}, and try again: "
-                "what has arrived is kept"
+                f"{path}: cannot be written ({error.strerror or error}); {remedy(error)}, and try again; "
+                "the part already downloaded is kept"
             ) from error
     if path.stat().st_size != (offer.length or path.stat().st_size):
         found = f"it has {path.stat().st_size:,} bytes"
@@ -134,7 +134,7 @@ def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda 
             if not offer.digest:
                 check(path)
         except UserError as error:
-            found = f"it is another file ({error})"
+            found = f"it is a different file ({error})"
         else:
             return path, checksums.of_file(path)
     raise UserError(f"{path}: {found}; expected {offer.described()}; remove it, and download it again")
@@ -183,11 +183,11 @@ def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Call
             _fill(offer, path, file, tag)
         os.fsync(file.fileno())
         if other := _other_digest(offer, part):
-            raise _OtherFileError(f"the server sent another file, with the {offer.checksum} {other}")
+            raise _OtherFileError(f"the server sent a different file, with the {offer.checksum} {other}")
         try:
             check(part)
         except UserError as error:
-            raise _OtherFileError(f"the server sent another file ({error})") from error
+            raise _OtherFileError(f"the server sent a different file ({error})") from error
     except _OtherFileError as error:
         part.unlink()
         tag.unlink(missing_ok=True)
@@ -312,5 +312,5 @@ def _other_digest(offer: Offer, path: Path) -> str:
 def _by_hand(offer: Offer, path: Path, reason: str) -> UserError:
     return UserError(
         f"{offer.address}: cannot be downloaded: {printable(reason, 300)}; expected {offer.described()}; "
-        f"get it elsewhere, and put it at {path}"
+        f"get the file elsewhere, and save it as {path}"
     )

@@ -140,7 +140,7 @@ def refuse_pickles(address: HubAddress) -> None:
     if not address.file.endswith(".safetensors"):
         raise UserError(
             f"{address}: expected a .safetensors file, as in {PREFIX}{address.repository}/model.safetensors; "
-            "other files of weights are pickles, which can run any code"
+            "other weights files are pickles, which can run any code"
         )
 
 
@@ -156,5 +156,5 @@ def _missing(address: HubAddress, what: str, error: Exception | None = None) -> 
         f"{address}: {what}{reason}{offline}; expected a file of that repository; with a network, fetch it "
         f"first: hf download {address.repository} {address.file}".rstrip()
         + (f" --revision {address.revision}" if address.revision else "")
-        + "; HF_HOME names the cache"
+        + "; HF_HOME sets the location of the cache"
     )

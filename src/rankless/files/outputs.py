@@ -69,7 +69,7 @@ class Outputs:
                 continue
             self._lists[folder] = OutputList(folder)
             if self._verb and not self._lists[folder].is_ours:
-                never.append(f"{folder / LIST}: is not a list that rankless wrote; move it away")
+                never.append(f"{folder / LIST}: is not a list written by rankless; move it elsewhere")
         for file in files if not never else ():
             try:
                 self._before[file] = there = os.lstat(file)
@@ -99,7 +99,7 @@ class Outputs:
             return "already exists"
         if self._lists[file.parent].has(self._verb, file):
             return ""
-        return f"already exists, and rankless {self._verb} did not write it or it was changed since"
+        return f"already exists, and rankless {self._verb} did not write it, or it has changed since"
 
     @property
     def replaced(self) -> list[Path]:

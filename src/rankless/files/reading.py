@@ -33,7 +33,7 @@ def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
     """Open a regular file for reading bytes, unbuffered, without ever waiting for a writer."""
     name = os.fspath(path)
     if "\0" in name:
-        raise OSError(errno.EINVAL, "its name contains a NUL, which no file's name can", name)
+        raise OSError(errno.EINVAL, "its name contains a NUL character, which file names cannot have", name)
     try:
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:

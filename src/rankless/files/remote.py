@@ -181,7 +181,7 @@ class RemoteFile:
             lambda: _files(self.url).cat_file(self.url, start=offset, end=end, **more), self.url
         )
         if len(data) > end - offset:
-            text = "its server sends whole objects, not ranges of bytes; use one that answers range requests"
+            text = "its server sends whole objects, not ranges of bytes; use one that supports range requests"
             raise OSError(errno.EIO, text, self.url)
         return data
 
@@ -220,7 +220,7 @@ def _state(process: int, url: str) -> State:
     info = _tried(lambda: _files(url).info(url), url)
     size = info.get("size")
     if size is None:
-        text = "its server does not say how large it is; expected a Content-Length, and ranges of bytes"
+        text = "its server does not report its size; expected a Content-Length, and range requests"
         raise OSError(errno.EIO, text, url)
     if info.get("type") == "directory":
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)

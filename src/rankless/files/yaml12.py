@@ -160,7 +160,7 @@ class _Reading:
                 return _scalar(tag, node.value)
             self._report(node, f"{node.value!r} cannot be read as !!{tag}: leave the tag out")
             return _UNREADABLE
-        self._report(node, f"the tag '{node.tag.replace(_TAG, '!!')}' is not allowed: leave it out")
+        self._report(node, f"the tag '{node.tag.replace(_TAG, '!!')}' is not allowed: remove the tag")
         return _UNREADABLE
 
     def _entries(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, Any]]:
@@ -204,5 +204,5 @@ def _advice(what: str) -> str:
     if "cannot start any token" in what:
         return " (put the text in quotes)"
     if "mapping values are not allowed" in what:
-        return " (a text with ': ' in it needs quotes)"
+        return " (text that contains ': ' needs quotes)"
     return ""

@@ -36,7 +36,7 @@ def ensure(needed: int, what: str, remedy: str, free: int | None = None) -> None
     free = available() if free is None else free
     if needed > free:
         raise UserError(
-            f"{what} takes at least {in_gb(needed)} of memory, and {in_gb(free)} are free: {remedy}"
+            f"{what} needs at least {in_gb(needed)} of memory, but only {in_gb(free)} are free; {remedy}"
         )
 
 

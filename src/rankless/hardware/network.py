@@ -85,10 +85,10 @@ def own_address(host: str) -> str:
             return own
         known_to_others = listed(own_addresses()) or "none (no network)"
         raise UserError(
-            f"{host}: leads to {', '.join(found)} on its own machine, which no other machine can reach, and "
-            f"the address for others is unclear; expected one of {known_to_others}: set MASTER_ADDR to it"
+            f"{host}: resolves to {', '.join(found)} on its own machine, which no other machine can reach, "
+            f"and the address for others is unclear; expected one of {known_to_others}: set MASTER_ADDR to it"
         )
-    what = f"leads to {', '.join(found)}, which is not an address of" if found else "cannot be resolved on"
+    what = f"resolves to {', '.join(found)}, which is not an address of" if found else "cannot be resolved on"
     raise UserError(
         f"{host}: {what} the machine of rank 0; expected its name or address: set MASTER_ADDR to one of "
         f"{listed(own_addresses()) or 'its addresses'}"

@@ -49,7 +49,7 @@ def shared_memory_shortage() -> UserError:
         size = ""
     return UserError(
         f"{_SHM} is full{size}: loader processes hand over their batches there; make it larger (docker run "
-        "--shm-size=8g; mount -o remount,size=8g /dev/shm), use fewer `workers`, or none with workers=0"
+        "--shm-size=8g; mount -o remount,size=8g /dev/shm), use fewer `workers`, or set workers=0"
     )
 
 
@@ -68,4 +68,4 @@ def _asked(text: str) -> str:
     if not match:
         return ""
     number, unit = match[1].rstrip("."), match[2]  # numpy writes "909. TiB"
-    return f": {in_gib(int(number)) if unit == 'bytes' else f'{number} {unit}'} more were asked for"
+    return f": {in_gib(int(number)) if unit == 'bytes' else f'{number} {unit}'} more were requested"

@@ -209,8 +209,10 @@ class Audit:
         saved = weights.recipe_in(self.run.step_directory(step) / "model.safetensors")
         recipe = changed(saved, self.overrides) if self.overrides else saved
         if wrong := [key for key, _, _ in differences(saved, recipe) if key not in _MAY_CHANGE]:
-            expected = f"expected one of {listed(_MAY_CHANGE)}; leave it out"
-            raise UserError(f"{key}: an audit keeps the recipe of the run; {expected}" for key in wrong)
+            expected = f"expected one of {listed(_MAY_CHANGE)}"
+            raise UserError(
+                f"{key}: an audit keeps the recipe of the run; {expected}; leave out {key}" for key in wrong
+            )
         if self.task is None:
             refuse_unasked(recipe.task, self.run.path)
         return replace(

@@ -160,7 +160,7 @@ class Standard(Environment):
         if missing and self.world_size > 1:
             raise UserError(
                 f"{' and '.join(missing)}: not set, but RANK and WORLD_SIZE are ({self.rank} of "
-                f"{self.world_size}); expected where rank 0 can be reached: start the ranks with torchrun, "
+                f"{self.world_size}); expected the address of rank 0: start the ranks with torchrun, "
                 "which sets all of them, or unset RANK and WORLD_SIZE"
             )
 
@@ -374,7 +374,7 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
     environment = detect(variables)
     if environment and environment.world_size > 1:
         text = (
-            f"{what}: starts ranks by itself, but a launcher has started this process as one of "
+            f"{what}: starts the ranks itself, but a launcher has started this process as one of "
             f"{environment.world_size} ({environment.name}); {instead}"
         )
         raise UserError([] if environment.rank else text)

@@ -43,8 +43,8 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
                 f"{run.path} cannot continue with another recipe; "
                 f"{counted(len(both), 'key differs', 'keys differ')}:",
                 *listed,
-                f"leave them as they were, or start a new run; what may change: {', '.join(free_keys())}, "
-                f"and {_ROOT} if the same data is there",
+                "restore the run's values, or start a new run; a resumed run may change only "
+                f"{', '.join(free_keys())}, and {_ROOT} if the same data is there",
             ]
         )
     _refuse_the_past(run, recipe)
@@ -120,7 +120,7 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
         return
     raise UserError(
         f"{run.path} cannot continue with other data: data.root is {before.data.root} in the run, "
-        f"{recipe.data.root} now, and {why}; expected the same data; give its path, "
+        f"but {recipe.data.root} now, and {why}; expected the same data; give its path, "
         "or start again in another --run"
     )
 

@@ -87,7 +87,7 @@ def _refuse_a_strangers(run: RunDirectory) -> None:
         there = sorted(path.name for path in run.path.iterdir() if not _is_of_this_start(path))
     if there and not _is_run(run):
         raise UserError(
-            f"{run.path}: not a run directory, but it has {listed(there)}; expected a run, or a new or an "
+            f"{run.path}: is not a run directory, but contains {listed(there)}; expected a run, or a new or "
             "empty folder; give another --run"
         )
 

@@ -153,7 +153,7 @@ class Collected:
         except OSError as error:
             raise UserError(
                 f"{self.run.path}: not a run directory with a journal ({error.strerror or error}); expected "
-                "a folder of rankless train, which creates it a few seconds after its start"
+                "the directory of a run; rankless train writes the journal a few seconds after its start"
             ) from None
         self._read_beside()
         return self

@@ -174,7 +174,9 @@ def _look_at(chain: Chain, folder: Path, step: int, source: str) -> None:
         )
     elif last is None or step < chain.lines[0].checkpoint:
         if entry:
-            chain.problems.append(f"{folder}: {source} has no line for it: it was changed or cut")
+            chain.problems.append(
+                f"{folder}: {source} has no line for it, so the file was changed or cut short"
+            )
         else:
             chain.sound.append(step)  # written by an earlier version
     else:

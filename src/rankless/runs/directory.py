@@ -267,8 +267,8 @@ def _darknet(target: Path) -> str:
     network = f"--model {target.stem}" if known else f"--cfg {cfg}"
     more = f" --names {names}" if names.is_file() else ""
     return (
-        f"{target}: these are Darknet's weights, which hold no network; import them first: rankless import "
-        f"{target} {network}{more} --out {target.stem}.safetensors"
+        f"{target}: these are Darknet weights, which do not describe the network; import them first: "
+        f"rankless import {target} {network}{more} --out {target.stem}.safetensors"
     )
 
 

@@ -167,7 +167,9 @@ def check_scores(task: Any, scores: Any) -> Scores:
             "one of the scores must have that name"
         )
     if not isinstance(scores[name], float) and scores[name] is not None:
-        raise UserError(f"{who}: '{name}' is {_shown(scores[name])}; expected a float, more is better")
+        raise UserError(
+            f"{who}: '{name}' is {_shown(scores[name])}; expected a float that is higher for better models"
+        )
     try:
         json.dumps(scores)
     except (TypeError, ValueError) as error:

@@ -248,7 +248,7 @@ def _without_effect(recipe: Recipe, size: tuple[int, int]) -> Iterator[str]:
         height, width = size
         yield (
             f"data.multi_scale is {spread:g}, but around {height} × {width} pixels there is no other size in "
-            f"multiples of 32 within a factor of {1 + spread:g}; give a larger one, or leave it out"
+            f"multiples of 32 within a factor of {1 + spread:g}; give a larger one, or leave out the key"
         )
     if recipe.evaluate.rectangular and recipe.data.fit == "stretch":
         yield _NO_MARGIN
@@ -260,8 +260,8 @@ def _anchors_that_descend(model: model_kinds.ModelKeys) -> Iterator[str]:
     if not isinstance(anchors, str) and anchors and math.prod(anchors[0]) > math.prod(anchors[-1]):
         ascending = ", ".join(f"[{width:g}, {height:g}]" for width, height in sorted(anchors, key=math.prod))
         yield (
-            "model.anchors descend, so the finest head learns the largest boxes; expected the smallest pair "
-            f"first: model.anchors='[{ascending}]'"
+            "model.anchors are in descending order, so the finest head learns the largest boxes; expected "
+            f"the smallest pair first: model.anchors='[{ascending}]'"
         )
 
 

@@ -44,7 +44,7 @@ def refuse_giant_image(size: tuple[int, int], source: str, outputs: Sequence[int
     memory.ensure(
         4 * (3 * height * width + max(outputs, default=0)),
         f"{source}: an image of {width:,} × {height:,} pixels, which its recipe asks for,",
-        "take the weights of a smaller model.image_size",
+        "use weights with a smaller model.image_size",
         _on_a_card(),
     )
 

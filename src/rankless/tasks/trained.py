@@ -32,8 +32,8 @@ def model(task: Any, loaded: Weights, source: str) -> nn.Module:
         return made
     if task.recipe.precision != loaded.computes:
         raise UserError(
-            f"precision is '{task.recipe.precision}', but {source} computes in {loaded.computes}; leave it "
-            "out"
+            f"precision is '{task.recipe.precision}', but {source} computes in {loaded.computes}; leave "
+            "precision out"
         )
     return loaded.model()
 

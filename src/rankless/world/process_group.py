@@ -225,8 +225,8 @@ def _prove(group: dist.ProcessGroup, key: bytes) -> None:
         prove(group, key)
     except RuntimeError as error:
         raise LostPeerError(
-            f"rank {group.rank()} is connected, but not all at the other ends answer as ranks do: one of "
-            "them hangs or has ended, or another user has connected in its place"
+            f"rank {group.rank()} is connected, but not all of its peers answer as ranks do: one of them "
+            "hangs or has ended, or another user has connected in its place"
         ) from error
 
 

@@ -81,8 +81,8 @@ def join_store(address: str, port: int, timeout: timedelta) -> dist.TCPStore:
         listens = not found and network.listens(address, port)
         if listens and listened:  # also at the previous check
             raise UserError(
-                f"{address}:{port}: what listens there does not answer; expected the first rank of this job: "
-                "end the program if it is another one, or set MASTER_PORT to another port"
+                f"{address}:{port}: the program there does not answer; expected the first rank of this job: "
+                "end the program if it is a different one, or set MASTER_PORT to another port"
             )
         listened = listens
     if isinstance(found[0], Exception):
@@ -103,7 +103,7 @@ def _private_file() -> Path:
             with file.open("w") as opened:
                 fcntl.flock(opened, fcntl.LOCK_EX)
         except OSError as error:
-            problems.append(f"{parent}: no file can be made and locked there ({error})")
+            problems.append(f"{parent}: no file can be created and locked there ({error})")
         else:
             return file
     raise UserError([*problems, "the ranks need a place to meet: set TMPDIR to a folder on a local disk"])
@@ -199,7 +199,7 @@ def private_store(shared: dist.Store, rank: int, size: int) -> dist.FileStore:
         shared.set("file", os.fsencode(file))  # type: ignore[arg-type]
     if not _is_ours(file):
         raise UserError(
-            f"{file}: named as the file where the ranks of this machine meet, but none of them has made it "
+            f"{file}: the ranks of this machine should meet in this file, but none of them has created it "
             f"in {' or '.join(_places())}; set TMPDIR to the same folder on a local disk for all of them; if "
             "it is, another user of the machine has written into their launcher's store"
         )

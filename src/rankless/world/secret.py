@@ -48,8 +48,8 @@ class _Sealed(dist.Store):
         seal, value = found[:_LENGTH], found[_LENGTH:]
         if not hmac.compare_digest(seal, self._seal(key, value)):
             raise UserError(
-                f"{key} in the store where the ranks meet was written without this job's {VARIABLE}: all of "
-                "them need the same one; if they have it, another user of the network writes there"
+                f"{key} in the store where the ranks meet was written without this job's {VARIABLE}: all "
+                "ranks need the same one; if they have it, another user of the network writes there"
             )
         return value
 

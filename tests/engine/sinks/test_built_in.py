@@ -219,7 +219,7 @@ def test_a_server_that_is_gone_holds_nothing_up() -> None:
     for number in (1, 2):
         background.step(step(number))  # would wait for a minute
     assert slow.taken == []
-    with pytest.raises(TimeoutError, match=r"not everything was sent within 0.05 s of the end"):
+    with pytest.raises(TimeoutError, match=r"some data was not sent within 0.05 s of the end"):
         background.close()
     slow.gate.set()
 

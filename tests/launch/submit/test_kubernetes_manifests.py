@@ -256,7 +256,7 @@ def test_kubectl_gets_the_manifests_and_its_refusal_is_reported(
     fake.write_text("#!/bin/bash\nexec >&2\necho forbidden\nexit 1\n")
     fake.chmod(0o755)
     assert cli.main(command) == 2
-    assert "error: kubectl: refuses (forbidden)" in capsys.readouterr().err
+    assert "error: kubectl: refused the job (forbidden)" in capsys.readouterr().err
     fake.write_text('#!/bin/bash\nwhile IFS= read -r line; do echo "$line"; done > got; echo "$*"\n')
     assert cli.main(command) == 0
     out, err = capsys.readouterr()

@@ -208,7 +208,10 @@ def test_sbatch_gets_the_script_and_its_refusal_is_reported(
     fake.chmod(0o755)
     assert cli.main(command) == 2
     said = capsys.readouterr().err
-    assert "error: sbatch: refuses (invalid partition); expected values that this cluster accepts" in said
+    assert (
+        "error: sbatch: refused the job (invalid partition); expected values that this cluster accepts"
+        in said
+    )
     # Slurm's own words, of a GRES that no node has and of one that no node has enough of.
     unknown, too_many = (
         "Invalid generic resource (gres) spec",

@@ -71,4 +71,4 @@ class BackgroundSink(Sink):
         if self._error is not None:
             raise self._error
         if self._thread.is_alive():
-            raise TimeoutError(f"not everything was sent within {self._closing:g} s of the end; it is lost")
+            raise TimeoutError(f"some data was not sent within {self._closing:g} s of the end and is lost")

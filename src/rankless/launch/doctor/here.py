@@ -289,7 +289,7 @@ def own_name(
     value = f"{name} → {', '.join(found)}"
     if is_loopback(found[0]):
         return warning(
-            "own name", f"{value}: ranks on other machines cannot reach that", f"{fix}, and no other line"
+            "own name", f"{value}: ranks on other machines cannot reach it", f"{fix}, and no other line"
         )
     if own and (stray := [one for one in found if one.partition("%")[0] not in own]):
         return warning("own name", f"{value}: this machine does not have {', '.join(stray)}", fix)

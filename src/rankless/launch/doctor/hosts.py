@@ -98,7 +98,7 @@ def _unreachable(one: str, other: str, tried: Mapping[str, Mapping[str, Any]]) -
     return error(
         "connections",
         f"{one} → {other}: no connection ({why or f'{other} has no address that others could reach'})",
-        f"let TCP from {one} to all ports of {other} through the firewall, or put them into one network",
+        f"allow TCP from {one} to all ports of {other} in the firewall, or put both into one network",
     )
 
 
@@ -129,7 +129,7 @@ def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
             found.append(
                 warning(
                     "names",
-                    f"{', '.join(missing)}: {name} does not lead to {other}",
+                    f"{', '.join(missing)}: {name} does not resolve to {other}",
                     f"in /etc/hosts there: {addresses[0]} {name} (only MASTER_ADDR={name} needs it)",
                 )
             )
@@ -152,7 +152,7 @@ def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
     rate = bandwidth(largest, hosts)
     value = f"{1000 * latency:.2f} ms, {rate / 1e6:,.0f} MB/s between {counted(hosts, 'host')} (gloo)"
     if rate < _SLOW:
-        fix = "ethtool DEVICE shows the speed of a link; put the hosts on one switch, by cable"
+        fix = "ethtool DEVICE shows the speed of a link; connect the hosts to one switch by cable"
         return warning("network", f"{value}: slower than 1 Gbit/s", fix)
     return ok("network", value)
 

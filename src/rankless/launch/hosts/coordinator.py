@@ -177,7 +177,7 @@ class Coordinator:
                 warn(f"{few}, waiting for at least {self.wanted.least}")
             if time.monotonic() > self.waiting_since + _WAIT:
                 say(
-                    f"error: {few}, and --min-hosts is {self.wanted.least}; continue later with: "
+                    f"error: {few}, but --min-hosts is {self.wanted.least}; continue later with: "
                     f"{self._again()}",
                     file=sys.stderr,
                 )

@@ -52,7 +52,7 @@ def recorded(run: Path) -> Coordinator:
         return Coordinator(host, record["ssh"], record["python"], record["cwd"], record.get("hosts", ""))
     except FileNotFoundError:
         raise UserError(
-            f"{run}: no detached training was started from here; give the --run of one that was, "
+            f"{run}: no detached training was started from here; give the --run of a detached training, "
             "or check its host"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -139,7 +139,7 @@ class HostPool:
             self.pump(_POLL)
             if time.monotonic() > until:
                 for member in [member for member in waiting if not member.replies]:
-                    self.lose(member, f"'{member.doing}' was not done within {seconds:g} s")
+                    self.lose(member, f"'{member.doing}' did not finish within {seconds:g} s")
         return {member.index: member.replies.popleft() for member in members if member.replies}
 
     def order(self, member: Member, command: Command[Any]) -> None:

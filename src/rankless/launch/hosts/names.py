@@ -116,7 +116,7 @@ def _host(entry: str) -> Host:
         raise ValueError("not a host; expected NAME, NAME:DEVICES or NAME:DEVICES:DATA")
     devices, _, data = rest[1:].partition(":")
     if devices and (not devices.isdecimal() or not 0 < int(devices[:9]) < 10_000):
-        raise ValueError(f"'{devices}' devices; expected a whole number of at least 1")
+        raise ValueError(f"the number of devices is '{devices}'; expected a whole number of at least 1")
     return Host(name, int(devices) if devices else None, data)
 
 

@@ -87,7 +87,7 @@ class Training:
             counts[member.index] = wanted = member.host.devices or self.wanted.devices or own
             if member.facts["device"] != "cpu" and wanted > member.facts["devices"]:
                 problems.append(
-                    f"{member.name}: {wanted} devices are wanted, but it has {member.facts['devices']}; "
+                    f"{member.name}: {wanted} devices were requested, but it has {member.facts['devices']}; "
                     f"give {member.name}:{member.facts['devices']}"
                 )
             counts[member.index] -= len(member.left_out)
@@ -118,7 +118,7 @@ def problems(members: Sequence[Member]) -> list[str]:
     for member in members:
         by_machine.setdefault(member.facts.get("machine") or member.name, []).append(member.name)
     found += [
-        f"{', '.join(same)}: the same machine; give it once, as in {same[0]}:{len(same)}"
+        f"{', '.join(same)}: are the same machine; give it once, as in {same[0]}:{len(same)}"
         for same in by_machine.values()
         if len(same) > 1
     ]

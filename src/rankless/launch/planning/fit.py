@@ -165,7 +165,7 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
 def _sizes(images: int, ranks: int) -> list[int]:
     """Return the micro-batch sizes that divide a step into at least one micro-batch per device."""
     if ranks > images:
-        raise UserError(f"--devices is {ranks}, but batch.images is {images}: expected at most as many")
+        raise UserError(f"--devices is {ranks}, but batch.images is {images}: expected at most {images}")
     return [size for size in range(1, images // ranks + 1) if images % size == 0]
 
 

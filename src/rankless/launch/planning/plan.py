@@ -27,7 +27,7 @@ def advice(devices: int, micro_batches: int, micro: int) -> Iterator[str]:
     yield (
         f"a step has {counted(micro_batches, 'micro-batch', 'micro-batches')}, so at most "
         f"{counted(micro_batches, 'device')} can share it; {counted(devices, 'device')} need "
-        f"batch.images={needed} (or a smaller batch.micro), which trains other weights"
+        f"batch.images={needed} (or a smaller batch.micro), which changes the weights"
     )
     if needed <= 8192:
         yield (

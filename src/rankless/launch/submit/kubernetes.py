@@ -16,7 +16,7 @@ _LABEL = r"[a-z]([a-z0-9-]{0,51}[a-z0-9])?"  # a pod's host name, with its numbe
 _NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 _DNS = "lower-case letters, digits and dashes"
 EXPECTED = {
-    "--name": (_LABEL, f"at most 53 {_DNS}, a letter first"),
+    "--name": (_LABEL, f"at most 53 {_DNS}, starting with a letter"),
     "--namespace": (_LABEL, _DNS),
     "--claim": (_NAME, "a PersistentVolumeClaim that kubectl get pvc lists"),
     "--runtime": (_NAME, "a runtime, such as torch-distributed"),

@@ -19,7 +19,8 @@ from rankless.launch.submit.request import Request
 
 _NOT_AGAIN = (0, 2)  # success, or a user's mistake, which a restart would repeat
 _MISSING = (
-    "ray: not installed here (extra 'ray'); expected the version of the cluster: pip install 'rankless[ray]'"
+    "ray: not installed here (extra 'ray'); expected the version that the cluster has; install it with: "
+    "pip install 'rankless[ray]'"
 )
 
 
@@ -117,8 +118,8 @@ def _resources(request: Request, every: Mapping[str, float]) -> dict[str, float]
     for name, count in each.items():
         if every.get(name, 0) < count * request.ranks:
             raise UserError(
-                f"--devices: {request.ranks} ranks take {count * request.ranks:g} {name}s, and the cluster "
-                f"has {every.get(name, 0):g}; expected no more than that: use fewer, or add machines"
+                f"--devices: {request.ranks} ranks take {count * request.ranks:g} {name}s, but the cluster "
+                f"has {every.get(name, 0):g}; expected no more than that; use fewer devices, or add machines"
             )
     return each
 

@@ -81,7 +81,7 @@ def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable
     done = subprocess.run([program, *options], input=given, capture_output=True, check=False)
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").split())
-        raise UserError(f"{name}: refuses ({said}); {remedy(said)}")
+        raise UserError(f"{name}: refused the job ({said}); {remedy(said)}")
     return done.stdout.decode(errors="replace")
 
 

@@ -154,7 +154,8 @@ def opened(folder: Path) -> Record:
         content = msgspec.json.decode(read_text(path, 64 * MIB), type=_File)
     except FileNotFoundError:
         raise UserError(
-            f"--out {folder}: contains no search (no {_FILE}); give the folder of one, or leave out --resume"
+            f"--out {folder}: contains no search (no {_FILE}); give the folder of a search, or leave out "
+            "--resume"
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error}); begin another search") from None
