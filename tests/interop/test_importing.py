@@ -128,7 +128,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
         (["their.pt", "--out", "o", "--names", "names", "--classes", "5"], ["names:2: an", "has 3 names"]),
         (["their.pt", "--out", "o", "--names", "list"], ["starts like a JSON list"]),
         (["x.weights", "--out", "o"], ["cannot tell which model the weights belong to: give --model NAME"]),
-        (["x.weights", "--out", "o", "--model", "resnet18"], ["Darknet has no resnet18"]),
+        (["x.weights", "--out", "o", "--model", "resnet18"], ["Darknet has no model resnet18"]),
         (["x.weights", "--out", "o", "--model", "yolov4-tiny"], ["x.weights: ends inside", "layer 0"]),
         (["x.weights", "--out", "o", "--cfg", "gone.cfg"], ["gone.cfg: this cfg file cannot be read"]),
         (["x.weights", "--out", "o", "--cfg", "a", "--model", "b"], ["--cfg is a and --model is 'b'"]),
