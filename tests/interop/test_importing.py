@@ -121,7 +121,7 @@ def test_nothing_is_overwritten_unasked(place, capsys):
          ["3 classes", "5 classes", "--partial"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", NARROW, "--names", "two"],
          ["3 classes", "2 classes", "--partial"]),
-        (["their.pt", "--out", "o", "--model", "resnet18"], ["resnet18: 0 of its 122 ten"]),
+        (["their.pt", "--out", "o", "--model", "resnet18"], ["other than resnet18: only 0 of that"]),
         (["their.pt", "--out", "o.pth", "--model", "yolov4-tiny"], ["safetensors; give o.safetensors"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "gone"], ["--names gone: cannot"]),
         (["their.pt", "--out", "o", "--model", "yolov4-tiny", "--names", "their.pt"], ["not UTF-8 text"]),
