@@ -176,8 +176,11 @@ def test_the_module_runs():
         (["train", "--resume"], "--resume needs a run"),
         (["train", "--resume", "."], "as in --resume --run ."),
         (["train", "."], ".: this is a folder; expected a recipe; if it contains data, add data.root=. to a"),
-        (["train", "my.cfg"], "my.cfg: expected a recipe first; this is given as model.cfg=my.cfg"),
-        (["train", "my.pth"], "my.pth: expected a recipe first; this is given as model.pretrained=my.pth"),
+        (["train", "my.cfg"], "my.cfg: expected a recipe as the first argument; give it as model.cfg=my.cfg"),
+        (
+            ["train", "my.pth"],
+            "my.pth: expected a recipe as the first argument; give it as model.pretrained=my.pth",
+        ),
         (["train", "my.pt", "data=x"], "rankless train model.pretrained=my.safetensors data.root=x"),
         (
             ["train", "resnet50"],
@@ -353,7 +356,7 @@ def test_weights_of_pytorch_in_place_of_a_model_are_named(calls, capsys):
     about_model, about_data, line = problems(capsys, "train", "model=yolov8n.pt", "data=coco8.yaml")
     assert about_model.endswith("did you mean 'model.pretrained'?")  # the way to import is said once
     assert line.startswith(
-        "yolov8n.pt: only weights of a network in 'rankless models' fit, after an import: "
+        "yolov8n.pt: expected weights of a network that 'rankless models' lists, after an import: "
     )
     for words in (["model=yolov8n.pt"], ["yolov4-tiny", "model=yolov8n.pt", "data.root=x"]):
         said, *_ = problems(capsys, "train", *words)

@@ -117,7 +117,7 @@ def test_mistakes_in_the_data_are_reported_by_train(flowers, capsys):
     for image in list(Path("flowers/rose").iterdir())[1:]:
         image.unlink()
     (line,) = problems(capsys, "train", "flowers")
-    assert "less than two training images of 'rose'" in line
+    assert "fewer than two training images of 'rose'" in line
     assert not Path("runs").exists()
 
 

@@ -83,8 +83,8 @@ def test_class_folders_without_splits_are_divided_by_their_reader(tmp_path):
     ("counts", "problems"),
     [
         ({"cat": 12}, ["one class, 'cat'; expected at least two"]),
-        ({"cat": 12, "dog": 1, "eel": 1}, ["less than two training images of 'dog', 'eel'; expected"]),
-        ({"cat": 3, "dog": 1}, ["4 training images; expected at least 10", "less than two .* of 'dog'"]),
+        ({"cat": 12, "dog": 1, "eel": 1}, ["fewer than two training images of 'dog', 'eel'; expected"]),
+        ({"cat": 3, "dog": 1}, ["4 training images; expected at least 10", "fewer than two .* of 'dog'"]),
     ],
 )
 def test_too_few_images_are_refused(tmp_path, counts, problems):

@@ -100,8 +100,8 @@ def test_a_loader_process_that_is_killed_is_named(tmp_path: Path, expected: dict
         run.gone()
         assert (
             "warning: a loader process of rank 0 was killed by SIGKILL, probably because memory ran out: use "
-            "fewer `workers`, a smaller batch.micro, or less of data.cache: ram; restarting from the newest "
-            "checkpoint\n"
+            "fewer `workers` or a smaller batch.micro, or turn off data.cache: ram; restarting from the "
+            "newest checkpoint\n"
         ) in run.text(), run.text()
         (death,), (resumed,) = run.events("death"), run.events("resume")
         assert (death["rank"], death["code"]) == (0, 1)

@@ -170,7 +170,9 @@ def test_names_from_several_folders_do_not_collide(target):
         report = run(target, *sources)
         names = [entry["annotated"] for entry in written(report)]
         assert names == ["x.png", "x-2.png", "X-3.png", "x-2-2.png", "x.jpg"]
-        assert report.notes[-1].startswith("3 images have the name of an earlier one; their files end in -2")
+        assert report.notes[-1].startswith(
+            "3 images have the same name as an earlier one; their files end in -2"
+        )
         assert {path.name for path in report.out.iterdir()} == {
             *names,
             "predictions.json",

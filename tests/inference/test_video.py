@@ -204,7 +204,9 @@ def test_a_stream_that_sends_nothing_and_one_that_is_not_there_are_told_apart(mo
             with pytest.raises(UnreadableImage, match=r"cannot be opened \(nothing arrived for 0\.3 s\)"):
                 list(video.frames(f"{scheme}://127.0.0.1:{port}/x"))
     monkeypatch.setattr(video, "_SECONDS_TO_WAIT", 15)
-    with pytest.raises(UnreadableImage, match=r"cannot be opened \(Connection refused\); check host, port"):
+    with pytest.raises(
+        UnreadableImage, match=r"cannot be opened \(Connection refused\); check the host, port"
+    ):
         list(video.frames(f"rtsp://127.0.0.1:{port}/x"))
     with pytest.raises(UnreadableImage, match=r"the camera cannot be opened .*; cameras here: "):
         list(video.frames("webcam:99"))

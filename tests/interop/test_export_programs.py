@@ -142,7 +142,7 @@ def test_what_cannot_be_compared_is_said(trained: Path, tmp_path: Path) -> None:
     assert done.agreement is not None
     assert done.agreement.sentence().startswith("PyTorch finds nothing in 4 images of the built-in digits")
     assert done.agreement.sentence().endswith(
-        "with a lower --confidence, or other images by data.root=FOLDER"
+        "with a lower --confidence, or with other images, as in data.root=FOLDER"
     )
 
 

@@ -178,7 +178,7 @@ def test_all_errors_come_at_once() -> None:
         (NET + HEAD.replace("filters=21", "filters=20"), "needs 21 filters"),
         (NET + HEAD + "new_coords=1\n", "expected logistic with new_coords=1"),
         (NET + HEAD.replace("mask=0,1,2", "mask=0,1,3"), "expected numbers of the 3 anchors"),
-        (NET + "channels=1\n" + HEAD, "expected 3, color images"),
+        (NET + "channels=1\n" + HEAD, "expected 3, for color images"),
     ],
 )
 def test_a_file_that_is_no_detector(text: str, words: str) -> None:

@@ -124,7 +124,7 @@ def test_a_chosen_loss_has_its_keys():
          "'loss.name' is 'focul': expected one of auto, cross-entropy, focal for the model 'resnet18'; "
          "did you mean 'focal'?"),
         (["loss.gamma=1"], "'loss.gamma' is 1, but 'loss.objectness_loss' is 'auto': it has an effect only "
-         "with 'focal' or 'quality-focal'; leave it out"),
+         "with 'focal' or 'quality-focal'; leave 'loss.gamma' out"),
         (["model.name=yolov4-anchor-free", "loss.dfl=1"],
          "'loss.dfl' is 1.0, but model.dfl is 0, so the distances have no distributions: leave loss.dfl out, "
          "or set model.dfl to a number of bins such as 16"),
@@ -133,10 +133,11 @@ def test_a_chosen_loss_has_its_keys():
         (["data.augment.policy=randaugment"],
          "key 'data.augment.policy': it has an effect only with task 'classify', but task is 'detect'"),
         (["task=classify", "model.name=resnet18", "evaluate.tta=full"],
-         "'evaluate.tta' is 'full', which needs inputs of several sizes, but many classifiers take only one: "
-         "expected none or flip"),
+         "'evaluate.tta' is 'full', which needs inputs of several sizes, but many classifiers accept only "
+         "one; expected 'none' or 'flip'"),
         (["task=classify", "model.name=resnet18", "data.augment.close_mosaic=2"],
-         "'data.augment.close_mosaic' is 2, but mixup and cutmix are both off: leave it out"),
+         "'data.augment.close_mosaic' is 2, but mixup and cutmix are both off; "
+         "leave data.augment.close_mosaic out"),
     ],
 )  # fmt: skip
 def test_a_key_of_another_kind_is_named_with_its_kind(overrides, problem):

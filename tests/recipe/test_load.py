@@ -183,8 +183,8 @@ def problems_of(folder: Path, text: str, *overrides: str) -> list[str]:
          "each above the one before"),
         ("batch: {images: 20}", "'batch.micro' is 8, which does not divide batch.images (20); "
          "nearest that do: 5 and 10"),
-        ("optim: {nesterov: true, momentum: 0}", "'optim.nesterov' is true, which needs momentum, and "
-         "optim.momentum is 0: give a momentum such as 0.9, or use optim.nesterov=false"),
+        ("optim: {nesterov: true, momentum: 0}", "'optim.nesterov' is true, which needs momentum, but "
+         "optim.momentum is 0; give a momentum such as 0.9, or use optim.nesterov=false"),
     ],
 )  # fmt: skip
 def test_an_error_names_key_value_and_what_to_do(tmp_path, text, problem):

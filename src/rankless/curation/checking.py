@@ -120,7 +120,7 @@ def disagreements(data: DataSet) -> list[str]:
         problems.append(f"'{first}' has images of one class only ({listed(names)}); expected two or more")
     for name, part in parts.items():
         if part.has_boxes != parts[first].has_boxes:
-            problems.append(f"one of '{first}' and '{name}' has boxes, the other one class per image")
+            problems.append(f"one of '{first}' and '{name}' has boxes, and the other has one class per image")
             continue
         used = part.class_names
         if not part.has_boxes:

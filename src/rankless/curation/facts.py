@@ -146,12 +146,13 @@ def refuse_too_little(root: str, train: Annotations) -> None:
         counts = np.bincount(np.asarray(train.labels), minlength=len(train.class_names)).tolist()
         if len(counts) < 2:
             problems.append(
-                f"{root}: one class, {listed(train.class_names)}; expected at least two; add a folder"
+                f"{root}: only one class, {listed(train.class_names)}; expected at least two; add a folder "
+                "for another class"
             )
         if few := [name for name, count in zip(train.class_names, counts, strict=True) if count < 2]:
             problems.append(
-                f"{root}: less than two training images of {listed(few)}; expected at least two of each "
-                "class; add some, or name the other classes with --classes"
+                f"{root}: fewer than two training images of {listed(few)}; expected at least two of each "
+                "class; add images, or name the other classes with --classes"
             )
     if problems:
         raise UserError(problems)
@@ -162,7 +163,7 @@ def divide(root: str, train: str, out: Path, format: str, classes: Classes) -> N
     if os.path.lexists(out):
         raise UserError(
             f"{out}: already exists, and {root}, which has no validation split, would be divided there; if "
-            "it is that division, use it as the data; otherwise move it away"
+            f"{out} is that division, use it as the data; otherwise move it away"
         )
     split(root, out, format, splits=(train,), classes=classes, val=VAL_FRACTION, link=True)
 

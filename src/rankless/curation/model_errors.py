@@ -178,8 +178,8 @@ def open_model(target: Path, overrides: Sequence[str] = (), split: str | None = 
     loaded = trained.load(path := weights_of(target))
     if loaded.recipe.task not in ("detect", "classify"):
         raise UserError(
-            f"{path}: its task is '{printable(loaded.recipe.task)}', and errors are listed for built-in "
-            "tasks only; expected a detector or a classifier"
+            f"{path}: its task is '{printable(loaded.recipe.task)}', but errors are listed only for "
+            "built-in tasks; expected a detector or a classifier"
         )
     refuse_unused_in_scoring(overrides, loaded.recipe.task)
     recipe = load.changed(loaded.recipe, [*overrides, *([f"data.val={split}"] if split else [])])

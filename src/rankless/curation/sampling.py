@@ -192,7 +192,10 @@ def _as_trained(examples: Any, names: tuple[str, ...], index: int) -> Shown:
         parts = [f"{names[label]}: {target[label]:.0%}" for label in first[:3]]
         classes = ", ".join(parts) if len(parts) > 1 else names[first[0]]
         return Shown(pil_image(item.image), [], f"{classes} · {source}", frozenset(target))
-    raise UserError("--augmented shows the tasks detect and classify; this recipe has a custom task")
+    raise UserError(
+        "--augmented works only for the tasks detect and classify, but this recipe has a "
+        "custom task; leave --augmented out"
+    )
 
 
 def _shown(

@@ -67,8 +67,8 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
     boxes, weights = _distinct(sizes)
     if len(boxes) < count:
         raise UserError(
-            f"the training boxes have {len(boxes)} different sizes, which is too few to find {count} anchors "
-            "by k-means (model.anchors: kmeans); expected at least as many sizes as anchors: give more "
+            f"the training boxes have {len(boxes)} different sizes, which is too few to find {count} "
+            "anchors by k-means (model.anchors: kmeans); expected at least as many sizes as anchors; add "
             "images, or leave model.anchors at 'default'"
         )
     starts = [generator(seed, "anchors", restart) for restart in range(RESTARTS)]

@@ -33,7 +33,7 @@ from rankless.hardware.threads import one_thread
 from rankless.user_code import explained
 
 B = TypeVar("B")
-_LESS = "use fewer `workers`, a smaller batch.micro, or less of data.cache: ram"
+_LESS = "use fewer `workers` or a smaller batch.micro, or turn off data.cache: ram"
 _GRACE = 1.0  # seconds for the current batch when the loader is closed
 
 
@@ -197,8 +197,8 @@ def _share(batch: Any) -> None:
         _Sharing(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(batch)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UserError(
-            f"collate() gave a {type(batch).__name__} that cannot be sent from a loader process ({error}): "
-            "leave out objects that cannot be pickled, or load in the ranks with workers=0"
+            f"collate() returned a {type(batch).__name__} that cannot be sent from a loader process "
+            f"({error}); leave out objects that cannot be pickled, or load in the ranks with workers=0"
         ) from error
 
 
@@ -206,8 +206,8 @@ def _check_count(examples: Any, items: Any, images: int) -> None:
     if not isinstance(items, list) or len(items) != images:
         returned = f"{len(items)} items" if isinstance(items, list) else type(items).__name__
         raise UserError(
-            f"items() of {type(examples).__name__} gave {returned} for {images} images; expected a list "
-            "with one item for each (epoch, index), in their order"
+            f"items() of {type(examples).__name__} returned {returned} for {images} images; expected a list "
+            "with one item for each (epoch, index), in the same order"
         )
 
 

@@ -118,8 +118,8 @@ class FromDataset:
         if not _same(self.item(0, 0), self.item(0, 0)):
             raise UserError(
                 f"{_named(dataset)}: item 0 differs when it is drawn again with the same seed; expected all "
-                "random numbers from Python's, NumPy's or torch's generators, and no state between items; "
-                "make any other generator an attribute, or seed it with rankless.seeded"
+                "random numbers to come from Python's, NumPy's or torch's generators, and no state to be "
+                "kept between items; make any other generator an attribute, or seed it with rankless.seeded"
             )
 
     def __len__(self) -> int:

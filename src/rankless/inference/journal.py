@@ -46,7 +46,7 @@ class Journal(Sequence[Entry]):
             self._file = os.open(self.path, flags, 0o666)
         except OSError as error:
             raise UserError(
-                f"--out {self.path}: cannot be written: {error.strerror}; give another"
+                f"--out {self.path}: cannot be written: {error.strerror}; give another folder"
             ) from error
         weakref.finalize(self, os.close, self._file)
         if resume:
@@ -107,7 +107,8 @@ class Journal(Sequence[Entry]):
                 raise OSError(0, "the disk is full")
         except OSError as error:
             raise UserError(
-                f"{self.path}: cannot be written: {error.strerror}; make room, and continue with --resume"
+                f"{self.path}: cannot be written: {error.strerror}; free some space, and continue with "
+                "--resume"
             ) from error
         self._end += len(line)
 
@@ -181,6 +182,6 @@ def _refuse_another(path: Path, found: Mapping[str, Any], head: Mapping[str, Any
     changed = [key for key in head if found.get(key) != head[key]]
     if changed:
         raise UserError(
-            f"--resume: the prediction in {path.parent} was started with other {' and '.join(changed)}; give "
-            "the same command, or start again with --force"
+            f"--resume: the prediction in {path.parent} was started with different {' and '.join(changed)}; "
+            "give the same command, or start again with --force"
         )

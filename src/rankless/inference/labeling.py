@@ -55,7 +55,7 @@ class Labeling:
             )
         if kinds & KINDS and (left_out := sum(not _is_file(image) for image in self._every())):
             images = counted(left_out, "image is", "images are")
-            yield f"{images} {_NO_FILE}, and not in the files for labeling"
+            yield f"{images} {_NO_FILE}; the files for labeling omit such images"
 
     def _images(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield each image's path relative to the root, and its predictions."""

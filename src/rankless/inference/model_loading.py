@@ -151,7 +151,9 @@ def devices_named(names: str | None) -> list[torch.device]:
                 "cuda:0,cuda:1"
             )
     if len(kinds) > 1:
-        problems.append(f"device is '{names}': devices of different kinds round differently; give one kind")
+        problems.append(
+            f"device is '{names}': devices of different kinds round differently; give devices of one kind"
+        )
     if problems:
         raise UserError(problems)
     return devices
@@ -177,8 +179,8 @@ def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device
         return BoxFinder(loaded, asked.confidence, device, source, asked.classes)
     if asked.classes:
         raise UserError(
-            f"--classes is {','.join(map(str, asked.classes))}, which chooses among the boxes of a detector, "
-            f"but the task is '{printable(task)}'; leave it out"
+            f"--classes is {','.join(map(str, asked.classes))}, which chooses among the boxes of a "
+            f"detector, but the task is '{printable(task)}'; leave --classes out"
         )
     if task == "classify":
         from rankless.inference.predict_classify import ClassFinder
@@ -186,7 +188,7 @@ def _finder(loaded: weights.Weights, asked: PredictOptions, device: torch.device
         return ClassFinder(loaded, asked.confidence or 0.0, device, source)
     if asked.confidence is not None:
         raise UserError(
-            f"--confidence is {asked.confidence:g}, but the task '{printable(task)}' decides itself "
-            "which results to report; leave it out"
+            f"--confidence is {asked.confidence:g}, but the task '{printable(task)}' decides itself which "
+            "results to report; leave --confidence out"
         )
     return CustomFinder(loaded, device, source)

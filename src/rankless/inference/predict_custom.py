@@ -83,7 +83,7 @@ class CustomFinder:
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"{_METHOD}() of the task '{self.name}' returned something that JSON cannot represent "
-                f"({error}); expected float(…) and the like"
+                f"({error}); expected plain values; convert numbers with float(…)"
             ) from None
 
 

@@ -224,7 +224,7 @@ class Recording:
         stems = [Path(source).stem.casefold() for source in self.sources if not is_live(source)]
         if repeated := len(stems) - len({*stems}):
             have = counted(repeated, "image has", "images have")
-            yield f"{have} the name of an earlier one; their files end in -2, -3 …, in order"
+            yield f"{have} the same name as an earlier one; their files end in -2, -3 …, in order"
         if names := unwritable(sorted(self._seen)):
             have = counted(len(names), "class name has", "class names have")
             yield (

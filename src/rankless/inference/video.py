@@ -139,9 +139,12 @@ def _unopened(name: str, said: str) -> str:
         there = ", ".join(sorted(map(str, Path("/dev").glob("video*")))) or "none"
         return f"the camera cannot be opened ({said}); cameras here: {there}"
     if is_live(name):
-        hint = "check host, port and path of its address, and that it is being sent"
+        hint = "check the host, port and path of its address, and that the stream is being sent"
         return f"the stream cannot be opened ({said}); {hint}"
-    return f"not a video that can be read ({said}); expected a file that video players can play; give another"
+    return (
+        f"not a video that can be read ({said}); expected a file that video players can play; give "
+        "another file"
+    )
 
 
 def frame_count(name: str) -> int:

@@ -75,7 +75,7 @@ class Agreement:
         if not self.detections and not self.missing:
             return (
                 f"PyTorch finds nothing in {where}, and neither does the file, so no box was compared; "
-                "compare with a lower --confidence, or other images by data.root=FOLDER"
+                "compare with a lower --confidence, or with other images, as in data.root=FOLDER"
             )
         same = f"{max(self.detections - self.missing, 0)} of {counted(self.detections, 'detection')} the same"
         return f"compared with PyTorch on {where}: {same}; {far}"

@@ -214,7 +214,7 @@ def _files(stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
 def _darknet(loaded: weights.Weights, stem: Path, source: Path, force: bool) -> tuple[Path, ...]:
     recipe = loaded.recipe
     if recipe.task != "detect":
-        raise UserError(f"{source}: its task is '{recipe.task}'; Darknet's format takes detectors only")
+        raise UserError(f"{source}: its task is '{recipe.task}'; Darknet's format is only for detectors")
     # Dropout has no weights, and is inactive in exported models.
     model = recipe.model
     if isinstance(model, YoloModel | AnchorFreeModel):

@@ -329,7 +329,9 @@ def _from_darknet(
         named = recipe_for(model, overrides).model
         known = darknet.MODELS.get(named.name)
         if known is None or known.anchor_free:
-            raise UserError(f"{source}: Darknet has no {named.name}; give the model of the weights")
+            raise UserError(
+                f"{source}: Darknet has no model {named.name}; give the --model that the weights belong to"
+            )
         network = darknet.network(named, COCO_CLASSES)
         network = with_classes(network, classes_of(source, network) or COCO_CLASSES)
         # As in the published cfg files, only Scaled-YOLOv4 letterboxes, and only YOLOv3 has plain NMS.

@@ -251,7 +251,7 @@ def _changed(recipe: Recipe, overrides: Sequence[str], path: Path) -> Recipe:
     keys = _KEYS.get(recipe.task)
     if keys is None:
         raise UserError(
-            f"{path}: its task is '{recipe.task}', one of your own; expected detect or classify; export its "
+            f"{path}: its task is '{recipe.task}', a custom task; expected detect or classify; export its "
             "state dict with --format pth"
         )
     wrong = [key for key in (one.partition("=")[0] for one in overrides) if key not in keys]
@@ -274,7 +274,7 @@ def _problems(recipe: Recipe, asked: ExportOptions, exports: Exports) -> list[st
     if asked.batch is not None and asked.batch < 1:
         problems.append(f"--batch is {asked.batch}: expected a whole number of at least 1")
     if asked.nms and not is_detector:
-        problems.append("--nms is for detectors, but these weights belong to a classifier; leave it out")
+        problems.append("--nms is for detectors, but these weights belong to a classifier; leave --nms out")
     elif asked.nms and recipe.evaluate.nms != "iou":
         problems.append(
             f"--nms computes NMS by IoU, but the recipe's evaluate.nms is '{recipe.evaluate.nms}'; add "
@@ -282,5 +282,5 @@ def _problems(recipe: Recipe, asked: ExportOptions, exports: Exports) -> list[st
         )
     if asked.any_size and not (is_detector and exports.any_shape):
         kind = f"{recipe.model.name} has anchors of one size" if is_detector else "a classifier has one size"
-        problems.append(f"--any-size is for YOLO and anchor-free detectors, but {kind}; leave it out")
+        problems.append(f"--any-size is for YOLO and anchor-free detectors, but {kind}; leave --any-size out")
     return problems

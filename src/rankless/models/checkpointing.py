@@ -32,7 +32,8 @@ def checkpoint_activations(model: nn.Module) -> int:
     if not found:
         raise UserError(
             f"model.checkpointing is true, but the model ({type(model).__name__}) has no blocks: modules of "
-            "several layers in an nn.Sequential, nn.ModuleList or nn.ModuleDict; leave it out"
+            "several layers in an nn.Sequential, nn.ModuleList or nn.ModuleDict; leave model.checkpointing "
+            "out"
         )
     return len(found)
 
@@ -93,7 +94,7 @@ class _Checkpointed:
         if [one._version for one in tensors] != before:
             raise UserError(
                 f"model.checkpointing is true, but a block of the model ({self.name}) changes its input in "
-                "place, so it cannot be computed again: use inplace=False at its beginning, or leave "
-                "checkpointing out"
+                "place, so it cannot be computed again; use inplace=False in its first layers, or leave "
+                "model.checkpointing out"
             )
         return made

@@ -104,8 +104,8 @@ def named(name: str) -> PublishedFile:
         return found
     known = [*(one.name for one in files), *(model for one in files for model in one.models)]
     raise UserError(
-        f"'{name}': no weights are published under this name; expected one that rankless weights list "
-        f"prints, or timm/NAME{nearest(name, known)}"
+        f"'{name}': no weights are published under this name; expected one listed by `rankless weights "
+        f"list`, or timm/NAME{nearest(name, known)}"
     )
 
 

@@ -49,7 +49,9 @@ def build(model: model_kinds.ModelKeys, classes: int, loss: loss_kinds.LossKeys 
         classes: number of classes.
     """
     if classes < 1:
-        raise UserError(f"the data has {classes} classes; a detector needs at least one; name the classes")
+        raise UserError(
+            f"the data has {classes} classes, but a detector needs at least one; name the classes"
+        )
     return spec(model, loss).build(classes)
 
 

@@ -121,7 +121,7 @@ def imported(name: str) -> tuple[str, str]:
     line = f"rankless import {name} --model NAME --out {ours}"
     return (
         ours,
-        f"{name}: only weights of a network in 'rankless models' fit, after an import: {line}",
+        f"{name}: expected weights of a network that 'rankless models' lists, after an import: {line}",
     )
 
 

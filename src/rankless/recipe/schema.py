@@ -224,8 +224,8 @@ class Data:
     def _folder_has_an_effect(cls, folder: str, info: ValidationInfo) -> str:
         if folder != cls.folder and not info.data.get("root", "torchvision/").startswith("torchvision/"):
             raise clash(
-                f"'data.folder' is {folder!r}, which has an effect only with "
-                "data.root=torchvision/NAME: leave it out, or give the folder as data.root",
+                f"'data.folder' is {folder!r}, which has an effect only with data.root=torchvision/NAME; "
+                "leave data.folder out, or give the folder as data.root",
                 "data.folder",
                 "data.root",
             )
@@ -376,8 +376,8 @@ class Optim:
     def _nesterov_has_momentum(cls, nesterov: bool, info: ValidationInfo) -> bool:
         if nesterov and info.data.get("momentum") == 0 and info.data.get("name") == "sgd":
             raise clash(
-                "'optim.nesterov' is true, which needs momentum, and optim.momentum is 0: "
-                "give a momentum such as 0.9, or use optim.nesterov=false",
+                "'optim.nesterov' is true, which needs momentum, but optim.momentum is 0; give a momentum "
+                "such as 0.9, or use optim.nesterov=false",
                 "optim.nesterov",
                 "optim.momentum",
             )
@@ -501,8 +501,8 @@ class Recipe:
         mixes = augment.mixup or augment.cutmix or info.data.get("task") != "classify"
         if augment.close_mosaic and not mixes:
             raise clash(
-                f"'data.augment.close_mosaic' is {augment.close_mosaic!r}, but mixup and cutmix are both off"
-                ": leave it out",
+                f"'data.augment.close_mosaic' is {augment.close_mosaic!r}, but mixup and cutmix are both "
+                "off; leave data.augment.close_mosaic out",
                 *(f"data.augment.{key}" for key in keys),
             )
         return data
@@ -543,8 +543,8 @@ class Recipe:
     def _sizes_are_possible(cls, evaluate: Evaluate, info: ValidationInfo) -> Evaluate:
         if info.data.get("task") == "classify" and evaluate.tta == "full":
             raise clash(
-                "'evaluate.tta' is 'full', which needs inputs of several sizes, but many classifiers take "
-                "only one: expected none or flip",
+                "'evaluate.tta' is 'full', which needs inputs of several sizes, but many classifiers "
+                "accept only one; expected 'none' or 'flip'",
                 "evaluate.tta",
             )
         return evaluate

@@ -96,7 +96,8 @@ def read_config(given: str, where: str = "model.config") -> dict[str, Any]:
     for part in (tree, inner if isinstance(inner, dict) else {}):
         if {":", "/"} & set(str(part.get("backbone") or "")):
             problems.append(
-                f"{name}: its backbone is {part['backbone']}, of another repository; expected timm's name"
+                f"{name}: its backbone is {part['backbone']}, from another repository; expected the name of "
+                "a timm model"
             )
     if problems:
         raise UserError(problems)

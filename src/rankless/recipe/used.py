@@ -27,7 +27,7 @@ def refuse_unused_in_scoring(overrides: Sequence[str], task: str) -> None:
     unused = [key for key in keys if not _is_scored((*key.split("."),), task)]
     if unused:
         raise UserError(
-            f"command line: key '{key}': evaluation does not use it; leave it out" for key in unused
+            f"command line: key '{key}': evaluation does not use it; leave {key} out" for key in unused
         )
 
 
@@ -38,7 +38,7 @@ def refuse_unused_in_prediction(overrides: Sequence[str], task: str) -> None:
     if unused:
         hints = {
             "evaluate.confidence": "give --confidence",
-            "evaluate.multi_label": "a box is shown under its best class; leave it out",
+            "evaluate.multi_label": "each box is shown with its best class; leave evaluate.multi_label out",
         }
         if task == "classify":
             no_boxes = "a classifier has no boxes and answers with its five best classes; leave it out"

@@ -192,9 +192,9 @@ def test_pixels_where_shares_are_reported(tmp_path):
 def test_a_file_without_what_is_needed(tmp_path):
     put(tmp_path, "a,b,c", "1,2,3")
     assert csv_table.recognize(tmp_path) == ""
-    assert "no CSV file of images and classes; expected a first row with a column" in fault(tmp_path)
+    assert "no CSV file with images and classes; expected a first row with a column" in fault(tmp_path)
     put(tmp_path, HEADER)
-    assert "no class name in it or the files beside it" in fault(tmp_path)
+    assert "no class name in it or in the files beside it" in fault(tmp_path)
     put(tmp_path, HEADER, "gone.jpg,40,20,cat,1,2,3,4")
     assert "the first: 'gone.jpg'" in fault(tmp_path)
     put(tmp_path, HEADER, "a.jpg,40,20,cat,1,2,3,4")

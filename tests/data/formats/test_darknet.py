@@ -243,7 +243,7 @@ def test_labels_lie_beside_images_without_a_folder_called_images(tmp_path: Path)
         ("2 .5 .5 .1 .1", "class out of range", "class 2 at 0.5 0.5 0.1 0.1; expected a class from 0 to 1"),
         ("-1 .5 .5 .1 .1", "class out of range", "class -1"),
         ("1e30 .5 .5 .1 .1", "class out of range", ""),
-        ("0.5 .5 .5 .1 .1", "not a number", "the class a whole one"),
+        ("0.5 .5 .5 .1 .1", "not a number", "where class is a whole number"),
         ("nan .5 .5 .1 .1", "not a number", "'nan .5"),
         ("0 .5 .5 1_0 .1", "not a number", ""),
         ("0 .5 .5 .1", "not understood", "4 columns; expected 5"),

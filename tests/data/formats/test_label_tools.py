@@ -85,7 +85,8 @@ def test_class_names_and_boxes(layout: str, tmp_path: Path) -> None:
     checked = check(str(root))
     if layout == "roboflow_yolo":
         assert (
-            "'test: ../test/images' does not exist: there is no such split" in examine(str(root), "val").about
+            "'test: ../test/images' does not exist, so there is no such split"
+            in examine(str(root), "val").about
         )
     assert not [line for findings in checked.findings.values() for line in findings.stopping()]
     assert any(f"read as {LAYOUTS[layout]} because" in line for line in examine(str(root), "train").about)
@@ -182,7 +183,10 @@ def test_the_values_decide_what_a_box_means(boxes, expected, note, tmp_path: Pat
         ({"bbox": [[1, 1, 5, 5]]}, "the boxes have no class; expected 'category' beside 'bbox'"),
         ({"names": ["cat"]}, "neither boxes nor classes; expected 'objects' with 'bbox'"),
         ({"bbox": [[1, 1, 5, 5]], "category": ["cat", "dog"]}, ":1: not understood: 1 box, but 2 classes"),
-        ({"bbox": [[1, 1, 5, 5]] * 2, "category": ["cat", 0]}, r"a name \('cat'\) and a number \(0\)"),
+        (
+            {"bbox": [[1, 1, 5, 5]] * 2, "category": ["cat", 0]},
+            r"a name \('cat'\) in some places and a number \(0\)",
+        ),
         ({"bbox": [[1, 1, 5]], "category": ["cat"]}, ":1: not a number: .*expected four numbers"),
         ({"bbox": [[1, 1, 5, 5]], "category": [None]}, ":1: unnamed class: None; expected a class"),
         (

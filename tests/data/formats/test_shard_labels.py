@@ -67,7 +67,7 @@ def test_darknets_lines():
         ("json", b'{"caption": "a cat"}', "no 'boxes' with 'labels'"),
         ("json", b'{"boxes": [[1, 2, 3, 4]]}', "expected lists 'boxes' and 'labels'"),
         ("json", b'{"boxes": 3, "labels": 3}', "expected lists"),
-        ("json", b'{"boxes": [[1, 2, 3, 4]], "labels": [0, 1]}', "of one length"),
+        ("json", b'{"boxes": [[1, 2, 3, 4]], "labels": [0, 1]}', "of the same length"),
         ("json", b'{"boxes": [[1, 2, 3]], "labels": [0]}', "expected four numbers"),
         ("json", b'{"boxes": [[1, 2, 3, "4"]], "labels": [0]}', "expected four numbers"),
         ("json", b'{"boxes": [[1, 2, 3, 4]], "labels": [1.5]}', "a label is 1.5"),

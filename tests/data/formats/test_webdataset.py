@@ -159,7 +159,11 @@ def test_a_cut_shard_stops_a_training(tmp_path):
     [
         (["train-0.tar"], "val", "no shards of a split 'val'; expected 'train'"),
         (["notes.txt"], "train", "no shards of a split 'train'; expected 'train-000000.tar' and so on"),
-        (["train-0.tar", "train/0.tar"], "train", "both a folder of shards and shards by its name"),
+        (
+            ["train-0.tar", "train/0.tar"],
+            "train",
+            "exists twice, as a folder of shards and as shards with its name",
+        ),
         (["train-00000.tar.gz"], "train", r"1 shard is compressed \('train-00000.tar.gz'\)"),
     ],
 )
@@ -172,7 +176,9 @@ def test_errors_of_the_layout(tmp_path, files, split, words):
 
 def test_shards_without_labels_or_images(tmp_path):
     shard(tmp_path / "train-0.tar", {"a.png": sample(), "b.cls": "1"})
-    with pytest.raises(UserError, match="no image with a label; expected members of one name"):
+    with pytest.raises(
+        UserError, match="no image with a label; expected consecutive members with the same name"
+    ):
         read(tmp_path)
     shard(tmp_path / "train-0.tar", pairs(["x\ny"]))
     with pytest.raises(UserError, match=r"(?s)000.cls: 'x.*the split 'train' has no images"):

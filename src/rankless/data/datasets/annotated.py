@@ -200,8 +200,8 @@ class ClassifiedImages(_Annotated, ClassificationImages):
         known = annotations.class_names
         if class_names is None and len(known) < 2:
             raise UserError(
-                f"{where}: only one class has images ({listed(known)}); expected two or more; make a folder "
-                "per class (images with boxes are for task: detect)"
+                f"{where}: only one class has images ({listed(known)}); expected at least two; make a "
+                "folder for each class, or set task to 'detect' if the images have boxes"
             )
         self.class_names = known if class_names is None else tuple(class_names)
         labels = {name: label for label, name in enumerate(self.class_names)}
@@ -234,5 +234,5 @@ def check_size(annotations: Annotations, index: int, size: tuple[int, int]) -> N
     was = f"was {width} × {height}" if height else "could not be read"
     raise UserError(
         f"{annotations.path(index)}: the image is {size[1]} × {size[0]} pixels, but {was} when the data was "
-        "read, so it has been replaced since; start again to read the data again"
+        "read, so it has been replaced since; restart to read the data again"
     )

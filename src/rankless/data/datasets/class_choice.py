@@ -53,8 +53,8 @@ def refuse_classes(classes: object) -> None:
     """Raise an error if ``data.classes`` is given for the built-in digits."""
     if classes != "auto":
         raise UserError(
-            "data.classes has no effect on the built-in digits; expected auto; leave it out, or give "
-            "data.root"
+            "data.classes has no effect on the built-in digits; expected auto; leave data.classes out, or "
+            "give data.root"
         )
 
 
@@ -114,4 +114,4 @@ def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) ->
     more = f" and {len(most) - 8} more" if len(most) > 8 else ""
     used = counted(len(names), "class", "classes")
     lost, others = counted(sum(left_out.values()), *what), counted(len(left_out), "other")
-    return [f"data.classes uses {used}; {lost} of {others} left out: {shown}{more}"]
+    return [f"data.classes uses {used}; {lost} of {others} are left out: {shown}{more}"]

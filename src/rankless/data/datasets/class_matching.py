@@ -65,7 +65,7 @@ def further_classes(root: str, training: str, other: str, names: Sequence[str]) 
     empty = [str(Path(root, training, name)) for name in names if (top / training / name).is_dir()]
     folders = [str(Path(root, other, name)) for name in names if (top / other / name).is_dir()]
     if empty:
-        return f"{said}; no image is in {listed(empty)}"
+        return f"{said}; there are no images in {listed(empty)}"
     return f"{said}; see {listed(folders)}" if folders else said
 
 
@@ -98,8 +98,8 @@ def _given(
     for theirs, ours in given:
         if theirs not in data:
             problems.append(
-                f"--classes-map has '{theirs}', which is no class of {where}; expected {listed(data)}"
-                f"{nearest(theirs, data)}"
+                f"--classes-map has '{theirs}', which is not a class of {where}; expected "
+                f"{listed(data)}{nearest(theirs, data)}"
             )
         if not ours and not may_leave_out:
             problems.append(
@@ -109,8 +109,8 @@ def _given(
         if ours and ours not in of_model:
             known = tuple(of_model)
             problems.append(
-                f"--classes-map has '{ours}', which is no class of the model; expected {listed(known)}"
-                f"{nearest(ours, known)}"
+                f"--classes-map has '{ours}', which is not a class of the model; expected "
+                f"{listed(known)}{nearest(ours, known)}"
             )
     if problems:
         raise UserError(problems)
@@ -140,23 +140,23 @@ def _unmatched(
         f"{where}: the model has no class '{name}'{nearest(name, model)}" for name in missing[:_SHOWN]
     ]
     if len(missing) > _SHOWN:
-        problems.append(f"{where}: … nor {len(missing) - _SHOWN} other classes of the data")
+        problems.append(f"{where}: the model also lacks {len(missing) - _SHOWN} other classes of the data")
     taken = set(found.values())
     free = next((name for label, name in enumerate(model) if label not in taken), model[0])
     if not found and list(model) == [str(label) for label in range(len(model))]:
         return [
             *problems,
-            f"the model's {len(model)} classes have numbers for names: match the classes, as in "
-            f"--classes-map '{missing[0]}={free}'; to name the classes of an imported model, "
-            "import it again with --names FILE",
+            f"the model's {len(model)} classes only have numbers as names; match the classes, as in "
+            f"--classes-map '{missing[0]}={free}'; to name the classes of an imported model, import it "
+            "again with --names FILE",
         ]
-    known = f"the model's classes are {listed(model)}: match these classes with them"
+    known = f"the model's classes are {listed(model)}; match the data's classes with them"
     if not may_leave_out:
         return [*problems, f"{known}, as in --classes-map '{missing[0]}={free}', or train again"]
     pairs = f"{missing[0]}={free}" + (f", {missing[-1]}=" if len(missing) > 1 else "")
     return [
         *problems,
-        f"{known}, or leave them out with nothing after the '=', as in --classes-map '{pairs}'",
+        f"{known}, or write nothing after the '=' to leave a class out, as in --classes-map '{pairs}'",
     ]
 
 

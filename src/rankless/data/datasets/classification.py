@@ -136,9 +136,9 @@ def open_images(
         annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
         if annotations.has_boxes:
             raise UserError(
-                f"{annotations.about[0]}: its images have boxes; a classifier expects one class each; "
-                f"train a detector: rankless train yolov4-tiny data.root={shell_word(root)}, or give data "
-                "with a folder per class"
+                f"{annotations.about[0]}: its images have boxes, but a classifier needs one class for each "
+                f"image; train a detector: rankless train yolov4-tiny data.root={shell_word(root)}, or give "
+                "data with a folder per class"
             )
         return ClassifiedImages(annotations, class_names, f"{root}, split '{split}'", given)
     refuse_classes(classes)

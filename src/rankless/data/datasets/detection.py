@@ -198,8 +198,8 @@ def open_images(
     annotations = open_annotations(root, split, format, classes=classes, max_bad=max_bad)
     if not annotations.has_boxes:
         raise UserError(
-            f"{root}: read as {format_named(annotations.format).TITLE}, with a class and no boxes for each "
-            "image, but a detector needs boxes; train a classifier: rankless train resnet18 "
-            f"data.root={shell_word(root)}, or set data.format if it is another"
+            f"{root}: read as {format_named(annotations.format).TITLE}, in which each image has a class and "
+            "no boxes, but a detector needs boxes; train a classifier: rankless train resnet18 "
+            f"data.root={shell_word(root)}, or set data.format if the data has another format"
         )
     return BoxedImages(annotations)

@@ -142,8 +142,8 @@ def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> st
         return ""
     kinds, what = ("a classifier", "a detector"), "boxes" if boxed else "a class for each image"
     return (
-        f"model.pretrained is '{pretrained}', {kinds[not boxed]}, but {root} has {what}: expected "
-        f"{kinds[boxed]}; give other weights, or leave them out to train from scratch"
+        f"model.pretrained is '{pretrained}', {kinds[not boxed]}, but {root} has {what}; expected "
+        f"{kinds[boxed]}; give other weights, or leave model.pretrained out to train from scratch"
     )
 
 

@@ -41,8 +41,9 @@ def named(data: Data) -> str:
     name = data.root.removeprefix(PREFIX)
     if name not in _KNOWN:
         raise UserError(
-            f"data.root is '{data.root}': expected {one_of(PREFIX + each for each in _KNOWN)}"
-            f"{nearest(name, _KNOWN)}; give any other data set by its folder"
+            f"data.root is '{data.root}': expected "
+            f"{one_of(PREFIX + each for each in _KNOWN)}{nearest(name, _KNOWN)}; for any other data set, "
+            "give its folder"
         )
     return name
 
@@ -60,7 +61,8 @@ def located(data: Data) -> Data:
         )
     if data.format not in ("auto", known.format):
         raise UserError(
-            f"data.format is '{data.format}', but {data.root} is read as '{known.format}': leave it out"
+            f"data.format is '{data.format}', but {data.root} is read as '{known.format}'; leave "
+            "data.format out"
         )
     return replace(data, root=str(folder / known.root), folder=Data.folder, format=known.format)
 
@@ -78,7 +80,7 @@ def download(data: Data) -> list[str]:
     if not name or not _by_download(name):
         what = f"{data.root} is your own data" if not name else "torchvision does not download CocoDetection"
         known = one_of(PREFIX + each for each in _KNOWN if _by_download(each))
-        raise UserError(f"--download: {what}; expected {known} as data.root; leave it out")
+        raise UserError(f"--download: {what}; expected {known} as data.root; leave --download out")
     folder = Path(data.folder).expanduser()
     if any(folder.glob(_KNOWN[name].files)):
         return []
@@ -91,8 +93,8 @@ def download(data: Data) -> list[str]:
             download_and_extract_archive(url, str(folder / into), filename=file, md5=md5)
         except (OSError, RuntimeError) as error:  # no network, or bytes that differ from the published ones
             raise UserError(
-                f"{url}: cannot be downloaded: {error}; expected a network and the published file; put the "
-                f"files into {shlex.quote(str(folder))} by hand, or try again"
+                f"{url}: cannot be downloaded: {error}; expected a network connection and the published "
+                f"file; put the files into {shlex.quote(str(folder))} by hand, or try again"
             ) from error
         said.append(f"downloaded {url} into {folder / into}")
     return said

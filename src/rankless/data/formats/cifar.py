@@ -58,9 +58,7 @@ def contents(file: Path) -> dict[str, Any]:
         data = reading.read_bytes(file, MOST_BYTES)
         found = _followed(data)
     except OSError as error:
-        raise UserError(
-            f"{file}: cannot be read: {reading.reason(error)}; expected a file of CIFAR"
-        ) from None
+        raise UserError(f"{file}: cannot be read: {reading.reason(error)}; expected a CIFAR file") from None
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
         found = f"{error or type(error).__name__}"
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
@@ -166,7 +164,7 @@ def read(root: Path, split: str) -> Raw:
     """Read one split. The name ``val`` means the split ``test``."""
     kind, folder = _found(root)
     if kind is None or folder is None:
-        raise UserError(f"{root}: no files of CIFAR; expected {LAYOUT}")
+        raise UserError(f"{root}: no CIFAR files; expected {LAYOUT}")
     wanted = "test" if split == "val" else split
     if wanted not in kind.files:
         raise UserError(
@@ -217,7 +215,8 @@ def _images(file: Path, key: str, classes: int) -> tuple[list[int], int]:
     fine = isinstance(labels, list) and all(type(one) is int and 0 <= one < classes for one in labels)
     if not isinstance(labels, list) or not fine or not isinstance(pixels, Run):
         raise UserError(
-            f"{file}: no '{key}' from 0 to {classes - 1} and 'data'; expected CIFAR; download it again"
+            f"{file}: it lacks 'data', or '{key}' from 0 to {classes - 1}; expected a CIFAR file; download "
+            "it again"
         )
     if pixels.length != len(labels) * CIFAR_BYTES:
         raise UserError(

@@ -83,7 +83,7 @@ def read(root: Path, split: str) -> Raw:
     if missing := [key for key in ("images", "annotations") if getattr(parts, key) is None]:
         raise UserError(
             f"{file}: no {' and no '.join(repr(key) for key in missing)}; expected lists 'images', "
-            "'annotations' and 'categories', as files for training have"
+            "'annotations' and 'categories', as in files for training"
         )
     reader = _Reader(file, ImageSearch(_image_folders(root, name, file)), classes=classes)
     reader.read_images(parts)
@@ -278,7 +278,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     image = box = 1
     for split, data in splits.items():
         if not data.has_boxes:
-            raise UserError(f"{split}: images have one class each and no boxes; expected boxes for COCO JSON")
+            raise UserError(f"{split}: the images have one class each and no boxes; COCO JSON needs boxes")
         split = as_file_name(split)
         # A file's name may hold bytes that are not text, which JSON cannot hold.
         names = [name.encode("utf-8", "backslashreplace").decode() for name in file_names(data)]

@@ -199,11 +199,11 @@ def _problem(entry: Category | None) -> str:
     if not isinstance(entry.id, int | str | float):
         return f"its 'id' is {printable(repr(entry.id))}; expected a number"
     if not isinstance(entry.name, int | str) or not str(entry.name).strip():
-        return f"its 'name' is {printable(repr(entry.name))}; expected a text"
+        return f"its 'name' is {printable(repr(entry.name))}; expected text"
     try:
         str(entry.name).encode()
     except UnicodeEncodeError:
-        return f"its 'name' is {entry.name!a}, which is not Unicode; expected a text"
+        return f"its 'name' is {entry.name!a}, which is not Unicode; expected text"
     return ""
 
 

@@ -212,7 +212,7 @@ def read(root: Path, split: str) -> Raw:
     """Read one split of CSV annotations; see :class:`rankless.data.formats.registry.Format`."""
     files = _files(root)
     if not files:
-        raise UserError(f"{root}: no CSV file of images and classes; expected {EXPECTED}")
+        raise UserError(f"{root}: no CSV file with images and classes; expected {EXPECTED}")
     name = chosen(root, split, files, LAYOUT)
     file, columns = files[name]
     top = root if root.is_dir() else root.parent
@@ -325,7 +325,7 @@ def _names_in(files: Tables) -> tuple[str, ...]:
                     names.add(cells[columns.label])
     if not names:
         first = next(file for file, _ in files.values())
-        raise UserError(f"{first}: no class name in it or the files beside it; expected {EXPECTED}")
+        raise UserError(f"{first}: no class name in it or in the files beside it; expected {EXPECTED}")
     if all(name.isascii() and name.isdigit() for name in names):
         return tuple(sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name)))
     return tuple(sorted(names))
@@ -356,7 +356,9 @@ class _Reader(ListedImages):
             if len(cells) < width or not cells[columns.path]:
                 shown = printable(columns.delimiter.join(cells))
                 self.report(
-                    "not understood", f":{line}", f"'{shown}'; expected {width} columns with an image"
+                    "not understood",
+                    f":{line}",
+                    f"'{shown}'; expected at least {width} columns, one with an image",
                 )
                 continue
             before, name = len(self.made.paths), cells[columns.path]

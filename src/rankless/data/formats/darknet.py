@@ -171,7 +171,7 @@ def _described(described: Description, wanted: str) -> Split:
     name = chosen(described.file, wanted, described.splits, f"'{wanted}: FOLDER' in {described.file}")
     result, problems = Split(class_names=described.class_names), list(described.problems)
     result.notes += [
-        f"'{missing}: {described.splits[missing][0]}' does not exist: there is no such split"
+        f"'{missing}: {described.splits[missing][0]}' does not exist, so there is no such split"
         for missing in _without_tests(described)
         if missing != name
     ]
@@ -307,7 +307,7 @@ def read(root: Path, split: str, class_names: Sequence[str] | None = None) -> Ra
         raise UserError(
             f"{root}: none of the {len(items)} images of the split '{split}' has a label file; expected "
             f"{expected} for the first; put labels into a folder 'labels' that mirrors 'images', or beside "
-            "the images where no folder is called 'images'"
+            "the images if no folder is called 'images'"
         )
     raw = files.with_raw(scan(read_labels, items, "images"))
     raw.names, raw.normalized = files.class_names, True
@@ -380,7 +380,7 @@ def _parse(content: bytes, image: int, file: str, made: RawBuilder) -> None:
                 raise ValueError
         except ValueError:
             shown = printable(line.decode("utf-8", "replace").strip())
-            expected = "numbers: class x y width height, the class a whole one"
+            expected = "numbers: class x y width height, where class is a whole number"
             made.findings.add("not a number", f"{file}:{number}", f"'{shown}'; expected {expected}")
             continue
         if polygon:

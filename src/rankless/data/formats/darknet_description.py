@@ -73,7 +73,9 @@ def description_in(root: Path) -> Path | None:
     files = sorted(file for file in root.glob("*.data") if file.is_file()) if root.is_dir() else []
     if len(files) > 1:
         listed = ", ".join(f"'{file.name}'" for file in files)
-        raise UserError(f"{root}: several .data files ({listed}); expected one; name it as data.root")
+        raise UserError(
+            f"{root}: several .data files ({listed}); expected only one; give one of them as data.root"
+        )
     return files[0] if files else None
 
 

@@ -135,7 +135,7 @@ class _Lines(Table):
                         if line.strip():
                             yield number, msgspec.json.decode(line, type=dict)
                     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                        problem = f"{printable(str(error))}; expected an object in JSON"
+                        problem = f"{printable(str(error))}; expected a JSON object"
                         findings.add("not understood", f"{self.file}:{number}", problem)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             why = str(error) if isinstance(error, csv.Error) else reading.reason(error)

@@ -100,7 +100,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     lost: list[str] = []
     for split, data in splits.items():
         if not data.has_boxes:
-            raise UserError(f"{split}: images have one class each and no boxes; expected boxes for lines")
+            raise UserError(f"{split}: the images have one class each and no boxes; this format needs boxes")
         name = as_file_name(split)
         lost += lost_flags(data, split)
         with (out / f"{name}.txt").open("w", encoding="utf-8", errors="surrogateescape") as file:

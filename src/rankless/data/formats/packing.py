@@ -40,7 +40,9 @@ def pack(splits: Mapping[str, Annotations], out: Path, shard_bytes: int = SHARD_
         The names of the shards.
     """
     if len({annotations.has_boxes for annotations in splits.values()}) > 1:
-        raise UserError("some splits have boxes, others one class for each image; pack them separately")
+        raise UserError(
+            "some splits have boxes, and others have one class for each image; pack them separately"
+        )
     with new_folder(out) as made:
         names = list(dict.fromkeys(name for each in splits.values() for name in each.class_names))
         if all(name and name == name.strip() and len(name.splitlines()) == 1 for name in names):

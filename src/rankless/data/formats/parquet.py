@@ -125,8 +125,9 @@ class ParquetTable(Table):
                         copy.write(content)
                     except OSError as error:
                         raise UserError(
-                            f"{self.file}: its images are compressed; no copy can be made in {target.parent} "
-                            f"({reading.reason(error)}); set RANKLESS_CACHE to a folder that has room"
+                            f"{self.file}: its images are compressed, and no uncompressed copy can be made "
+                            f"in {target.parent} ({reading.reason(error)}); set RANKLESS_CACHE to a folder "
+                            "that has room"
                         ) from error
                     # The file name is unique, so splitting the images does not depend on the cache's path.
                     yield Stored(path_in(os.fspath(target), f"{self.file.stem}-{name}"), offset, content)

@@ -136,9 +136,9 @@ def recognize(root: str, format: str = "auto") -> tuple[str, str]:
     home = os.path.expanduser("~")  # noqa: PTH111 - there may be none
     if name == "image-folder" and path.resolve() in (Path("/"), Path(home).resolve()):
         raise UserError(
-            f"{root}: this is the {'home folder' if path.resolve().name else 'root of the file system'}, and "
-            "each folder in it would be a class; expected a data set; give its folder, or, if it is one, "
-            "data.format=image-folder (`rankless data`: --format)"
+            f"{root}: this is the {'home folder' if path.resolve().name else 'root of the file system'}, "
+            "and each folder in it would be a class; expected a data set; give the folder of one, or, if "
+            "this is one, add data.format=image-folder (`rankless data`: --format)"
         )
     if name:
         return name, why

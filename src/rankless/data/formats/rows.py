@@ -195,8 +195,8 @@ def _names(
     numbers = sorted(each for each in found if isinstance(each, int))
     if texts and numbers:
         raise UserError(
-            f"{tables[0].file}: '{columns.label}' is a name ('{printable(min(texts))}') and a number "
-            f"({numbers[0]}); expected all names, or all numbers"
+            f"{tables[0].file}: '{columns.label}' is a name ('{printable(min(texts))}') in some places and "
+            f"a number ({numbers[0]}) in others; expected only names or only numbers"
         )
     if not numbers:
         in_order = all(each.isascii() and each.isdigit() and len(each) < 10 for each in texts)
@@ -234,7 +234,7 @@ class _Reader(ListedImages):
             for number, row in table.rows(self.made.findings):
                 name = row.get(self.columns.image)
                 if not isinstance(name, str) or not name:
-                    problem = f"no '{self.columns.image}'; expected a file's name"
+                    problem = f"no '{self.columns.image}'; expected a file name"
                     self.report("not understood", f":{number}", problem)
                 elif (path := self.locate(name, f":{number}")) in self.numbers:
                     self.report("listed twice", f":{number}", f"'{printable(name)}'")

@@ -77,7 +77,7 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
             head = file.read(6)
             for magic, name in _PACKED.items():
                 if head.startswith(magic):
-                    problem = f"it is compressed with {name}, so single images cannot be read: decompress it"
+                    problem = f"it is compressed with {name}, so single images cannot be read; decompress it"
                     findings.add("unreadable file", shard, problem)
                     return
             file.seek(0)
@@ -127,7 +127,7 @@ def _members(
         name, last = _plain(info.name), info.name
         here = info.isreg() and not info.issparse()  # a sparse file's size is its expanded size
         if info.offset_data + (info.size if here else 0) > size:
-            problem = f"cut short: its {size} bytes end inside the member '{printable(name)}': copy it again"
+            problem = f"cut short: its {size} bytes end inside the member '{printable(name)}'; copy it again"
             findings.add("unreadable file", shard, problem)
             return
         folder, slash, base = name.rpartition("/")
@@ -147,7 +147,7 @@ def _members(
         what = "damaged" if len(block) == _BLOCK else "cut short"
         after = f" after the member '{printable(last)}'" if last else ""
         problem = (
-            f"{what}: no member and no end of the archive at byte {archive.offset}{after}: copy it again"
+            f"{what}: no member and no end of the archive at byte {archive.offset}{after}; copy it again"
         )
         findings.add("unreadable file", shard, problem)
 

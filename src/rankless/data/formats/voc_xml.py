@@ -186,7 +186,9 @@ def _bounds(polygon: ElementTree.Element, report: Callable[[str, str], None]) ->
             numbers[point.tag[0]].append(_float((point.text or "").strip()))
     x, y = ([value for value in values if value is not None] for values in numbers.values())
     if len(x) != len(y) or len(x) < 3 or None in numbers["x"] + numbers["y"]:
-        report("not understood", " has a <polygon> that is not three or more points of x and y")
+        report(
+            "not understood", " has a <polygon> that does not consist of three or more points with x and y"
+        )
         return ()
     return outlines.around(x, y)
 

@@ -106,7 +106,7 @@ def _of_json(value: Any) -> Rows:
         if isinstance(columns[0], list):
             columns += [value.get(name) or [None] * len(columns[0]) for name in ("flags", "areas")]
         if not all(isinstance(each, list) for each in columns) or len(set(map(len, columns))) > 1:
-            raise LabelError("expected lists 'boxes' and 'labels' (and 'flags', 'areas') of one length")
+            raise LabelError("expected lists 'boxes' and 'labels' (and 'flags', 'areas') of the same length")
         rows = zip(*columns, strict=True)
         return [
             Row(_four(box), _label(label), _flag(flag), _area(area)) for box, label, flag, area in rows
@@ -226,7 +226,7 @@ def _given(root: Location, names: Sequence[str], count: int) -> list[str]:
     if len(names) < count:
         raise UserError(
             f"{root}: it has the class {count - 1}, but data.classes names {len(names)} classes; expected "
-            f"{count} names or more, the first is of class 0"
+            f"at least {count} names, beginning with that of class 0"
         )
     return list(names)
 
@@ -246,8 +246,8 @@ def _refuse(root: Location, split: str, chosen: list[Location]) -> None:
         )
     if len({shard.parent for shard in chosen}) > 1:
         raise UserError(
-            f"{root}: the split '{split}' is both a folder of shards and shards by its name; "
-            "expected one of the two; move the other away"
+            f"{root}: the split '{split}' exists twice, as a folder of shards and as shards with its name; "
+            "expected only one of the two; move the other away"
         )
 
 
@@ -261,8 +261,8 @@ def _kind(chosen: list[Location]) -> str:
     raise UserError(
         [
             *map(str, _first(findings)),
-            f"{chosen[0]}: no image with a label; expected members of one name such as '0001.jpg' and "
-            "'0001.cls' (a class), or '0001.json' or '0001.txt' (boxes), one after another",
+            f"{chosen[0]}: no image with a label; expected consecutive members with the same name, such as "
+            "'0001.jpg' and '0001.cls' (a class), or '0001.json' or '0001.txt' (boxes)",
         ]
     )
 

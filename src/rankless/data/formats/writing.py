@@ -91,8 +91,8 @@ def names_of(splits: Mapping[str, Annotations]) -> tuple[str, ...]:
     if len(names) > 1:
         first, second = list(names.values())[:2]
         raise UserError(
-            f"'{first}' and '{second}': different class names; expected the same in the same order; write "
-            "each split into a separate data set"
+            f"'{first}' and '{second}' have different class names; expected the same names in the same "
+            "order; write each split into a separate data set"
         )
     return next(iter(names), ())
 
@@ -119,7 +119,7 @@ def lost_flags(annotations: Annotations, split: str) -> list[str]:
 
 def lost_areas(split: str, count: int) -> list[str]:
     """Return a list with a sentence that counts the lost areas; empty if no area is lost."""
-    what = f"the areas of {counted(count, 'object')} are lost: a box's area counts instead"
+    what = f"the areas of {counted(count, 'object')} are lost; the box's area is used instead"
     return [f"{split}: {what}"] if count else []
 
 

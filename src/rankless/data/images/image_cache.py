@@ -158,7 +158,7 @@ def _on_disk(files: FileImages, folder: Path, need: int, size: str) -> CachedIma
         ) from None
     except UserError as error:
         raise UserError(
-            f"data.cache is disk and needs {size}, but {'; '.join(error.problems)}: free some space, set "
+            f"data.cache is disk and needs {size}, but {'; '.join(error.problems)}; free some space, set "
             "RANKLESS_CACHE to a folder on another disk, or data.cache to none"
         ) from None
     return images

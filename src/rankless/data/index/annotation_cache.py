@@ -163,7 +163,7 @@ def _private(made: Annotations, why: str) -> Annotations:
     """Return ``made`` from a private folder or, if that fails, from memory, with a note that says ``why``."""
     made = replace(
         made,
-        about=(*made.about, f"the annotations are not cached: {why}; set RANKLESS_CACHE"),
+        about=(*made.about, f"the annotations are not cached: {why}; set RANKLESS_CACHE to another folder"),
     )
     try:
         folder = private_folder()

@@ -84,7 +84,7 @@ def changed_file(folder: str, processes: int) -> str:
                 break
             answer = process.communicate()[0]
             if process.returncode:
-                raise OSError(f"a process that looks at files ended with {process.returncode}")
+                raise OSError(f"a process that checks files ended with {process.returncode}")
             changed = os.fsdecode(answer)
     return changed
 

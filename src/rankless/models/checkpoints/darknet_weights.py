@@ -72,7 +72,7 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
         if start + needed > len(numbers):
             raise UserError(
                 f"{path}: ends inside the convolution of layer {name} ({len(numbers) - start:,} of "
-                f"{needed:,} numbers): it is truncated, or belongs to another network; give the cfg or "
+                f"{needed:,} numbers), so it is truncated or belongs to another network; give the cfg or "
                 "the model it was trained with"
             )
         for part in parts:
@@ -83,12 +83,12 @@ def read_weights(path: Path, network: Network) -> DarknetWeights:
     if start < len(numbers):
         raise UserError(
             f"{path}: continues for {len(numbers) - start:,} numbers after the network's last convolution "
-            f"({start:,}): it belongs to another network; give the cfg or the model it was trained with"
+            f"({start:,}), so it belongs to another network; give the cfg or the model it was trained with"
         )
     total = sum(part.numbers for _, parts in layers for part in parts)
     if start < _LEAST * total:
         raise UserError(
-            f"{path}: has {start:,} of the network's {total:,} numbers, which is not even a backbone: give "
+            f"{path}: has {start:,} of the network's {total:,} numbers, which is less than a backbone; give "
             "the cfg or the model it was trained with"
         )
     notes = _fix_variances(state)

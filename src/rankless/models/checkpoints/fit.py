@@ -196,8 +196,8 @@ def by_order(
         return {mine: theirs[other] for mine, other in alike.items()} | {name: theirs[name] for name in rest}
     if len(names) != len(others):
         raise UserError(
-            f"{source}: has {counted(len(others), 'tensor')}, the model {len(names)}, so they cannot be "
-            "matched by order; leave --by-order out, or give another model"
+            f"{source}: has {counted(len(others), 'tensor')}, but the model has {len(names)}, so they "
+            "cannot be matched by order; leave --by-order out, or give another model"
         )
     return {name: theirs[other] for name, other in zip(names, others, strict=True)}
 

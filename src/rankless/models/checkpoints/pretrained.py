@@ -102,8 +102,8 @@ def start_from(
     elif tuple(known) != tuple(class_names) and sorted(known) == sorted(class_names):
         messages.append(
             f"warning: the classes have another order in the file ({_listed(known)}) than in the data "
-            f"({_listed(class_names)}), so each starts from the weights of another; for the order of the "
-            f"file: data.classes='[{', '.join(known)}]'"
+            f"({_listed(class_names)}), so each class starts from the weights of another one; to use the "
+            f"order of the file, add data.classes='[{', '.join(known)}]'"
         )
     elif known and len(known) == len(class_names) and tuple(known) != tuple(class_names):
         messages.append(
@@ -185,8 +185,8 @@ def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, 
     if tree is None:
         if len(misfits.missing) == tensors:
             raise UserError(
-                f"{what}: none of its tensors belongs to '{ours.name}', and it contains no recipe that names "
-                "its network; give model.name, or make a weights file of it with rankless import"
+                f"{what}: none of its tensors belongs to '{ours.name}', and it contains no recipe that "
+                "names its network; give model.name, or convert it to a weights file with rankless import"
             )
         return
     theirs = from_json(json.dumps(tree), f"{pretrained}: the recipe inside").model

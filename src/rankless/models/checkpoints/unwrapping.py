@@ -73,7 +73,9 @@ def unwrap(content: Any, key: str | None, size: int) -> Checkpoint:
         size: size of the file in bytes, which limits the size of its tensors.
     """
     if isinstance(content, Tensor) or not isinstance(content, Mapping):
-        raise RefusedFileError(f"holds a {type(content).__name__}, expected a state_dict: tensors by name")
+        raise RefusedFileError(
+            f"contains a {type(content).__name__}; expected a state_dict, a dict of tensors by name"
+        )
     facts = _makers(content)
     node, trail = content, list[str]()
     if key is not None:

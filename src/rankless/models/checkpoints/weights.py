@@ -97,7 +97,7 @@ def load(path: Path, *, checked: bool = False) -> Weights:
     missing = sorted(_NEEDED - set(metadata))
     if missing:
         raise UserError(
-            f"{path}: the header lacks {', '.join(missing)}; the file was altered, take another copy"
+            f"{path}: the header lacks {', '.join(missing)}; the file was altered; take another copy"
         )
     try:
         recipe = from_json(metadata["recipe"])

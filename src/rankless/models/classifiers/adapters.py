@@ -91,8 +91,8 @@ def timm_facts(name: str) -> TimmFacts:
         )
     if config.input_size[0] != 3:
         raise UserError(
-            f"'model.name' is 'timm/{name}': its images have {config.input_size[0]} channels; expected a "
-            "model for images with three"
+            f"'model.name' is 'timm/{name}': it takes images with {config.input_size[0]} channels; expected "
+            "a model for images with three"
         )
     return TimmFacts(
         size=(config.input_size[1], config.input_size[2]),

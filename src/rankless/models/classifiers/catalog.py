@@ -158,7 +158,7 @@ def build_classifier(model: model_kinds.ModelKeys, classes: int) -> nn.Module:
         problems += error.problems
     if classes < 2:
         few = counted(classes, "class", "classes")
-        problems.append(f"the data has {few}; a classifier needs at least two; name the classes")
+        problems.append(f"the data has {few}, but a classifier needs at least two; name the classes")
     if problems or chosen is None:
         raise UserError(problems)
     _refuse_giant(chosen, model, classes)
@@ -241,7 +241,7 @@ def _build(chosen: Classifier, model: model_kinds.ModelKeys, classes: int) -> nn
         heads = tuple(f"{name}." for name, layer in net.named_modules() if id(layer) in inside)
         if not heads:
             raise UserError(
-                f"'model.name' is '{chosen.name}': it has no layer for classes; choose another model"
+                f"'model.name' is '{chosen.name}': it has no classification layer; choose another model"
             )
     elif isinstance(model, model_kinds.DensenetModel) and chosen.densenet is not None:
         net = DenseNet(chosen.densenet, classes, activation=_activation(model), dropout=model.dropout)

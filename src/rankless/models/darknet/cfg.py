@@ -169,8 +169,9 @@ class LayerReader(OptionReader):
         before = self.layers[-1] if self.layers else None
         if isinstance(before, net.Conv) and new_coords != (before.activation == "logistic"):
             self.report(
-                f"[yolo] new_coords={int(new_coords)} after a convolution with activation="
-                f"{before.activation}: expected logistic with new_coords=1, and linear without",
+                f"[yolo] new_coords={int(new_coords)} after a convolution with "
+                f"activation={before.activation}: expected logistic with new_coords=1, and linear with "
+                "new_coords=0",
                 self.line("new_coords"),
             )
         if self.word("nms_kind", "default") in ("greedynms", "diounms"):
@@ -195,7 +196,8 @@ class LayerReader(OptionReader):
             )
         if self.classes not in (None, classes):
             self.report(
-                f"[yolo] classes={classes}, but {self.classes} in the [yolo] before", self.line("classes")
+                f"[yolo] classes={classes}, but the [yolo] section before it has {self.classes}",
+                self.line("classes"),
             )
         self.classes = classes
 
@@ -347,7 +349,7 @@ class _Reader(LayerReader):
         width, height = self.integer("width", 416, 1, 16384), self.integer("height", 416, 1, 16384)
         channels = self.integer("channels", 3, 1, MOST_CHANNELS)
         if channels != 3:
-            self.report(f"[net] channels={channels}: expected 3, color images", self.line("channels"))
+            self.report(f"[net] channels={channels}: expected 3, for color images", self.line("channels"))
         return (height, width), bool(self.integer("letter_box", 0, 0, 1))
 
     def _layer(self, section: Section) -> None:

@@ -225,7 +225,7 @@ def from_recipe(options: Options, published: Name) -> YoloLoss:
     of_yolov4 = isinstance(options, loss_kinds.CfgLoss) and options.anchor_iou not in ("auto", 1.0)
     if of_yolov4 and published == "yolov3":
         raise UserError(
-            "key 'loss.anchor_iou': only yolov4 has it; the cfg's loss is yolov3; leave it out, or set "
-            "loss.name to yolov4"
+            "key 'loss.anchor_iou': only yolov4 has it; the cfg's loss is yolov3; leave loss.anchor_iou "
+            "out, or set loss.name to yolov4"
         )
     return YoloLoss(options, published)
