@@ -337,7 +337,7 @@ def train(
         Parameter(
             name="RECIPE KEY=VALUE",
             help="A shipped recipe, a YAML file, or a folder with data (see rankless new), and changes such "
-            "as optim.lr=0.02. Default: with --resume, the run's recipe; with model.pretrained, the recipe "
+            "as optim.lr=0.02. Default: with --resume, the run's recipe; with model.pretrained, "
             "fine-tune; with other data, the default values; otherwise digits.",
         ),
     ],
