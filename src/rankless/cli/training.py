@@ -336,9 +336,9 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe, a YAML file, or a folder with data (see rankless new), and changes such "
-            "as optim.lr=0.02. Default: with --resume, the run's recipe; with model.pretrained, "
-            "fine-tune; with other data, the default values; otherwise digits.",
+            help="A shipped recipe, a YAML file, or a data folder (see rankless new), and changes: "
+            "optim.lr=0.02. Default: with --resume, the run's recipe; with model.pretrained, fine-tune; "
+            "with other data, default values; otherwise digits.",
         ),
     ],
     options: Annotated[TrainOptions, Parameter(name="*")] = TrainOptions(),
