@@ -336,7 +336,7 @@ def train(
         str,
         Parameter(
             name="RECIPE KEY=VALUE",
-            help="A shipped recipe, a YAML file, or a data folder (see rankless new), and changes: "
+            help="A shipped recipe, a YAML file, or a data folder, and changes: "
             "optim.lr=0.02. Default: with --resume, the run's recipe; with model.pretrained, fine-tune; "
             "with other data, default values; otherwise digits.",
         ),
