@@ -283,5 +283,5 @@ def test_a_task_of_a_users_own_is_refused(tmp_path, monkeypatch):
     made = weights.Weights({}, Recipe(task="mine:Task"), ())
     monkeypatch.setattr(trained, "load", lambda path: made)
     (tmp_path / "w.safetensors").touch()
-    with pytest.raises(UserError, match="built-in tasks only; expected a detector"):
+    with pytest.raises(UserError, match="built-in tasks; expected a detector"):
         model_errors.open_model(tmp_path / "w.safetensors")

@@ -192,5 +192,5 @@ def test_class_names_that_voc_cannot_hold(tmp_path: Path, images: list[str], nam
 def test_splits_that_number_classes_differently(tmp_path: Path, images: list[str]) -> None:
     one, two = (made(images[:1], [[]], [[]], class_names=names) for names in (("a", "b"), ("b", "a")))
     for page in (darknet, voc):
-        with pytest.raises(UserError, match="'train' and 'val': different class names"):
+        with pytest.raises(UserError, match="'train' and 'val' have different class names"):
             written(page, tmp_path / "out", {"train": one, "val": two})
