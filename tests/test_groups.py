@@ -19,5 +19,5 @@ def test_the_scheduler_hears_of_groups(number: int, dear: None, request: pytest.
     assert grouped == ("PYTEST_XDIST_WORKER" in os.environ)
 
 
-def test_tests_that_share_nothing_are_no_group(request: Any) -> None:
-    assert "@" not in request.node.nodeid
+def test_tests_that_share_nothing_are_not_held_together_with_their_file(request: Any) -> None:
+    assert not request.node.nodeid.endswith("@tests/test_groups.py")

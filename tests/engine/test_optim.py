@@ -217,5 +217,7 @@ def test_the_backbone_may_have_a_rate_of_its_own(name: str) -> None:
 
 
 def test_a_rate_for_a_backbone_needs_a_backbone() -> None:
-    with pytest.raises(UserError, match=r"optim.backbone_factor is 0.1, but the model .* does not say"):
+    with pytest.raises(
+        UserError, match=r"optim.backbone_factor is 0.1, but the model .* does not define its backbone"
+    ):
         optimizer(some_net(), Optim(backbone_factor=0.1))

@@ -120,10 +120,10 @@ def test_another_prediction_does_not_go_on(colors, stopped, tmp_path, painted_fi
     before = content(out)
     more = [*sources, str(painted_file("../more.png"))]
     for words, options, said in (
-        (more, {}, "other images"),
-        (sources, {"confidence": 0.5}, "other options"),
+        (more, {}, "different images"),
+        (sources, {"confidence": 0.5}, "different options"),
         (sources, {"save": ["json"]}, "other outputs"),
-        (more, {"classes": ["red"]}, "other images and options"),
+        (more, {"classes": ["red"]}, "different images and options"),
     ):
         with pytest.raises(UserError, match=f"was started with {said}; give the same command"):
             predict(colors, words, out=out, device="cpu", resume=True, **options)

@@ -296,10 +296,10 @@ def test_a_folder_states_network_classes_and_preprocessing(tmp_path: Path) -> No
             r"architecture is DetrForSegmentation; expected RTDetrFor",
         ),
         ({"quantization_config": {}}, r"its weights are quantized"),
-        ({"backbone": "hf_hub:a/b"}, r"its backbone is hf_hub:a/b, of another repository"),
+        ({"backbone": "hf_hub:a/b"}, r"its backbone is hf_hub:a/b, from another repository"),
         (
             {"backbone_config": {"model_type": "timm_backbone", "backbone": "local-dir:a"}},
-            r"its backbone is local-dir:a, of another repository",
+            r"its backbone is local-dir:a, from another repository",
         ),
         (
             {"backbone_config": {"model_type": "timm_backbone", "backbone": "resnet0"}},

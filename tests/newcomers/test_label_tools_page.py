@@ -14,7 +14,9 @@ from xml.etree import ElementTree
 import pytest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "label-tools.md").read_text(encoding="utf-8")
-LOOP = re.findall(r"^ +rankless (.*)$", PAGE.partition("## A model helps labeling")[2], re.MULTILINE)
+LOOP = re.findall(
+    r"^ +rankless (.*)$", PAGE.partition("## Labeling with the help of a model")[2], re.MULTILINE
+)
 SMALL = "model.width=0.125 model.image_size=64 epochs=2 evaluate.every=0 --devices 1"
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]

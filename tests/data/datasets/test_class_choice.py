@@ -73,7 +73,7 @@ def test_a_choice_of_classes_in_every_format_of_boxes(tmp_path, format, chosen):
         assert by_name(found) == kept
         assert whole.class_names == NAMES  # what was cached of all classes stays as it was
         lost = sum(map(len, by_name(whole))) - sum(map(len, kept))
-        others = "1 other" if len(chosen) == 2 else "2 others"
+        others = "1 other class" if len(chosen) == 2 else "2 other classes"
         about = [note for note in found.about if f"; {lost} box" in note and others in note]
         assert len(about) == (len(chosen) < 3)
 
@@ -91,7 +91,7 @@ def test_a_choice_of_classes_in_every_format_of_classes(tmp_path, format):
     assert found.class_names == ("cat", "ant")
     assert [found.class_names[label] for label in found.labels] == ["ant", "cat", "cat"]
     assert len(found) == 3
-    assert "1 image of 1 other left out: 'bee' 1" in found.about[-1]
+    assert "1 image of 1 other class left out: 'bee' 1" in found.about[-1]
     assert "no image of the split has one of the classes 'cat', 'ant'" in problem(
         root, "val", classes=("cat", "ant")
     )

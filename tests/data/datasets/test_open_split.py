@@ -104,7 +104,7 @@ def test_a_replaced_image_is_reported(format: OneBoxEach, before: bool, found: s
     assert tuple(images.read(2).image.shape) == (3, 12, 20)
     Image.new("RGB", (30, 44)).save(file)
     with pytest.raises(
-        UserError, match=rf"1\.png: the image is 30 × 44 pixels, but {found} when .* start again"
+        UserError, match=rf"1\.png: the image is 30 × 44 pixels, but {found} when .* restart to read"
     ):
         images.read(1)
     again = BoxedImages(open_annotations("data", "train"))

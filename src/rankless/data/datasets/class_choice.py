@@ -113,5 +113,8 @@ def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) ->
     shown = ", ".join(f"'{name}' {count:,}" for name, count in most[:8])
     more = f" and {len(most) - 8} more" if len(most) > 8 else ""
     used = counted(len(names), "class", "classes")
-    lost, others = counted(sum(left_out.values()), *what), counted(len(left_out), "other")
-    return [f"data.classes uses {used}; {lost} of {others} are left out: {shown}{more}"]
+    lost, others = (
+        counted(sum(left_out.values()), *what),
+        counted(len(left_out), "other class", "other classes"),
+    )
+    return [f"data.classes uses {used}; {lost} of {others} left out: {shown}{more}"]

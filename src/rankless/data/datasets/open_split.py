@@ -141,9 +141,11 @@ def of_another_task(pretrained: str, task: str, root: str, *, boxed: bool) -> st
     if boxed == (task == "detect") or is_by_name(pretrained):
         return ""
     kinds, what = ("a classifier", "a detector"), "boxes" if boxed else "a class for each image"
+    recipe = "yolov4-tiny" if boxed else "resnet18"
     return (
         f"model.pretrained is '{pretrained}', {kinds[not boxed]}, but {root} has {what}; expected "
-        f"{kinds[boxed]}; give other weights, or leave model.pretrained out to train from scratch"
+        f"{kinds[boxed]}; give other weights, or train from scratch: rankless train {recipe} "
+        f"data.root={shell_word(root)}"
     )
 
 
