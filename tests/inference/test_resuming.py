@@ -122,7 +122,7 @@ def test_another_prediction_does_not_go_on(colors, stopped, tmp_path, painted_fi
     for words, options, said in (
         (more, {}, "different images"),
         (sources, {"confidence": 0.5}, "different options"),
-        (sources, {"save": ["json"]}, "other outputs"),
+        (sources, {"save": ["json"]}, "different outputs"),
         (more, {"classes": ["red"]}, "different images and options"),
     ):
         with pytest.raises(UserError, match=f"was started with {said}; give the same command"):
