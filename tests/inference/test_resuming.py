@@ -128,7 +128,7 @@ def test_another_prediction_does_not_go_on(colors, stopped, tmp_path, painted_fi
         with pytest.raises(UserError, match=f"was started with {said}; give the same command"):
             predict(colors, words, out=out, device="cpu", resume=True, **options)
     os.utime(colors)
-    with pytest.raises(UserError, match="other weights"):
+    with pytest.raises(UserError, match="different weights"):
         predict(colors, sources, out=out, device="cpu", resume=True)
     assert content(out) == before
     report = predict(colors, sources, out=out, device="cpu", force=True)
