@@ -66,9 +66,9 @@ def main() -> None:
     words = parser.parse_args().words
     changes = [word for word in words if "=" in word]
     chosen = [word for word in words if word not in changes]
-    shipped = sorted((Path(rankless.__file__).parent / "recipe" / "shipped").glob("*.yaml"))
+    shipped = (Path(rankless.__file__).parent / "recipe" / "shipped").glob("*.yaml")
     cases = {}
-    for path in shipped:
+    for path in sorted(shipped, key=lambda one: one.stem):  # digits before digits-classify
         text = path.read_text(encoding="utf-8")
         if "pretrained: path/to" in text:  # fine-tune, which needs a file of weights
             continue
