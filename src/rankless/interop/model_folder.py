@@ -127,10 +127,12 @@ def card(name: str, loaded: weights.Weights, source: Path) -> str:
     metadata: dict[str, Any] = {"tags": ["rankless"]}
     if is_ours:
         tag, kind = _KINDS[recipe.task]
-        metadata = {"pipeline_tag": tag, "tags": ["rankless", recipe.model.name]}
+        named = [] if getattr(recipe.model, "cfg", "") else [recipe.model.name]  # a cfg has no name
+        metadata = {"pipeline_tag": tag, "tags": ["rankless", *named]}
         model = trained.model(open_task(recipe, loaded.class_names), loaded, str(source))
         size = counted(sum(one.numel() for one in model.parameters()), "parameter")
-        about = f"{kind}, {_plain(recipe.model.name)}, with {size}."
+        network = _plain(named[0]) if named else "the network of a Darknet cfg"
+        about = f"{kind}, {network}, with {size}."
     else:  # the task's code may be untrusted, so it is not run to count the parameters
         size = counted(sum(one.numel() for one in loaded.state.values()), "number")
         about = f"A model of {size} for {_plain(recipe.task)}, whose code must be passed on with it."

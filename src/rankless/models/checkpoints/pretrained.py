@@ -202,7 +202,7 @@ def _refuse_another_network(pretrained: str, ours: ModelKeys, misfits: Misfits, 
             f"model.{key} is {_short(getattr(ours, key))}, {_short(getattr(theirs, key))} in the file"
             for key in keys
         )
-        if "cfg" in keys and not getattr(ours, "cfg", ""):
+        if getattr(theirs, "cfg", "") and not getattr(ours, "cfg", ""):
             differ = f"model.name is {_short(ours.name)}, but the network in the file is that of a cfg file"
         raise UserError(
             f"{what}, which holds another network ({misfits.counts}): {differ}; leave these keys out to use "
