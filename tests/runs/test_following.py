@@ -70,6 +70,19 @@ def test_a_lock_is_seen_without_being_taken(tmp_path: Path) -> None:
     assert not is_held(path)
 
 
+def test_a_lock_that_linux_skips_in_a_long_list_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / ".lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        whole = following._LOCKS.read_text()
+        others = "1: POSIX  ADVISORY  WRITE 1 fe:00:1 0 EOF\n" * 100  # more than a page
+        parts = iter((others, others, others + whole))
+        monkeypatch.setattr(following, "_LOCKS", SimpleNamespace(read_text=lambda *_: next(parts)))
+        assert is_held(path)
+
+
 def test_a_run_is_followed_through_a_restart_to_its_end(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", {"event": "start", "at": 0, "world_size": 2}, step(1))
     path, seen = run / "journal.jsonl", queue.Queue[str]()

@@ -203,7 +203,7 @@ def here(given: TrainOptions) -> int:
                     parallel=given.parallel,
                 )
             finally:
-                if is_new and recorded.exists():  # the run has begun, and needs what was divided for it
+                if is_new and recorded.exists():  # the run has begun and needs the divided data
                     undo.pop_all()
 
 

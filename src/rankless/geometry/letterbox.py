@@ -42,9 +42,8 @@ def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -
     lines = image.permute(1, 2, 0).numpy().take(used, 0).reshape(len(used), -1)  # (rows, w * 3), as decoded
 
     def columns(pixels: NDArray[np.int64], weights: NDArray[np.int32]) -> Tensor:
-        values = (
-            3 * pixels[:, None] + np.arange(3)
-        ).ravel()  # NumPy takes bytes four times as fast as PyTorch
+        # NumPy takes bytes four times as fast as PyTorch.
+        values = (3 * pixels[:, None] + np.arange(3)).ravel()
         return torch.from_numpy(lines.take(values, 1)).int().mul_(torch.from_numpy(weights.repeat(3)))
 
     mixed = columns(before, left).add_(columns(behind, right)).bitwise_right_shift_(4)

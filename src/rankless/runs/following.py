@@ -21,6 +21,9 @@ PATIENCE = 60.0
 SILENCE = 120.0
 """Seconds without a new line after which a run on another machine no longer counts as alive."""
 _RECIPE = 1 << 22  # bytes; a recipe has a few thousand
+_LOCKS = Path("/proc/locks")
+_PAGE = 4096  # bytes; Linux lists longer tables of locks in parts, and skips some while others come and go
+_READS = 10
 _OVER = ("end", "stop", "error", "death")
 
 
@@ -60,14 +63,19 @@ def is_held(lock: Path) -> bool:
     A run that starts at that moment would mistake a lock held by this process for another run's.
     """
     try:
-        inode = lock.stat().st_ino
-        held = Path("/proc/locks").read_text("ascii", "replace").splitlines()
+        inode = str(lock.stat().st_ino)
+        for _ in range(_READS):
+            held = _LOCKS.read_text("ascii", "replace")
+            for words in map(str.split, held.splitlines()):
+                # 1: FLOCK ADVISORY WRITE 4711 fe:00:2146926 0 EOF; "->" marks a process that waits for it
+                is_same = len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode
+                if is_same and _has_open(words[4], lock):
+                    return True
+            if len(held) < _PAGE:
+                break
+            time.sleep(0.002)
     except OSError:
-        return False
-    for words in map(str.split, held):
-        # 1: FLOCK ADVISORY WRITE 4711 fe:00:2146926 0 EOF; "->" marks a process that waits for the lock
-        if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode):
-            return _has_open(words[4], lock)
+        pass
     return False
 
 

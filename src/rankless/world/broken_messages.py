@@ -20,7 +20,7 @@ from rankless.errors import LOST_PEER
 from rankless.world.transport import GroupTransport
 
 _EVERY = 5.0  # seconds between checks; all connections report a cut within 9 (world/keepalive)
-_TAG = 0x5EED  # nobody receives what is sent under it
+_TAG = 0x5EED  # no rank receives messages with this tag
 
 
 @contextmanager
