@@ -6,7 +6,7 @@ model's input is normalized on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -27,6 +27,17 @@ class Unreadable(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
     path: str
     reason: str
+
+
+def stacked(images: Sequence[Tensor]) -> Tensor:
+    """Stack images, uint8 (3, H, W), to a batch (B, 3, H, W) in the memory format of the first image.
+
+    Images that were only decoded and resized are channels_last, and so is the network's input. Converting the
+    format twice would take longer than resizing the image.
+    """
+    if images[0].is_contiguous():
+        return torch.stack(list(images))
+    return torch.stack([image.movedim(0, -1) for image in images]).movedim(-1, 1)
 
 
 def network_input(images: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ RESIZED = {
 def test_every_pixel_is_opencvs(size: tuple[int, int]) -> None:
     image = torch.tensor(SOURCE, dtype=torch.uint8).expand(3, 4, 5)
     found = bilinear(image, size, (4 / size[0], 5 / size[1]))
-    assert found.dtype == torch.uint8 and found.is_contiguous()
+    assert found.dtype == torch.uint8
     assert all(channel.tolist() == RESIZED[size] for channel in found)
 
 

@@ -52,8 +52,7 @@ def bilinear(image: Tensor, size: tuple[int, int], steps: tuple[float, float]) -
         for rows, weights in zip(np.split(places, 2), (upper, lower), strict=True)
     )
     result = upper_rows.bitwise_right_shift_(16).add_(lower_rows.bitwise_right_shift_(16)).add_(2)
-    shown = result.bitwise_right_shift_(2).to(torch.uint8).view(*size, 3)
-    return shown.permute(2, 0, 1).contiguous()
+    return result.bitwise_right_shift_(2).to(torch.uint8).view(*size, 3).permute(2, 0, 1)
 
 
 def _points(
@@ -151,8 +150,7 @@ def stretched(image: Tensor, size: tuple[int, int], placing: Placing = USUAL) ->
         return image, where
     if not placing.antialias:
         return bilinear(image, size, (height / size[0], width / size[1])), where
-    resized = F.interpolate(_rows_first(image), size=size, mode="bilinear", antialias=True)
-    return resized[0].contiguous(), where
+    return F.interpolate(_rows_first(image), size=size, mode="bilinear", antialias=True)[0], where
 
 
 def fit(height: int, width: int, size: tuple[int, int]) -> float:
@@ -199,8 +197,11 @@ def visible_part(
 
 
 def paste(patch: Tensor, corner: tuple[int, int], size: tuple[int, int], placing: Placing = USUAL) -> Tensor:
-    """Paste a patch (3, h, w) on a gray input, uint8 (3, H, W)."""
-    canvas = torch.full((3, *size), placing.gray, dtype=torch.uint8)
+    """Paste a patch (3, h, w) on a gray input, uint8 (3, H, W), of the same memory format."""
+    if patch.is_contiguous():
+        canvas = torch.full((3, *size), placing.gray, dtype=torch.uint8)
+    else:
+        canvas = torch.full((*size, 3), placing.gray, dtype=torch.uint8).movedim(-1, 0)
     lay(canvas, patch, corner)
     return canvas
 
@@ -273,10 +274,9 @@ def resized(image: Tensor, scale: float, placing: Placing = USUAL) -> Tensor:
     if not placing.antialias:
         return bilinear(image, (new[0], new[1]), (1 / scale, 1 / scale))
     if min(int(side * scale * _NUDGE) for side in image.shape[-2:]) == 0:
-        return F.interpolate(_rows_first(image), size=new, mode="bilinear", antialias=True)[0].contiguous()
+        return F.interpolate(_rows_first(image), size=new, mode="bilinear", antialias=True)[0]
     factors = [scale * _NUDGE] * 2
-    new_image = F.interpolate(_rows_first(image), scale_factor=factors, mode="bilinear", antialias=True)
-    return new_image[0].contiguous()
+    return F.interpolate(_rows_first(image), scale_factor=factors, mode="bilinear", antialias=True)[0]
 
 
 def _rows_first(image: Tensor) -> Tensor:

@@ -107,7 +107,8 @@ class Detect:
             its_boxes, its_scores = detector.decode(detector(transformed(images, one, self.placing)))
             boxes.append(restored(its_boxes, one, images.shape[-2:]))
             scores.append(its_scores)
-        candidates = zip(torch.cat(boxes, 1), torch.cat(scores, 1), strict=True)  # (P, 4), (P, C) each
+        joined = (torch.cat(part, 1) if len(part) > 1 else part[0] for part in (boxes, scores))
+        candidates = zip(*joined, strict=True)  # (P, 4), (P, C) each
         with without_layers():
             detections = [
                 self._best(index, letterbox, *of_image)

@@ -14,7 +14,7 @@ from rankless.data.images.image_file import UnreadableImage
 from rankless.errors import UserError
 from rankless.geometry.letterbox import letterbox, to_input, to_source
 from rankless.recipe.schema import Augment
-from rankless.structures import DetectionItem, Letterbox, Sample, Unreadable
+from rankless.structures import DetectionItem, Letterbox, Sample, Unreadable, network_input, stacked
 
 
 class Drawn(DetectionImages):
@@ -145,7 +145,6 @@ def test_collate_pads_to_the_longest() -> None:
     items = [examples.item(index, 0) for index in (2, 0, 5, 1)]
     batch = collate(items)
     assert batch.images.shape == (4, 3, *SIZE) and batch.images.dtype == torch.uint8
-    assert batch.images.is_contiguous()
     assert batch.boxes.shape == (4, 5, 4) and batch.boxes.dtype == torch.float32
     assert batch.labels.dtype == torch.int64 and batch.valid.dtype == torch.bool
     assert batch.valid.sum(1).tolist() == [2, 0, 5, 1] and batch.indices == [2, 0, 5, 1]
@@ -155,6 +154,15 @@ def test_collate_pads_to_the_longest() -> None:
         assert torch.equal(batch.images[row], item.image)
         assert batch.letterboxes[row] == item.letterbox
     assert not batch.boxes[~batch.valid].any() and not batch.labels[~batch.valid].any()
+
+
+def test_the_memory_format_of_the_images_does_not_reach_the_network() -> None:
+    images = torch.randint(256, (3, 3, 32, 64), dtype=torch.uint8)
+    decoded = [image.permute(1, 2, 0).contiguous().permute(2, 0, 1) for image in images]
+    plain = (images.double() / 255).float()
+    for batch in (stacked(list(images)), stacked(decoded), stacked([decoded[0], *images[1:]])):
+        seen = network_input(batch)
+        assert torch.equal(seen, plain) and seen.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_batch_without_boxes_still_has_a_place_for_one() -> None:

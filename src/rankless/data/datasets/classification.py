@@ -21,7 +21,7 @@ from rankless.geometry.letterbox import GRAY
 from rankless.randomness import generator
 from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Augment
-from rankless.structures import ClassificationBatch, ClassificationItem, Unreadable
+from rankless.structures import ClassificationBatch, ClassificationItem, Unreadable, stacked
 
 
 class ClassificationExamples(ImageExamples[ClassificationImages]):
@@ -112,7 +112,7 @@ class ClassificationExamples(ImageExamples[ClassificationImages]):
 
 def collate(items: Sequence[ClassificationItem]) -> ClassificationBatch:
     """Stack items into one batch."""
-    images = torch.stack([item.image for item in items]).contiguous()  # (B, 3, H, W)
+    images = stacked([item.image for item in items])  # (B, 3, H, W)
     targets = torch.stack([item.target for item in items])  # (B, C)
     unreadable = [one for item in items for one in item.unreadable]
     return ClassificationBatch(images, targets, [item.index for item in items], unreadable)

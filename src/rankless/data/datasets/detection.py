@@ -23,7 +23,7 @@ from rankless.errors import UserError, shell_word
 from rankless.geometry.letterbox import USUAL, Fit, Placing, in_source, stretched, to_input, whole
 from rankless.recipe.durations import RunLength
 from rankless.recipe.schema import Augment
-from rankless.structures import DetectionBatch, DetectionItem, Letterbox, Sample, Unreadable
+from rankless.structures import DetectionBatch, DetectionItem, Letterbox, Sample, Unreadable, stacked
 
 
 @dataclass
@@ -168,7 +168,7 @@ def collate(items: Sequence[DetectionItem]) -> DetectionBatch:
     for number, item in enumerate(items):
         count = len(item.labels)
         boxes[number, :count], labels[number, :count], valid[number, :count] = item.boxes, item.labels, True
-    images = torch.stack([item.image for item in items]).contiguous()  # (B, 3, H, W)
+    images = stacked([item.image for item in items])  # (B, 3, H, W)
     letterboxes = [item.letterbox for item in items]
     unreadable = [one for item in items for one in item.unreadable]
     return DetectionBatch(
