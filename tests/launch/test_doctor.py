@@ -99,7 +99,7 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
         "error",
         lambda: here.chosen_interface({"NCCL_SOCKET_IFNAME": "=eth"}, OWN),
         "NCCL_SOCKET_IFNAME==eth, which does not exist",
-        "unset NCCL_SOCKET_IFNAME, or name one of lo, eth0",
+        "unset NCCL_SOCKET_IFNAME, or set it to one of lo, eth0",
     ),
     ("ok", lambda: here.space(Path("/nowhere/run"), 50 * GB), "50.0 GB free in /", ""),
     ("warning", lambda: here.space(Path("/nowhere"), 5 * GB), "5.0 GB free", "--run"),
@@ -144,13 +144,11 @@ def test_a_quota_is_seen_and_one_below_the_threads_is_a_warning(tmp_path: Path) 
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("100000 100000\n")
-    assert here.cores(tmp_path, 64, 1) == ok(
-        "cores", "1 of 64 (the affinity or a control group allows no more)"
-    )
+    assert here.cores(tmp_path, 64, 1) == ok("cores", "1 of 64 (limited by the affinity or a control group)")
     found = here.cores(tmp_path, 64, 4)
     assert (found.level, found.fix) == (
         "warning",
-        "threads=1, or give the container more, as in: docker run --cpus 4",
+        "use threads=1, or give the container more cores, as in: docker run --cpus 4",
     )
 
 
@@ -182,7 +180,7 @@ def test_small_file_systems_are_seen(tmp_path: Path) -> None:
     assert "1.0 MB free of 1.0 MB: loader processes die with a bus error" in shm
     assert "level='error'" in shm
     assert "level='error', value='1.0 MB free" in space
-    assert "cannot do fsync (No space left on device)" in writing
+    assert "not supported: fsync (No space left on device)" in writing
     assert left == "['filled', 'more']"
 
 
@@ -194,7 +192,7 @@ def test_a_run_directory_that_works_is_left_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", ["fsync", "flock", "rename"])
 def test_a_disk_that_cannot_do_something_is_an_error(tmp_path: Path, step: str) -> None:
     found = here.writing(tmp_path, {**here._STEPS, step: full})
-    assert found.value == f"{tmp_path}: cannot do {step} (No space left on device)"
+    assert found.value == f"{tmp_path}: not supported: {step} (No space left on device)"
     assert found.level == "error"
     assert list(tmp_path.iterdir()) == []
 
@@ -226,7 +224,7 @@ def test_a_rank_without_a_launcher_is_left_over(parent: Process, is_left: bool) 
     rank = Process(700, parent.id, "rank 3", b"python -m rankless train digits", 7)
     found = here.leftovers([INIT, parent, rank], 7)
     assert (found.level == "error") == is_left
-    assert not is_left or found.fix == "kill 700; kill -9 700 if they stay"
+    assert not is_left or found.fix == "kill 700, or kill -9 700 if that does not help"
     assert here.leftovers([INIT, parent, rank], 8).level == "ok"  # somebody else's
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness_for_hosts import DONE, FAILED, STOPPED, WAY, Cluster, Machine, cluster, interrupt, reached
+from harness_for_hosts import ACCESS, DONE, FAILED, STOPPED, Cluster, Machine, cluster, interrupt, reached
 
 from rankless.cli import main
 from rankless.errors import INTERRUPTED, LOST_PEER, UserError
@@ -447,7 +447,7 @@ def test_two_names_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             facts = machine.reply("facts", {"recipe": "", "run": ""})
             assert facts is not None
             machine.answers["facts"] = {"value": {**facts["value"], "machine": "same"}}
-        with pytest.raises(UserError, match="h1, h2: are the same machine; give it once, as in h1:2"):
+        with pytest.raises(UserError, match="h1, h2: are the same machine; give it only once, as in h1:2"):
             found.coordinator.train()
 
 
@@ -529,7 +529,7 @@ def test_stopped_by_one_host_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hosts_are_written_as_they_were_given() -> None:
     assert [str(host) for host in parse_hosts("a,b:4,c::/x,[::1]:2")] == ["a", "b:4", "c::/x", "[::1]:2"]
     assert Host("[fe80::1]").address == "fe80::1"
-    assert WAY.options == ()
+    assert ACCESS.options == ()
 
 
 def test_ctrl_c_in_a_comparison_is_an_interrupt_and_no_error(

@@ -84,7 +84,7 @@ def test_a_training_under_way_is_named_before_what_it_has_saved(tmp_path):
     with locked(run, resume=False):
         run.step_directory(3).mkdir(parents=True)
         with (
-            pytest.raises(UserError, match="another process trains in this directory now"),
+            pytest.raises(UserError, match="another process is training in this directory"),
             locked(run, False),
         ):
             pass

@@ -1,4 +1,4 @@
-"""Number of cores that this process may use, limited by CPU affinity and control groups (containers)."""
+"""The number of cores that this process may use, given its CPU affinity and control groups (containers)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _around(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _quota(*files: Path) -> Iterator[float]:
-    """Yield a limit in cores, the quota divided by the period; yield nothing if it is ``max`` or -1."""
+    """Yield the limit in cores (quota divided by period), or nothing if the quota is ``max`` or -1."""
     try:
         values = [value for file in files for value in file.read_text(encoding="ascii").split()]
         quota, period = map(int, values)

@@ -15,9 +15,9 @@ _POLL = 0.05  # seconds
 
 @contextmanager
 def guarded(pid: int, limit: int) -> Iterator[list[int]]:
-    """Kill a process that uses more than ``limit`` bytes, and append its usage to the yielded list.
+    """Kill a process that uses more than ``limit`` bytes (0: no limit), and append its usage to the result.
 
-    Without a limit, the kernel might kill another process instead. A ``limit`` of 0 means no limit.
+    Without a limit, the kernel might kill another process instead.
     """
     over: list[int] = []
     ended = threading.Event()

@@ -1,4 +1,4 @@
-"""Plot a plan: speed, efficiency and the parts of a step by number of devices."""
+"""Plot the speed, the efficiency and the parts of a step of a plan by number of devices."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _HEAD = (
 
 
 def lines(plan: Plan) -> Iterator[str]:
-    """Yield the lines of a plan's table, assumptions and advice."""
+    """Yield the table, the assumptions and the advice of a plan, line by line."""
     if plan.checks:
         yield from _checks(plan)
         yield ""
@@ -31,7 +31,7 @@ def lines(plan: Plan) -> Iterator[str]:
         f"{shown_time(row.network)} network; {row.images_per_second:,.1f} images/s"
     )
     if any(each.batch > plan.work.micro_batches * plan.work.micro for each in plan.rows):
-        yield "* a larger global batch than the recipe's: its micro-batches run out"
+        yield "* a larger global batch than the recipe's, which has too few micro-batches"
     for sentence in (*plan.assumptions, *_of_the_model(plan), *plan.advice):
         yield f"- {sentence}"
 
@@ -58,11 +58,11 @@ def _checks(plan: Plan) -> Iterator[str]:
 
 def _of_the_model(plan: Plan) -> Iterator[str]:
     yield (
-        "network: the part of a step that waits for the fixed tree's exchange; ring: a step with a ring "
+        "network: the part of a step spent waiting for the fixed tree's exchange; ring: a step with a ring "
         "all-reduce in its place; p: loader processes needed to deliver that many images"
     )
     if plan.asked.devices > 1:
         yield (
-            f"if the devices' own times vary by {SIGMA:.0%}, all wait for the slowest of "
+            f"if the computing times of devices vary by {SIGMA:.0%}, all wait for the slowest of "
             f"{plan.asked.devices:,}, and a step takes {shown_time(plan.asked.uneven)}"
         )

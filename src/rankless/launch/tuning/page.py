@@ -1,4 +1,4 @@
-"""The report of a search: a self-contained ``report.html`` in its folder."""
+"""The report of a search, a self-contained ``report.html`` in its folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "report.html"
 
 
 def write(record: Record) -> None:
-    """Write the report of a search with all trials so far."""
+    """Write the report of a search, with all trials so far."""
     with beside(record.folder / NAME, durable=False) as part:
         part.write_text(render(record), encoding="utf-8")
 
@@ -31,7 +31,7 @@ def render(record: Record) -> str:
 
 
 def _claim(record: Record) -> str:
-    """Return the summary of the search, with the best result so far."""
+    """Return the summary of a search as HTML."""
     name, best = record.search.score_name, record.ranked()[:1]
     goal = "lowest" if record.search.lower_is_better else "highest"
     sentence = f"A search for the {goal} {text(name)} of {text(record.search.name)}"
@@ -54,7 +54,7 @@ def _score(record: Record, one: Trial) -> str:
 
 
 def _course(record: Record, scored: list[Trial]) -> str:
-    """Return a chart of each trial's score and the best score so far."""
+    """Return a chart of the score of each trial and the best score so far."""
     name, better = record.search.score_name, min if record.search.lower_is_better else max
     scores = [(one.number, float(one.score or 0.0)) for one in scored]
     best = [(at, better(score for _, score in scores[:done])) for done, (at, _) in enumerate(scores, 1)]
@@ -64,7 +64,7 @@ def _course(record: Record, scored: list[Trial]) -> str:
 
 
 def _of_key(record: Record, scored: list[Trial], key: str, one: Range) -> str:
-    """Return a chart of the score against the values of a key; choices are plotted at their indices."""
+    """Return a chart of the score over the values of a key; choices are plotted at their indices."""
     tried = [trial for trial in scored if trial.params.get(key) is not None]
 
     def place(value: object) -> float:
