@@ -106,8 +106,8 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     ("error", lambda: here.space(Path("/nowhere"), GB // 2), "0.5 GB free", "make room"),
     ("error", lambda: here.writing(Path("/proc/run")), "/proc: no file can be created", "--run"),
     ("ok", lambda: here.leftovers([], 7), "none", ""),
-    ("ok", lambda: here.of_data("digits", None, []), "digits", ""),
-    ("error", lambda: here.of_data("d", None, ["d: no such folder"]), "no such", "rankless data check d"),
+    ("ok", lambda: here.data_finding("digits", None, []), "digits", ""),
+    ("error", lambda: here.data_finding("d", None, ["d: no such folder"]), "no such", "rankless data check d"),
 ]
 
 

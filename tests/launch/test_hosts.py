@@ -268,7 +268,7 @@ def lose_all(found: Cluster, *machines: Machine) -> None:
             found.off(machine.name)
 
     found.when(lambda: all(machine.pending for machine in machines), off)
-    lost = found.coordinator._see_losses
+    lost = found.coordinator._report_losses
 
     def back() -> None:
         lost()
@@ -276,7 +276,7 @@ def lose_all(found: Cluster, *machines: Machine) -> None:
             for machine in machines:
                 machine.up = True
 
-    found.coordinator._see_losses = back  # type: ignore[method-assign]
+    found.coordinator._report_losses = back  # type: ignore[method-assign]
 
 
 def test_what_hosts_have_saved_that_are_all_lost_is_not_guessed(
@@ -381,7 +381,7 @@ def test_a_process_says_for_how_long_nobody_has_looked_at_its_ranks(monkeypatch:
     assert beats(2) == [0, 0], "between rounds there are none"
     process.in_round = True
     assert beats(3) == [1, 2, 3]
-    process._is_watching()
+    process._reset_unwatched()
     assert beats(1) == [1]
 
 
@@ -396,7 +396,7 @@ def test_a_process_whose_supervisor_is_stopped_ends(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(number))
-    process._leave_a_hung_supervisor()
+    process._watch_supervisor()
     assert killed == [signal.SIGKILL] and 120 < len(slept) < 160
 
 

@@ -44,14 +44,14 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder that only this user can access; raise a PermissionError if it is not private."""
+    """Create a private folder; raise a PermissionError if it exists and is not private."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if not is_private(folder):
         raise PermissionError(errno.EPERM, f"{folder} belongs to another user or is open to others")
 
 
 def is_private(folder: Path) -> bool:
-    """Check whether ``folder`` is a folder of this user, not a link, that no other user can access."""
+    """Check whether ``folder`` is owned by this user, inaccessible to other users, and not a link."""
     try:
         state = folder.lstat()
     except (OSError, ValueError):

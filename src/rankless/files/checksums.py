@@ -21,7 +21,7 @@ def text(sums: Mapping[str, str]) -> str:
 
 
 def read(folder: Path) -> dict[str, str] | None:
-    """Return the digests by file name without invalid lines, or None if there is no ``SHA256SUMS``."""
+    """Return the digests by file name, or None if there is no ``SHA256SUMS``; skip invalid lines."""
     try:
         lines = reading.read_text(folder / NAME, _LONGEST, errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):

@@ -77,7 +77,7 @@ class Offer:
         return f"{mirror}/{self.name}" if mirror else self.url
 
     def described(self) -> str:
-        """Return the file's name, length and checksum as text."""
+        """Return a phrase with the file's name, length and checksum."""
         length = f" of {self.length:,} bytes" if self.length else ""
         length = length or (f" of about {self.about / 1e6:,.1f} MB" if self.about else "")
         if not self.digest:
@@ -176,7 +176,6 @@ def _tag_of(part: Path) -> Path:
 
 
 def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Callable[[Path], object]) -> None:
-    """Download into the partial file, verify it, and rename it."""
     tag = _tag_of(part)
     try:
         if not (offer.digest and file.seek(0, os.SEEK_END) and not _other_digest(offer, part)):
@@ -222,7 +221,7 @@ class _OtherFileError(Exception):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects from https only to https, and from http to either."""
+    """A handler that follows redirects from https only to https."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -276,7 +275,6 @@ def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
 
 
 def _copy(response: Any, file: IO[bytes], at: int, total: int, most: int, bar: ProgressBar) -> None:
-    """Append the response to a file of ``at`` bytes, up to ``most`` bytes (0: no limit)."""
     began, first = time.monotonic(), at
     while chunk := response.read1(_CHUNK):
         if at == 0 and chunk.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):

@@ -83,12 +83,12 @@ def fetch(address: HubAddress, *, newest: bool = False) -> Path:
             folder = _snapshot(address, patterns, cached=True)
     if (
         folder is None
-        or _lacking(address, folder)
+        or _missing_file(address, folder)
         or not (address.file or (folder / "config.json").is_file())
     ):
         folder = _snapshot(address, patterns, cached=is_offline())
-    if lacking := _lacking(address, folder):
-        raise _missing(address, f"{lacking} is not in the repository")
+    if absent := _missing_file(address, folder):
+        raise _missing(address, f"{absent} is not in the repository")
     for path in (path for pattern in patterns for path in folder.rglob(pattern)):
         blob = path.resolve()
         if _SHA256.fullmatch(blob.name) and blob.is_file() and (sha := checksums.of_file(blob)) != blob.name:
@@ -100,7 +100,6 @@ def fetch(address: HubAddress, *, newest: bool = False) -> Path:
 
 
 def _snapshot(address: HubAddress, patterns: list[str], *, cached: bool) -> Path:
-    """Fetch the files that match each pattern in turn, and return the folder of the commit."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -118,7 +117,7 @@ def _snapshot(address: HubAddress, patterns: list[str], *, cached: bool) -> Path
     return Path(folder)
 
 
-def _lacking(address: HubAddress, folder: Path) -> str:
+def _missing_file(address: HubAddress, folder: Path) -> str:
     """Return the first file of the address that is missing from ``folder``, or "" if none is."""
     wanted, index = [address.file or _WEIGHTS], folder / f"{_WEIGHTS}.index.json"
     if not address.file and not (folder / _WEIGHTS).is_file() and index.is_file():

@@ -11,7 +11,7 @@ from rankless.errors import UserError
 
 
 def numbered_folder(wanted: Path, option: str) -> Path:
-    """Create and return ``wanted``, or ``wanted-2``, ``-3`` … if it exists; safe with other processes."""
+    """Create and return ``wanted``, or ``wanted-2``, ``-3`` … if it exists."""
     number, path = 1, wanted
     while True:
         try:
@@ -38,7 +38,7 @@ def given_or_numbered(given: Path | None, wanted: Path, option: str) -> Iterator
 
 @contextmanager
 def removed_on_error(path: Path) -> Iterator[None]:
-    """On an error, remove an empty ``path`` and its new parents, so that the name is free again."""
+    """On an error, remove ``path`` and its new parents if they are empty."""
     new = [folder for folder in path.parents if not os.path.lexists(folder)]
     try:
         yield

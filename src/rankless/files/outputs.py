@@ -80,15 +80,16 @@ class Outputs:
             except (OSError, ValueError) as error:
                 never.append(f"{file}: it cannot be written: {_reason(error)}")
                 continue
-            if reason := self._stays(file, there):
+            if reason := self._refusal(file, there):
                 self._forced.append(file)
-                (never if _is_fixed(there) else stay).append(f"{file}: {reason}")
+                is_replaceable = stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
+                (stay if is_replaceable else never).append(f"{file}: {reason}")
         if never or (stay and not self._force):
             raise UserError(
                 self._message([*never, *stay], "--force to replace existing files" if stay else "")
             )
 
-    def _stays(self, file: Path, there: os.stat_result) -> str:
+    def _refusal(self, file: Path, there: os.stat_result) -> str:
         """Return the reason for not replacing an existing file, or "" if this command wrote it."""
         if stat.S_ISDIR(there.st_mode):
             return "is a folder; expected the name of a file"
@@ -184,7 +185,6 @@ class Outputs:
             aside.unlink(missing_ok=True)
 
     def _message(self, problems: Sequence[str], force: str) -> list[str]:
-        """Return the first problems, the number of further problems, and the remedy."""
         more = f"… and {len(problems) - FIRST:,} more; " if len(problems) > FIRST else ""
         remedy = f"give another {self._option}" + (f", or {force}" if force else "")
         if len(problems) == 1:
@@ -199,7 +199,7 @@ class Outputs:
 
 
 def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: bool = False) -> Outputs:
-    """Check the path of a chart or contact sheet, whose extension determines the format."""
+    """Return the output file for a chart or contact sheet, whose extension determines the format."""
     if out.suffix.lower() not in endings:
         raise UserError(f"--out {out}: expected a name that ends in {one_of(endings)}")
     return Outputs([out], verb=verb, force=force)
@@ -234,11 +234,6 @@ def unusable(folder: Path) -> str:
     if not stat.S_ISDIR(there.st_mode):
         return f"{folder} is a file"
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written to"
-
-
-def _is_fixed(there: os.stat_result) -> bool:
-    """Check whether a path is never replaced, even with ``force``."""
-    return not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode))
 
 
 def _unchanged(file: Path, before: os.stat_result) -> bool:
@@ -307,7 +302,7 @@ class OutputList:
         self._is_ready = True
 
     def add(self, verb: str, name: str, file: _File) -> None:
-        """Add an output that is about to be renamed to its final name."""
+        """Add an output before it is renamed to its final name."""
         key = verb, name
         if key in self.known:
             if file in self.known[key]:
@@ -348,7 +343,6 @@ def digest_of(path: Path) -> _File:
 
 
 def _open(path: Path) -> int:
-    """Open a regular file for reading without waiting for a pipe."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file

@@ -27,7 +27,7 @@ _UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 1 << 20, "GIB": 
 
 
 def limit() -> int:
-    """Return the size limit in bytes that ``RANKLESS_REMOTE_CACHE`` (such as ``200GB``) sets; 0: no cache."""
+    """Return the size limit of the cache in bytes, or 0 if the cache is disabled."""
     text = os.environ.get(VARIABLE, "")
     if not text.strip():
         return _USUAL
@@ -102,7 +102,6 @@ def _digest(data: bytes) -> bytes:
 
 
 def _make_room(folder: Path, most: int) -> None:
-    """Remove the least recently used files until at most ``most`` bytes remain."""
     there: list[tuple[int, int, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -100,7 +100,7 @@ def reason(error: OSError | UnicodeDecodeError) -> str:
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Check whether ``path`` is a regular file; an inaccessible path is not."""
+    """Check whether ``path`` is a regular file; return False if it cannot be accessed."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):  # a name that is too long, a loop of links, or a NUL
@@ -108,7 +108,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Check whether a path or directory entry is a folder; an inaccessible one is not."""
+    """Check whether a path or directory entry is a folder; return False if it cannot be accessed."""
     try:  # a directory entry needs no system call
         return path.is_dir() if isinstance(path, os.DirEntry) else Path(path).is_dir()
     except (OSError, ValueError):
@@ -116,7 +116,6 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def _read_up_to(file: io.FileIO, limit: int) -> bytes:
-    """Read a file, but stop slightly above ``limit`` bytes."""
     content = bytearray()
     while len(content) <= limit and (block := file.read(1 << 16)):
         content += block

@@ -41,7 +41,7 @@ def is_remote(path: str) -> bool:
 
 @dataclass(unsafe_hash=True)
 class RemotePath:
-    """An address with those methods of :class:`pathlib.Path` that data sets of shards need.
+    """An address with the methods of :class:`pathlib.Path` that shard data sets need.
 
     If ``is_folder`` is None, the server is queried when needed.
     """

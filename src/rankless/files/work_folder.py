@@ -91,7 +91,6 @@ def _prefix(name: str) -> str:
 
 
 def _sweep(parent: Path, name: str) -> None:
-    """Remove the folders that killed processes left behind in ``parent``."""
     left = re.compile(rf"{re.escape(_prefix(name))}[a-z0-9_]{{8}}")  # as mkdtemp names them
     with suppress(NotADirectoryError):
         for folder in [each for each in parent.iterdir() if left.fullmatch(each.name) and each.is_dir()]:

@@ -61,7 +61,7 @@ def token(folder: Path) -> Iterator[Path]:
 
 
 def put_aside(path: Path) -> Path:
-    """Give a file a temporary name that :func:`sweep` removes if this process is killed; return its path."""
+    """Rename a file to a temporary name, which :func:`sweep` removes after a crash; return the new path."""
     aside = path.with_name(_new_name())
     path.rename(aside)
     return aside
@@ -110,7 +110,6 @@ def has_name(file: int, path: Path) -> bool:
 
 
 def _rename_new(part: Path, path: Path) -> None:
-    """Rename a file; raise a FileExistsError if the new name is taken."""
     try:
         os.link(part, path, follow_symlinks=False)
     except FileExistsError:

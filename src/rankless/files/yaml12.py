@@ -121,7 +121,7 @@ def not_yaml(error: Exception, name: str, *, lines: bool = True) -> UserError:
 
 
 def write(tree: dict[str, Any]) -> str:
-    """Return YAML with keys in the given order and lists on one line, which :func:`read` can read."""
+    """Return YAML with the keys in the given order and each list on one line."""
     text: str = yaml.dump(
         tree, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=10**9, allow_unicode=True
     )
@@ -129,7 +129,7 @@ def write(tree: dict[str, Any]) -> str:
 
 
 class _Reading:
-    """A converter of YAML nodes to values, which collects their lines and problems."""
+    """A converter of YAML nodes to values that collects line numbers and problems."""
 
     def __init__(self, with_lines: bool) -> None:
         self.with_lines = with_lines
@@ -199,7 +199,6 @@ def _scalar(tag: str, text: str) -> Any:
 
 
 def _advice(what: str) -> str:
-    """Return advice for a common syntax error, or an empty string."""
     if "'\\t'" in what:
         return " (indent with spaces)"
     if "cannot start any token" in what:

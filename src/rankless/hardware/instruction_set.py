@@ -41,7 +41,7 @@ _NEEDS = ("avx2", "fma", "bmi2")
 
 
 def flags() -> frozenset[str]:
-    """Return the processor's features under Linux's names, or an empty set if they are unknown."""
+    """Return the features of the processor, named as in Linux, or an empty set if they are unknown."""
     return frozenset(_cpuinfo().get("flags", "").split())
 
 

@@ -20,7 +20,7 @@ def available() -> int:
 
 
 def peak(pid: int | None = None) -> int:
-    """Return the peak resident memory of a process in bytes; 0 on macOS or if the process has exited."""
+    """Return the peak resident memory of a process in bytes, or 0 if it is unknown."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path(f"/proc/{pid or 'self'}/status").read_text("ascii", errors="replace").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
@@ -57,7 +57,6 @@ def _limits() -> Iterator[int]:
 
 
 def _container() -> Iterator[int]:
-    """Yield the bytes left in this process's control group and in each of its ancestors."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)

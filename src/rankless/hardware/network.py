@@ -1,4 +1,4 @@
-"""This machine's network interfaces and addresses, and the routes to other machines."""
+"""Query this machine's network interfaces and addresses, and its routes to other machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ELSEWHERE = ("203.0.113.1", "2001:db8::1")  # documentation addresses, which no
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Return the addresses of every interface that is up, IPv4 before IPv6, or an empty dict if unknown."""
+    """Return the addresses of each active interface, IPv4 before IPv6, or an empty dict if unknown."""
     if sys.platform != "linux":
         return {}
     found: dict[str, list[str]] = {}
@@ -159,7 +159,7 @@ def listening_at(address: str, port: int) -> socket.socket:
 
 
 def listens(address: str, port: int) -> bool:
-    """Check whether a process accepts connections at the address and port."""
+    """Check whether a process accepts connections at an address and port."""
     try:
         with socket.create_connection((address, port), timeout=5.0):
             return True

@@ -55,7 +55,6 @@ class _SquareRoot(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Return √x in the dtype of x."""
         root = x.double().rsqrt().reciprocal().to(x.dtype)
         ctx.save_for_backward(root)
         return root

@@ -20,7 +20,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve(precision: Precision, device: torch.device, cpu_isa: str = "native") -> Precision:
-    """Resolve ``auto`` to bf16 if ``device`` supports it natively; otherwise, to fp32, or fp16 on a GPU.
+    """Resolve ``auto`` to bf16 if ``device`` supports it natively, otherwise to fp32 (fp16 on GPUs).
 
     Other values are returned unchanged. ``cpu_isa``, the recipe's instruction set, is ignored on a GPU.
 

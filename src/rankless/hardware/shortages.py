@@ -22,7 +22,7 @@ _SHM = "/dev/shm"
 
 
 def shortage(error: BaseException) -> UserError | None:
-    """Return an error with one sentence if ``error`` means that memory ran out; otherwise, return None.
+    """Return a short error if ``error`` means that memory ran out; otherwise, return None.
 
     The result is a :class:`ShortageError` if using less memory would help; the caller adds advice.
     """

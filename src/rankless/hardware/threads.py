@@ -1,4 +1,4 @@
-"""The number of CPU threads per operation, which affects the order of additions in some operations."""
+"""Set the number of CPU threads, which affects the order of additions in some operations."""
 
 from __future__ import annotations
 

@@ -39,14 +39,12 @@ def _attempt(work: Callable[[], _T]) -> tuple[_T | None, UserError | None]:
 
 
 def _raise_everywhere(world: World, error: tuple[int, list[str]] | None) -> None:
-    """Raise the error of rank 0, if any, on every rank."""
     if found := world.broadcast(error):
         code, problems = found
         raise (TaskError if code == TaskError.exit_code else UserError)(problems)
 
 
 def _merged(errors: Sequence[tuple[int, list[str]] | None]) -> tuple[int, list[str]] | None:
-    """Merge the errors of the ranks, and add rank numbers to problems that not all ranks report."""
     ranks: dict[str, list[int]] = {}
     for rank, error in enumerate(errors):
         for problem in error[1] if error else ():
@@ -54,7 +52,9 @@ def _merged(errors: Sequence[tuple[int, list[str]] | None]) -> tuple[int, list[s
     if not ranks:
         return None
     everywhere = len(errors)
-    problems = [text if len(who) == everywhere else f"{_named(who)}: {text}" for text, who in ranks.items()]
+    problems = [
+        text if len(who) == everywhere else f"{_rank_list(who)}: {text}" for text, who in ranks.items()
+    ]
     return max(error[0] for error in errors if error), problems
 
 
@@ -89,12 +89,12 @@ def _differing(gathered: Sequence[tuple[str, str]]) -> list[str]:
 def _by_value(values: Sequence[str]) -> str:
     """Return a phrase such as ``0.1 on rank 0, 0.2 on ranks 1, 2``."""
     return ", ".join(
-        f"{value} on {_named([rank for rank, other in enumerate(values) if other == value])}"
+        f"{value} on {_rank_list([rank for rank, other in enumerate(values) if other == value])}"
         for value in dict.fromkeys(values)
     )
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _rank_list(ranks: Sequence[int]) -> str:
     """Return a phrase such as ``rank 1``, or ``ranks 1, 2, 3, 4 and 5 more``."""
     more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:4]))}{more}"

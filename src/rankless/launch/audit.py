@@ -45,7 +45,7 @@ _LATER = 10**8  # steps between checkpoints, so that a copy saves only at its en
 
 
 class Interval(NamedTuple):
-    """The steps between the checkpoints of the steps ``first`` (0 is the start) and ``last``."""
+    """The steps after step ``first`` (0 for the start of the run) up to step ``last``."""
 
     first: int
     last: int
@@ -159,7 +159,7 @@ class Audit:
         if len(refused) == len(intervals) and not report.problems:
             raise UserError(f"{self.run.path}: steps {text}" for text in _by_reason(refused.items()))
         drawn = _sample([one for one in intervals if one not in refused], steps, seed)
-        unfit = list(self._unfit_data()) if drawn else []
+        unfit = list(self._data_mismatches()) if drawn else []
         report.problems += [*unfit, *self._data_problems(unfit)] if drawn else []
         if unfit:
             refused |= dict.fromkeys(drawn, "cannot be trained again with this data")
@@ -167,7 +167,7 @@ class Audit:
         for text in (*report.notes, *(f"DIFFERENT: {problem}" for problem in report.problems)):
             self.echo(text)
         self.echo(f"seed {seed}: {len(drawn)} of {counted(len(intervals), 'interval')} between checkpoints")
-        self._train_again(drawn, report)
+        self._retrain(drawn, report)
         if report.stopped:
             done = [result.interval for result in report.results]
             them = f": steps {', '.join(map(str, done))}" if done else ""
@@ -184,8 +184,7 @@ class Audit:
             self.echo(text)
         return report
 
-    def _train_again(self, drawn: Sequence[Interval], report: AuditReport) -> None:
-        """Retrain intervals and report each result, until a signal requests a stop."""
+    def _retrain(self, drawn: Sequence[Interval], report: AuditReport) -> None:
         with Requests() as requests:
             for one in drawn:
                 if one == drawn[0]:
@@ -205,7 +204,6 @@ class Audit:
             report.stopped = requests.first or 0
 
     def _recipe_of(self, step: int) -> Recipe:
-        """Return the recipe of the checkpoint of ``step``, with the data's path on this machine."""
         saved = weights.recipe_in(self.run.step_directory(step) / "model.safetensors")
         recipe = changed(saved, self.overrides) if self.overrides else saved
         if wrong := [key for key, _, _ in differences(saved, recipe) if key not in _MAY_CHANGE]:
@@ -242,8 +240,7 @@ class Audit:
             return f"model.pretrained is '{pretrained}', which does not exist; add model.pretrained=FILE"
         return None
 
-    def _unfit_data(self) -> Iterator[str]:
-        """Yield the differences in the local data that prevent retraining."""
+    def _data_mismatches(self) -> Iterator[str]:
         task, folder = open_task(resolve_recipe(self.recipe)), self.run.step_directory(self.chain.sound[-1])
         root, count = f"data.root={self.recipe.data.root}", len(task.training_data())
         names = tuple(weights.load(folder / "model.safetensors", checked=True).class_names)
@@ -254,7 +251,6 @@ class Audit:
             yield f"{root}: has {counted(count, 'image')}, but the run was trained on {images:,}"
 
     def _data_problems(self, unfit: Sequence[str]) -> Iterator[str]:
-        """Yield differences from the data of the run's last start, in addition to those in ``unfit``."""
         recipe = resolve_recipe(self.recipe)
         data = capabilities(open_task(recipe).training_data())
         before = read_state(self.run.step_directory(self.chain.sound[-1])).get("data")
@@ -279,7 +275,6 @@ class Audit:
             yield f"{root}: {counted(len(wrong) - _SHOWN, 'more file')} changed as well"
 
     def _result(self, interval: Interval) -> Result:
-        """Train an interval in a copy of the run, and compare the final states."""
         began, recipe = time.monotonic(), resolve_recipe(self._recipe_of(interval.last))
         with tempfile.TemporaryDirectory(prefix="rankless-audit-") as folder:
             copy = RunDirectory(Path(folder) / "run")
@@ -304,7 +299,6 @@ class Audit:
         return Result(interval, images, tensors, difference, round(time.monotonic() - began, 1))
 
     def _copy_checkpoint(self, copy: RunDirectory, step: int, recipe: Recipe) -> None:
-        """Write the checkpoint of ``step`` into ``copy`` as if the run had been trained with ``recipe``."""
         start = checkpoint.load(self.run, step)
         start = replace(start, state={**start.state, "unscored": False})
         names = weights.load(self.run.step_directory(step) / "model.safetensors", checked=True).class_names
@@ -314,7 +308,6 @@ class Audit:
 
 
 def _conclusions(report: AuditReport) -> Iterator[str]:
-    """Yield sentences about confirmed steps, other steps, and the number of problems."""
     shown: list[Interval] = []
     for one in (result.interval for result in report.results if result.difference is None):
         first = shown.pop().first if shown and shown[-1].last == one.first else one.first
@@ -330,7 +323,6 @@ def _conclusions(report: AuditReport) -> Iterator[str]:
 
 
 def _by_reason(intervals: Iterable[tuple[Interval, str]]) -> Iterator[str]:
-    """Yield each reason once, after the intervals to which it applies."""
     found: dict[str, list[str]] = {}
     for one, reason in intervals:
         found.setdefault(reason, []).append(str(one))
@@ -338,7 +330,6 @@ def _by_reason(intervals: Iterable[tuple[Interval, str]]) -> Iterator[str]:
 
 
 def _sample(possible: Sequence[Interval], steps: int | None, seed: int) -> list[Interval]:
-    """Sample intervals with at least ``steps`` steps in total (None: all), and return them in order."""
     order, drawn = random.Random(seed).sample(possible, len(possible)), list[Interval]()
     while order and (steps is None or sum(last - first for first, last in drawn) < steps):
         drawn.append(order.pop())
@@ -346,7 +337,7 @@ def _sample(possible: Sequence[Interval], steps: int | None, seed: int) -> list[
 
 
 def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Recipe) -> Iterator[str]:
-    """Yield the differences between the run's machine and this machine that may change bits."""
+    """Yield differences between the run's machine and this machine that may change bits."""
     for name in {**recorded, **here}:
         section, _, key = name.partition(".")
         # An unset variable may change bits, too; a missing package cannot.
@@ -358,7 +349,7 @@ def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Re
 
 
 def compare(one: Snapshot, other: Snapshot) -> tuple[int, str | None]:
-    """Compare two states; return the number of tensors and the name of the first different one, if any."""
+    """Compare two states; return the number of tensors, and the first difference or None."""
     count, first = 0, None
     for part in ("model", "ema", "training"):
         ours, theirs = getattr(one, part) or {}, getattr(other, part) or {}

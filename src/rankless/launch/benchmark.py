@@ -77,7 +77,7 @@ class Benchmark:
     notes: tuple[str, ...] = ()
 
     def table(self) -> Iterator[str]:
-        """Yield the lines of a table of at most 80 columns."""
+        """Yield a table of at most 80 columns, line by line."""
         height, width = self.size
         threads = counted(self.threads, "thread")
         yield f"{self.weights}, {width} × {height} pixels, {counted(self.batch, 'image')} at a time"
@@ -162,7 +162,7 @@ def benchmark(
 
 @dataclass(frozen=True)
 class _Bench:
-    """The export plan, input images (float32, B × 3 × H × W) and settings of all measurements."""
+    """The inputs of all measurements; ``inputs`` are images (float32, B × 3 × H × W)."""
 
     plan: Plan
     inputs: torch.Tensor
@@ -171,7 +171,6 @@ class _Bench:
     world: World
 
     def row(self, format: str, plan: Plan, *, scored: bool) -> Row:
-        """Export the model to one format and measure the export."""
         precision = plan.facts.recipe.precision
         folder = self.folder / f"{format}-{precision}"
         folder.mkdir()
@@ -185,7 +184,6 @@ class _Bench:
         return Row(format, precision, size, rate, score, done.agreement.scores)
 
     def score(self, model: nn.Module, *, exported: bool = False) -> float:
-        """Return the model's score on the evaluation data."""
         facts = self.plan.facts
         task = open_task(facts.recipe, facts.class_names, exported=exported)
         scores = engine.evaluate(task, model.to(self.world.device), facts.recipe, self.world)

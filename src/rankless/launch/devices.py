@@ -62,7 +62,7 @@ class LeftOut:
         return there
 
     def add(self, ranks: Sequence[int]) -> None:
-        """Exclude the devices that ``ranks``, numbered within this machine, have used."""
+        """Exclude the devices that the given ranks, numbered within this machine, have used."""
         there = self.remaining()
         self.numbers += {there[rank % len(there)] for rank in ranks} if there else ranks
 
@@ -75,7 +75,6 @@ class LeftOut:
 
 
 def _problem(numbers: list[int], there: int, limited: str | None) -> str:
-    """Describe the problem with the given GPU numbers; return "" if there is none."""
     given = f"--devices is {','.join(map(str, numbers)) or 'an empty list'}"
     count = len(set(numbers))
     if not there:

@@ -87,7 +87,6 @@ class Environment(ABC):
         return self.local_world_size == self.world_size
 
     def _address(self) -> str:
-        """Return the address that the launcher gives for rank 0."""
         raise UserError(
             f"{self.name}: the ranks are on several machines, and the address of rank 0 is unknown; expected "
             f"its address in MASTER_ADDR; {self.address_hint}"
@@ -98,7 +97,7 @@ class Environment(ABC):
         return ""
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """Return the integer value of the first set variable in ``names``, or else ``default``."""
+        """Return the integer value of the first variable in ``names`` that is set, or ``default``."""
         name = next((name for name in names if self.variables.get(name)), None)
         if name is None and default is not None:
             return default
@@ -116,7 +115,7 @@ class Environment(ABC):
         return int(text)
 
     def export(self, variables: MutableMapping[str, str] = os.environ) -> None:
-        """Set the environment variables that PyTorch's launchers set to this rank's values."""
+        """Set the environment variables of PyTorch's launchers to the values for this rank."""
         found = {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -381,7 +380,7 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
 
 
 def speaks(variables: Mapping[str, str] = os.environ) -> bool:
-    """Check whether this process prints messages: it is rank 0 or was not started by a launcher."""
+    """Check whether this process is rank 0 or was not started by a launcher, so that it prints messages."""
     try:
         environment = detect(variables)
     except UserError:

@@ -220,7 +220,6 @@ def running() -> ForkServer | None:
 
 
 def _serve(connection: socket.socket, launcher: int) -> None:
-    """Fork ranks on request until the launcher has exited."""
     die_with_parent(launcher)
     os.setsid()  # only the launcher receives Ctrl-C from the terminal
     for number in STOP_SIGNALS:
@@ -252,7 +251,7 @@ def _serve(connection: socket.socket, launcher: int) -> None:
 
 
 def _fork(request: Fork, private: Sequence[int]) -> int:
-    """Fork a rank that closes the ``private`` descriptors; return its id once it leads a process group."""
+    """Fork a rank and return its process id; the rank closes the ``private`` descriptors."""
     server = os.getpid()
     ready, leads = os.pipe()
     pid = fork()

@@ -25,7 +25,7 @@ _EVERY = 1.0  # seconds between two checks
 
 
 def patience() -> float | None:
-    """Return the user's time limit for hanging ranks in seconds (infinite if ``off``), or None if not set."""
+    """Return the user's time limit in seconds for hanging ranks, or None if it is not set."""
     text = os.environ.get(VARIABLE, "")
     if text == "off":
         return math.inf
@@ -99,7 +99,7 @@ class HangDetector:
 
 
 def is_stopped(pid: int) -> bool:
-    """Check whether a process was stopped by a signal (Linux)."""
+    """Check whether a process was stopped by a signal (Linux only)."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1] == [b"T"]
     except OSError:

@@ -1,8 +1,8 @@
 """Train in the current process with a single rank or a thread per rank, for debuggers and notebooks.
 
 Threads exchange data in memory. Rank 0 is the calling thread, so that its breakpoints, signals and output
-work as usual. Unlike processes that Rankless's launcher starts, a dead rank is not restarted, and libraries
-print on the terminal.
+work as usual. Unlike with Rankless's launcher, a dead rank is not restarted, and libraries print on the
+terminal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from rankless.world.threads import Meeting, join_threads
 
 
 def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:
-    """Return the reasons why the ranks cannot be threads, if there are any."""
     found = []
     if recipe.reduce == "fast":
         found.append(
@@ -58,7 +57,7 @@ def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:
 
 
 def _train_in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
-    """Train with ``size`` threads and return whether all steps are done; raise the ranks' error, if any.
+    """Train with ``size`` threads; return whether all steps are done, or raise the error of a rank.
 
     PyTorch must already be configured for the recipe.
     """
@@ -110,7 +109,7 @@ def _main_error(errors: Sequence[BaseException | None]) -> BaseException | None:
 
 
 def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
-    """Raise a UserError with all reasons why this process cannot train inline or in threads, if any."""
+    """Raise a UserError if this process cannot train inline or in threads, with all reasons."""
     in_threads = parallel == "threads"
     given, option = ("parallel", "--parallel threads") if in_threads else ("inline", "--inline")
     problems = _problems_of_threads(recipe, devices) if in_threads else []
@@ -200,5 +199,4 @@ def _train_alone(job: Job, recipe: Recipe, stop: StopRequest) -> bool:
 
 
 def _with_advice(error: UserError, job: Job) -> UserError:
-    """Return the error with the advice that a launched rank would add."""
     return error_in([rank_job.note_of(error, job)]) or error

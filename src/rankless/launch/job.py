@@ -32,7 +32,7 @@ _PARALLEL = ("processes", "threads")
 
 
 def check_parallel(kind: str) -> None:
-    """Raise a UserError unless ``kind`` is ``processes`` or ``threads``."""
+    """Raise a UserError if ``kind`` is neither ``processes`` nor ``threads``."""
     if kind not in _PARALLEL:
         raise UserError(f"--parallel is '{kind}': expected {one_of(_PARALLEL)}{nearest(kind, _PARALLEL)}")
 
@@ -156,7 +156,7 @@ def reserve_note(path: Path, rank: int) -> None:
 
 
 def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
-    """Write a note about how a rank ended next to the job at ``path``, in the reserved space if possible."""
+    """Write a note about how a rank ended into the folder of the job at ``path``."""
     beside = path.with_name(f".note-{rank}")
     with beside.open("r+b" if beside.exists() else "wb") as file:
         file.write(json.dumps(note).encode())
@@ -165,7 +165,7 @@ def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
 
 
 def read_notes(path: Path) -> list[dict[str, Any]]:
-    """Read the notes that ranks have left next to the job at ``path``, in order of the ranks."""
+    """Read the notes in the folder of the job at ``path``, starting with rank 0."""
     notes = sorted(path.parent.glob("note-*.json"))
     return [json.loads(note.read_text(encoding="utf-8")) for note in notes]
 
@@ -221,7 +221,7 @@ def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
 
 
 def take_cause(path: Path, rank: int) -> str | None:
-    """Return and remove the cause that a rank recorded with :func:`leave_cause`, or None if there is none."""
+    """Remove and return the cause that a rank recorded with :func:`leave_cause`, if there is one."""
     cause = path.with_name(f"cause-{rank}")
     try:
         text = cause.read_text(encoding="utf-8")

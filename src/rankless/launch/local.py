@@ -272,7 +272,6 @@ def run_ranks(job: Job, path: Path, ranks: int) -> RoundEnd:
 
 
 def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
-    """Run the ranks until they are done; raise the error that they report, if any."""
     with job_file(job, traces) as path:
         end = run_ranks(job, path, ranks)
     if sys.stdout.isatty() and not is_notebook():

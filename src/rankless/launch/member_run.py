@@ -95,7 +95,6 @@ class MemberRun:
         return recipe if first and self.environment.local_rank else resolve_recipe(recipe)
 
     def _join_and_train(self, recipe: Recipe | None) -> int:
-        """Join the other ranks, train, and return the exit code."""
         notes: Notes | None = None
         with ExitStack() as held:  # the lock of the run directory is released last
             try:
@@ -151,7 +150,6 @@ class MemberRun:
         return replace(agreed, data=replace(agreed.data, root=mine.data.root))
 
     def _train(self, world: World, recipe: Recipe, stop: StopRequest) -> tuple[bool, int]:
-        """Train; return whether all steps are done, and the signal that ended the training (or 0)."""
         with computes_like(recipe):
             finished = rank_job.train(self.job, recipe, world, stop)
         numbers = world.gather(int(stop.signal))
@@ -177,7 +175,6 @@ class MemberRun:
         return codes[0] if codes else LOST_PEER
 
     def _note(self, error: Exception) -> Note:
-        """Return the note that tells the other ranks about an error."""
         rank = self.environment.rank
         if isinstance(error, UserError):
             known: UserError | None = error
@@ -197,7 +194,6 @@ class MemberRun:
         return {"rank": rank, **rank_job.note_of(known, self.job)}
 
     def _report(self, notes: Sequence[Note]) -> None:
-        """Print the reason why the ranks could not continue."""
         self.output.to_terminal()
         silent = sorted(set(range(self.environment.world_size)) - {note["rank"] for note in notes})
         for note in notes:
@@ -212,7 +208,6 @@ class MemberRun:
         report(False, None, RunDirectory(Path(self.job.run)))
 
     def _meeting_error(self, error: Exception) -> UserError:
-        """Return the error for a rank that could not meet the other ranks."""
         environment = self.environment
         where = f"{environment.address}:{environment.port}"
         return UserError(
@@ -229,7 +224,6 @@ def _sent(job: Job) -> dict[str, Any]:
 
 
 def _main_signal(numbers: Sequence[int]) -> int:
-    """Return the signal to report, given the signal that each rank received (0 if none)."""
     if signal.SIGINT in numbers:
         return int(signal.SIGINT)
     return next(filter(None, numbers), int(signal.SIGTERM))
@@ -277,7 +271,6 @@ def open_run(
 
 
 def _lock_copy(run: RunDirectory, token: str, held: ExitStack) -> None:
-    """Lock this machine's run directory, which rank 0 may share, if it is writable."""
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         with writing.token(run.path):
@@ -287,7 +280,7 @@ def _lock_copy(run: RunDirectory, token: str, held: ExitStack) -> None:
     held.enter_context(locked(run, run.recipe.exists() or bool(run.steps()), token))
 
 
-def _is_mine(path: Path) -> bool:
+def _is_own(path: Path) -> bool:
     """Check whether this user owns ``path`` or its nearest existing parent.
 
     The path comes from the launcher's store, to which every user can write.
@@ -306,7 +299,7 @@ def _job_and_path(world: World, wanted: Wanted) -> tuple[str, Path]:
     before = Path(world.recall("run"))
     if wanted.run is not None:
         path = wanted.run
-    elif before != Path() and _is_mine(before):
+    elif before != Path() and _is_own(before):
         path = before
     elif cluster:
         path = Path("runs") / f"{wanted.name}-{cluster}"

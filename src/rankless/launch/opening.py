@@ -53,7 +53,7 @@ def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]
 
 @contextmanager
 def opened(run: RunDirectory, recipe: Recipe, *, resume: bool, token: str = "") -> Iterator[Recipe]:
-    """Lock a run directory and yield the recipe with its precision resolved; ``token`` is for :func:`locked`.
+    """Lock a run directory and yield the recipe with its precision resolved; ``token`` as for :func:`locked`.
 
     Raise a UserError if another process trains there or the directory contains other files or another recipe.
     """
@@ -83,7 +83,7 @@ def training_job(
     traced: bool = False,
     launched: Mapping[str, Any] | None = None,
 ) -> Job:
-    """Return the job of training ``recipe``; ``launched`` is added to the record of this start."""
+    """Return a training job; ``launched`` is added to the record of this start."""
     return Job(
         "train",
         to_json(recipe),
@@ -105,7 +105,7 @@ def this_start() -> dict[str, Any]:
 
 
 def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool = False) -> int:
-    """Print how a run ended, and return the exit code; ``number`` is the signal that ended the run, if any.
+    """Print how a run ended, and return the exit code; ``number`` is the signal that stopped it, if any.
 
     If ``quiet``, print only errors.
     """
@@ -142,7 +142,7 @@ def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
 
 
 @contextmanager
-def _output_is_optional(run: RunDirectory) -> Iterator[None]:
+def _optional_output(run: RunDirectory) -> Iterator[None]:
     """Warn instead of raising an error if the standard output cannot be written, because the run is saved."""
     try:
         yield
@@ -165,7 +165,7 @@ def report_finished(run: RunDirectory) -> None:
     following = f"rankless predict {shell_word(run.path)} IMAGES"
     if task not in BUILT_IN:  # predict does not support custom tasks
         following = f"rankless evaluate {shell_word(run.path)} --task {shlex.quote(task)}"
-    with _output_is_optional(run):
+    with _optional_output(run):
         for entry in scores:
             if best is not None and entry["evaluation"] == best:
                 print_best(best, entry["scores"])
@@ -190,7 +190,7 @@ def gpu_count() -> int:
 
 
 def devices_here(threads: int) -> int:
-    """Return the number of ranks for this machine: one per GPU, or one per ``threads`` cores."""
+    """Return the default number of ranks, which is one per GPU or one per ``threads`` cores."""
     return gpu_count() or max(usable_cores() // threads, 1)
 
 

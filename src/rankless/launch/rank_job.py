@@ -86,7 +86,6 @@ def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> in
 
 
 def _leave_error(error: UserError, job: Job, path: Path, rank: int) -> int:
-    """Leave a note about an error that a restart would only repeat, and return the exit code."""
     note = note_of(error, job)
     try:
         leave_note(path, rank, note)
@@ -215,7 +214,6 @@ def note_of(error: UserError, job: Job) -> dict[str, Any]:
 
 
 def _with_memory_advice(error: ShortageError, job: Job) -> UserError:
-    """Extend an out-of-memory error with advice on what to change."""
     recipe = from_json(job.recipe)
     micro, images = recipe.batch.micro, recipe.batch.images
     if job.verb == "train" and recipe.batch_norm == "sync":
@@ -239,7 +237,6 @@ def _with_memory_advice(error: ShortageError, job: Job) -> UserError:
 
 
 def _with_resume_command(error: TaskError, job: Job) -> TaskError:
-    """Extend an error of a custom task with the task's name and the command that resumes the run."""
     text = f"the task {from_json(job.recipe).task} failed: {error}"
     run = RunDirectory(Path(job.run))
     step = run.pointed("last") if job.run else None

@@ -18,7 +18,7 @@ _START = "=== "
 
 
 def open_log(path: Path, why: str) -> int:
-    """Open a log for appending, write a header with the reason ``why`` for this start, and return it."""
+    """Open a log for appending, write a header with the reason for this start, and return the descriptor."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LIMIT:
         path.replace(path.with_name(f"{path.name}.1"))
@@ -48,7 +48,7 @@ def log_or_nothing(path: Path, why: str) -> int:
 
 
 def last_traceback(path: Path) -> list[str]:
-    """Return the lines from the last traceback of the last start to the end, or an empty list."""
+    """Return the lines from the last traceback since the last start to the end, or an empty list."""
     try:
         lines = _lines(path)
     except OSError:

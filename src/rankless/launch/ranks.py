@@ -45,7 +45,7 @@ class Process(Protocol):
 
 
 class Ranks:
-    """The ranks of a round on this machine.
+    """The ranks of one round on this machine.
 
     Args:
         path: file of the job, which the ranks read.
@@ -93,7 +93,6 @@ class Ranks:
         return self._outcome(failed)
 
     def _start(self, meeting: Path | None) -> None:
-        """Start the ranks, each with signals blocked until it listens for them."""
         words = [str(self.path), str(os.getpid()), *([str(meeting)] if meeting else [])]
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
@@ -108,7 +107,6 @@ class Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _variables(self, local: int) -> dict[str, str]:
-        """Return a rank's environment variables, which have the same names as torchrun's."""
         place = self.place
         found = {
             "RANK": self.first + local,
@@ -141,11 +139,9 @@ class Ranks:
         return {} if self.requests.first else {rank: code for rank, code in codes.items() if code}
 
     def _codes(self) -> dict[int, int | None]:
-        """Return the exit code of each rank (None while it is running)."""
         return {rank: process.poll() for rank, process in self.processes.items()}
 
     def _stop(self, by: signal.Signals) -> None:
-        """Ask the ranks to end and wait for them."""
         for process in self.processes.values():
             process.send_signal(signal.SIGINT if by is signal.SIGINT else signal.SIGTERM)
         self._wait_for_all(self.grace)
@@ -168,12 +164,10 @@ class Ranks:
             time.sleep(0.02)
 
     def _is_saving(self) -> bool:
-        """Check whether a running rank is writing a checkpoint."""
         saving = saving_process(RunDirectory(Path(self.job.run))) if self.job.run else None
         return any(one.pid == saving and one.poll() is None for one in self.processes.values())
 
     def _kill_hung(self) -> None:
-        """Kill hanging processes with their process groups; the other ranks end as after any death."""
         self.watching()
         alive = {rank: one.pid for rank, one in self.processes.items() if one.poll() is None}
         if self.server is not None and alive:
@@ -211,7 +205,6 @@ class Ranks:
                     os.utime(path)
 
     def _outcome(self, codes: dict[int, int]) -> RoundEnd:
-        """Return the outcome of the round, with the notes and logs of the ranks."""
         death = None
         if codes and self.server is not None and not self.server.alive:
             code = self.server.code or 0

@@ -13,7 +13,7 @@ TWICE = 0.25  # seconds within which two signals count as one: ``timeout`` and s
 
 
 class Requests:
-    """A context that records the signals SIGTERM, SIGINT, SIGHUP and SIGUSR1 unless they were ignored before.
+    """A context that records SIGTERM, SIGINT, SIGHUP and SIGUSR1, except for signals that are ignored.
 
     Attributes:
         first: the first signal; None if there was none.

@@ -23,7 +23,7 @@ _ROOT = "data.root"  # may change if the data is the same
 
 
 def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
-    """Return the recipe for resuming a run, given the requested recipe.
+    """Return the recipe with which to resume a run, given the requested recipe.
 
     Raise a UserError if keys that affect past results differ; it gives both values of each key.
     """
@@ -47,8 +47,8 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
                 f"{', '.join(free_keys())}, and {_ROOT} if the data is the same",
             ]
         )
-    _refuse_the_past(run, recipe)
-    _warn_of_a_rise(run, before, recipe)
+    _refuse_fewer_steps(run, recipe)
+    _warn_of_rising_rate(run, before, recipe)
     return recipe
 
 
@@ -74,7 +74,7 @@ def recipe_of_run(
 
 
 def was_started_by(run: RunDirectory, job: str) -> bool:
-    """Check whether the run has a checkpoint and was last started by ``job``, which may be empty."""
+    """Check whether a run has a checkpoint and was last started by the given job."""
     if not job or not run.steps():
         return False
     before, _ = starts.read(run.environment)
@@ -82,7 +82,6 @@ def was_started_by(run: RunDirectory, job: str) -> bool:
 
 
 def _damage(run: RunDirectory) -> str:
-    """Describe the damage to a run's ``recipe.yaml``; return "" if there is none."""
     if not os.path.lexists(run.recipe):
         return "is missing"
     try:
@@ -107,7 +106,6 @@ def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> 
 
 
 def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> None:
-    """Raise a UserError unless the data at the new path has the same classes, sizes and annotations."""
     if run.pointed("last") is None:
         return  # no step has used the data yet
     used, now = _state(run).get("data"), data_digest(recipe)
@@ -125,7 +123,6 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """Return the training state in the newest checkpoint, or an empty dict if it cannot be read."""
     with suppress(UserError):
         return read_state(run.step_directory(run.pointed("last") or 0))
     return {}
@@ -144,15 +141,14 @@ def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
 
 
 def _steps(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Return the number of steps in the recipe's epochs, or None if the run has not saved yet."""
+    """Return the total number of steps of a run, or None if the run has not saved yet."""
     samples = _state(run).get("images")
     if type(samples) is not int or samples < 1:
         return None
     return -(-recipe.epochs * samples // recipe.batch.images)
 
 
-def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
-    """Raise a UserError if the recipe ends before the step that the run has reached."""
+def _refuse_fewer_steps(run: RunDirectory, recipe: Recipe) -> None:
     step, steps = run.pointed("last"), _steps(run, recipe)
     if step and steps is not None and steps < step:
         samples = _state(run)["images"]
@@ -162,8 +158,7 @@ def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
         )
 
 
-def _warn_of_a_rise(run: RunDirectory, before: Recipe, now: Recipe) -> None:
-    """Warn if additional epochs stretch the schedule so that the learning rate rises again."""
+def _warn_of_rising_rate(run: RunDirectory, before: Recipe, now: Recipe) -> None:
     step, samples = run.pointed("last"), _state(run).get("images")
     if not step or type(samples) is not int or samples < 1 or before.epochs == now.epochs:
         return

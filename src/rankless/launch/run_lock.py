@@ -26,7 +26,6 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
 @contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """Convert an OSError to a UserError that names the run directory."""
     try:
         yield
     except OSError as error:
@@ -36,7 +35,7 @@ def _usable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
-    """Lock a run directory and yield whether this process is the first of its training run there.
+    """Lock a run directory, and yield whether this is the first process of its training run to do so.
 
     If ``resume``, the directory may contain a run. Hosts of one training run pass the same ``token``, so that
     hosts that share the directory also share its lock. The system releases the lock when a process dies.
@@ -72,7 +71,7 @@ def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
 
 
 def refuse_no_run(run: RunDirectory) -> None:
-    """Raise a UserError if there is no run to resume, that is, neither a recipe nor a checkpoint."""
+    """Raise a UserError if the directory has neither a recipe nor a checkpoint."""
     if not run.recipe.exists() and not run.steps():
         raise UserError(
             f"{run.path}: nothing to resume: there is no recipe.yaml and no checkpoint; give the directory "
@@ -81,10 +80,9 @@ def refuse_no_run(run: RunDirectory) -> None:
 
 
 def _refuse_other_files(run: RunDirectory) -> None:
-    """Raise a UserError if the directory contains files that do not belong to a run."""
     there = list[str]()
     with suppress(OSError):  # the directory is new, or not a folder
-        there = sorted(path.name for path in run.path.iterdir() if not _is_of_this_start(path))
+        there = sorted(path.name for path in run.path.iterdir() if not _may_precede_run(path))
     if there and not _is_run(run):
         raise UserError(
             f"{run.path}: is not a run directory, but contains {listed(there)}; expected a run, or a new or "
@@ -92,7 +90,7 @@ def _refuse_other_files(run: RunDirectory) -> None:
         )
 
 
-def _is_of_this_start(path: Path) -> bool:
+def _may_precede_run(path: Path) -> bool:
     """Check whether a detached start, a shell or Slurm (``-o runs/a/%j.out``) may have written the file."""
     return path.name == DETACHED or path.stem == "coordinator" or path.suffix in {".out", ".err", ".log"}
 
@@ -111,7 +109,6 @@ def _is_run(run: RunDirectory) -> bool:
 
 
 def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
-    """Open and lock the lock file without following links or changing its content."""
     path, flags = run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         with _usable(run.path):
@@ -157,7 +154,6 @@ def _refuse_existing_run(run: RunDirectory, resume: bool) -> None:
 
 
 def _has_trained(run: RunDirectory) -> bool:
-    """Check whether the run has finished a step or saved a checkpoint."""
     if run.checkpoints.exists():
         return True
     try:
@@ -169,7 +165,6 @@ def _has_trained(run: RunDirectory) -> bool:
 
 
 def _vacate(run: RunDirectory) -> None:
-    """Remove a run that could not start because of an error, so that its name is free again."""
     files = (run.recipe, run.environment, run.data_sums, run.journal, run.report, run.evaluation)
     for path in (*files, run.path / ".lock"):
         path.unlink(missing_ok=True)
@@ -179,7 +174,6 @@ def _vacate(run: RunDirectory) -> None:
 
 
 def _sweep(run: RunDirectory) -> None:
-    """Remove unfinished files and restore complete checkpoints; the caller must have the lock."""
     sweep(run.path)
     sweep(run.checkpoints)
     recover(run)

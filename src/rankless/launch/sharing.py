@@ -9,7 +9,7 @@ from rankless.recipe.schema import Recipe
 
 
 def too_few(ranks: int, devices: int, kind: str) -> str:
-    """Return a note that only ``ranks`` of ``devices`` devices (of a ``kind``, in the plural) will train."""
+    """Return a message that only ``ranks`` of ``devices`` devices will train; ``kind`` names the devices."""
     return (
         f"a step has only {counted(ranks, 'micro-batch', 'micro-batches')} (batch.images / batch.micro), so "
         f"only {ranks} of the {devices} {kind} will train"

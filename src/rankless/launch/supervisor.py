@@ -87,7 +87,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def error(self) -> UserError | None:
-        """The error that the ranks reported and that a restart would only repeat, if any."""
+        """The error that the ranks reported; None if there is none."""
         return error_in(self.notes)
 
     @property
@@ -130,7 +130,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def why(self) -> str:
-        """The reason why the round ended, as a part of a sentence."""
+        """The reason why the round ended, as a clause."""
         if self.lost:
             return f"without {', '.join(self.lost)}"
         if self.fork_server:
@@ -158,13 +158,13 @@ def how_it_ended(code: int) -> str:
 
 
 class Progress:
-    """A counter of successive rounds without progress, given the newest saved step before the first round."""
+    """A counter of successive rounds without progress; ``step`` is the newest saved step."""
 
     def __init__(self, step: int) -> None:
         self.step, self.stuck = step, 0
 
     def count(self, step: int) -> bool:
-        """Record the newest saved step after a round, and return whether it is a new one."""
+        """Record the newest saved step after a round, and return whether the round has made progress."""
         further = step > self.step
         self.stuck = 0 if further else self.stuck + 1
         self.step = max(self.step, step)

@@ -61,7 +61,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all numbers of ranks gave the same bits at every step."""
+        """Whether the bits were the same at every step with all numbers of ranks."""
         return all(result.difference is None for result in self.worlds)
 
     def as_json(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def verify_on_hosts(
 def compare(
     worlds: Sequence[Callable[[Trace], tuple[WorldResult, Trace]]], steps: int, echo: Callable[[str], None]
 ) -> VerifyReport:
-    """Train with one number of ranks after another, and report the differences.
+    """Train with each number of ranks in turn, and report the differences.
 
     Each function in ``worlds`` receives the trace of the first one, or an empty trace at first. ``echo``
     receives the table line by line.
@@ -140,7 +140,6 @@ def compare(
 
 
 def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -> tuple[WorldResult, Trace]:
-    """Train with ``world`` ranks, and compare the traces with ``first``."""
     run = RunDirectory(folder / "run")
     code = local.train(recipe, run.path, devices=world, resume=False, dry_run_steps=steps, traces=folder)
     last = run.pointed("last")
@@ -154,7 +153,6 @@ def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -
 def _result(
     recipe: Recipe, texts: Sequence[str], digest: str, seconds: Sequence[float], first: Trace
 ) -> tuple[WorldResult, Trace]:
-    """Compare the traces of all ranks with each other and, unless it is empty, with ``first``."""
     traces = [[json.loads(line) for line in text.splitlines()] for text in texts]
     difference = None
     for rank, trace in enumerate(traces[1:], 1):
@@ -166,7 +164,6 @@ def _result(
 
 
 def _first_difference(one: Trace, other: Trace, who: str) -> str | None:
-    """Return the first step and tensor in which two traces differ, or None if they are equal."""
     for a, b in zip(one, other, strict=False):
         both = {**a["tensors"], **b["tensors"]}
         names = [name for name in both if a["tensors"].get(name) != b["tensors"].get(name)]

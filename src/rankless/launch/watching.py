@@ -41,7 +41,7 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
         coordinator = recorded(run)
     if coordinator is None:
         wait_for(run)
-    source = _here(run) if coordinator is None else _there(run, coordinator)
+    source = _local_run(run) if coordinator is None else _remote_run(run, coordinator)
     try:
         with source as (head, lines):
             device, in_threads = _ranks(head)
@@ -77,8 +77,7 @@ def wait_for(run: Path) -> None:
 
 
 @contextmanager
-def _here(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
-    """Yield the recipe and the record of a run on this machine, and the lines of its journal."""
+def _local_run(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
     try:
         head = following.described(run)
     except FileNotFoundError:
@@ -92,8 +91,7 @@ def _here(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
 
 
 @contextmanager
-def _there(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
-    """Yield the recipe and the record of a run on another machine, and the lines of its journal."""
+def _remote_run(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
     command = sent(following, of.host, of.ssh, of.python)
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

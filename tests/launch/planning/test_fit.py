@@ -17,7 +17,7 @@ from rankless.cli import main
 from rankless.errors import UserError
 from rankless.hardware.memory import peak
 from rankless.launch.planning.fit import Tried, _Search, _sizes, fit
-from rankless.launch.planning.memory_guard import guarded
+from rankless.launch.planning.measurement_worker import guarded
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
 

@@ -94,7 +94,7 @@ def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
 
 
 def lines(checks: Sequence[Check], hosts: Sequence[str], columns: int | None = None) -> list[str]:
-    """Return a table of findings, with fixes below them, and a summary, as lines."""
+    """Return the lines of a table of findings and fixes, followed by a summary."""
     rows = merged(checks, hosts)
     columns = max(columns or shutil.get_terminal_size((110, 24)).columns, 60)
     item = max([len(row.name) for row in rows], default=0)

@@ -353,7 +353,6 @@ def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:
 
 
 def _selects(value: str, interface: str) -> bool:
-    """Check whether the value of a gloo or NCCL variable selects ``interface``."""
     if value.startswith("^"):
         return True
     exact = value.startswith("=")
@@ -385,7 +384,7 @@ class Process:
 
 
 def processes(root: Path = Path("/proc")) -> list[Process]:
-    """Return all processes that ``root`` lists."""
+    """Return all processes in ``root``."""
     found = []
     for folder in root.iterdir():
         if not folder.name.isdigit():
@@ -417,7 +416,7 @@ def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -
 
 
 def _is_adopted(parent: Process | None) -> bool:
-    """Check whether ``parent`` did not start the process but adopted it."""
+    """Check whether ``parent`` is a process that adopts orphans and not a launcher."""
     if parent is None:  # the parent is outside this container
         return False
     is_reaper = parent.id == 1 or parent.name in _REAPERS

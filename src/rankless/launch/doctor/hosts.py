@@ -83,7 +83,6 @@ def connections(answers: Answers) -> list[Check]:
 
 
 def _unreachable(one: str, other: str, tried: Mapping[str, Mapping[str, Any]]) -> Check:
-    """Return a finding about a host that does not reach another host, with the reason."""
     small = [(address, answer) for address, answer in tried.items() if "failed" not in answer]
     if small:
         address, answer = small[0]
@@ -102,7 +101,6 @@ def _unreachable(one: str, other: str, tried: Mapping[str, Mapping[str, Any]]) -
 
 
 def _packets(one: str, other: str, answers: Answers) -> list[Check]:
-    """Return a warning if the two ends of a connection have different MTUs."""
     there = {answer["mtu"] for answer in answers[one][other]["tried"].values() if answer.get("large")}
     back = {answer["mtu"] for answer in answers[other][one]["tried"].values() if answer.get("large")}
     if not there or not back or there & back:
@@ -139,13 +137,13 @@ _SLOW = 100e6  # bytes/s; a link of 1 Gbit/s carries 117e6
 
 
 def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
-    """Return the bytes per second that each host sends in a collective; an all-reduce sends data twice."""
+    """Return the bytes per second that each host sends during a collective."""
     passes = 2 if timing["name"] == "all-reduce" else 1
     return float(passes * (hosts - 1) / hosts * timing["size"] / timing["seconds"])
 
 
 def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
-    """Return a finding about latency and bandwidth, which is a warning below 1 Gbit/s."""
+    """Return a finding about latency and bandwidth; below 1 Gbit/s, it is a warning."""
     latency = min(timing["seconds"] for timing in timings)
     largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
     rate = bandwidth(largest, hosts)
@@ -245,7 +243,7 @@ def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, access: Acc
 
 
 class _Doctor:
-    """An examination of hosts, in which a failure on one host does not stop the checks of the others."""
+    """An examination of hosts that continues when a host fails."""
 
     def __init__(self, pool: HostPool, recipe: Recipe | None, run: Path) -> None:
         self.pool, self.recipe, self.run = pool, recipe, run
@@ -322,7 +320,6 @@ class _Doctor:
             self.found.checks.append(clocks(skews))
 
     def _connections(self, members: list[Member]) -> bool:
-        """Let every host connect to every other host, and return whether all connections succeed."""
         for index, reply in self._ask(messages.Listen(echo=True), _TRY).items():
             self.pool.members[index].ports = reply.value
         members = [member for member in members if not member.lost]
@@ -345,7 +342,6 @@ class _Doctor:
         return all(check.level != "error" for check in checks)
 
     def _speed(self, members: list[Member]) -> None:
-        """Measure the network, and then a step of the recipe on one host."""
         if len(members) < 2:
             return
         lead = members[0]
@@ -380,7 +376,6 @@ class _Doctor:
                 self._step(training, lead)
 
     def _share(self, training: Training, members: Sequence[Member]) -> bool:
-        """Check that there is work for every host."""
         try:
             shares = training.shares(members)
         except UserError as problem:
@@ -391,7 +386,6 @@ class _Doctor:
         return True
 
     def _step(self, training: Training, lead: Member) -> None:
-        """Measure a step of the recipe on the first host alone."""
         command = messages.Step(recipe=training.json(lead), devices=self.found.shares[0])
         reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.Value(value=0.0))
         self.found.step = reply.value or 0.0

@@ -95,7 +95,7 @@ class Access:
 
 
 def host_access(ssh: str, python: str | None, *, sync: bool = False) -> Access:
-    """Return the settings for command-line options; by default, ``python`` is this interpreter's path."""
+    """Return the settings for the given command-line options."""
     env = {name: text for name, text in os.environ.items() if name.startswith("RANKLESS_") and name != HERE}
     env.setdefault("RANKLESS_SECRET", secrets.token_hex(32))  # sent only over SSH (world/secret)
     if sys.stdout.isatty():  # rank 0 shows its progress bar although it writes to a pipe
@@ -112,7 +112,6 @@ def host_access(ssh: str, python: str | None, *, sync: bool = False) -> Access:
 
 
 def _package() -> Package:
-    """Pack the code of this copy of Rankless without its dependencies."""
     root = Path(rankless.__file__).parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -201,7 +200,6 @@ class Channel:
         self.is_open = False
 
     def _put(self, event: Event) -> None:
-        """Put an event into the queue, and wait while the queue is full and the channel is open."""
         while self.is_open:
             self.heard = time.monotonic()  # the delay is not the host's
             with suppress(queue.Full):
@@ -240,7 +238,7 @@ def _piped(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def main_part(output: str) -> str:
-    """Return the output of SSH, or only the sentence about a host key that has changed."""
+    """Return ``output``, or only the sentence in it about a changed host key."""
     changed = re.search(_CHANGED, output)
     return changed[0] if changed else output
 

@@ -65,7 +65,7 @@ class Coordinator:
         self.waiting_since: float | None = None
 
     def train(self) -> int:
-        """Train to the end and return the exit code."""
+        """Train until the end, and return the exit code."""
         grace = 3.0
         try:
             return self._supervised() if self._start() else 0
@@ -88,7 +88,6 @@ class Coordinator:
                 print("\x1b[?25h", end="", flush=True)  # a killed rank may have left the cursor hidden
 
     def _leave(self, command: messages.Command[messages.Answer]) -> None:
-        """Send the hosts a command to remove the run or to release its directory."""
         self.pool.urgent = lambda: None
         holders = [member for member in self.pool.members if member.index in self.hosts.joined]
         self._send_to_round(holders, messages.Abandon(of=self.number))
@@ -170,7 +169,7 @@ class Coordinator:
     def _present(self) -> list[Member]:
         """Return the hosts that have joined the run, or none if there are too few after a time limit."""
         while self.requests.first is None:
-            self._see_losses()
+            self._report_losses()
             members = [member for member in self.pool.members if member.index in self.hosts.joined]
             if len(members) >= self.wanted.least:
                 return members
@@ -189,32 +188,30 @@ class Coordinator:
             self.pool.pump(0.5)
         return []
 
-    def _see_losses(self) -> None:
+    def _report_losses(self) -> None:
         for member in self.hosts.lost():
             text = f"lost {member.name} ({member.lost})"
             warn(text)
             self.deaths.append(Death(None, 0, text))
 
     def _meet(self, members: list[Member]) -> list[Member]:
-        """Find addresses at which the hosts reach each other, and give up unreachable hosts."""
         while members := [member for member in members if not member.lost]:
             missed = preflight.find_addresses(self.pool, members)
             if not missed and not any(member.lost for member in members):
                 break
             if missed:
                 self.hosts.exclude(preflight.least_connected(self.pool, missed), "the others cannot reach it")
-        self._see_losses()
+        self._report_losses()
         return members
 
     def _round(self, members: list[Member]) -> RoundEnd:
-        """Run the ranks once and return the outcome."""
         lead, counts = members[0], self.training.shares(members)
         self.pool.speaker = lead
         self.number += 1
         opened = self.pool.ask([lead], messages.OpenStore(address=lead.own), _SHORT).get(lead.index)
         if opened is None or opened.problems:
             self.hosts.exclude(lead, "; ".join(opened.problems if opened else [lead.lost]))
-            self._see_losses()
+            self._report_losses()
             self.answered = False
             return RoundEnd(lost=[lead.name])
         first, size = 0, sum(counts.values())
@@ -234,19 +231,20 @@ class Coordinator:
         return self._watch(members)
 
     def _watch(self, members: list[Member]) -> RoundEnd:
-        """Pass on requests and failures until the round has ended on every host."""
         asked = abandoned = regrouping = False
         until = float("inf")
         while waiting := [member for member in members if not member.replies and not member.lost]:
             self.pool.pump(0.1)
-            self._see_losses()
+            self._report_losses()
             if self.requests.first is not None and not asked:
                 asked, until = True, time.monotonic() + GRACE
                 if (
                     not regrouping
                 ):  # otherwise, ranks are already saving, and a second request would kill them
                     self._send_to_round(members, self._request(self.requests.first))
-            failed = any(m.lost or (m.replies and _is_failed(m.replies[0])) for m in members)
+            failed = any(
+                m.lost or (m.replies and (m.replies[0].end.failed or m.replies[0].problems)) for m in members
+            )
             self.pool.missing = failed
             if failed and not abandoned:
                 abandoned, until = True, min(until, time.monotonic() + GRACE)
@@ -262,7 +260,7 @@ class Coordinator:
                 for member in waiting:
                     self.pool.lose(member, f"its ranks did not end within {GRACE:.0f} s")
         self.pool.missing = False
-        self._see_losses()
+        self._report_losses()
         replies = {member.index: member.replies.popleft() for member in members if member.replies}
         for member in members:
             if member.index in replies and replies[member.index].left_out:
@@ -287,19 +285,17 @@ class Coordinator:
             raise UserError(f"{member.name}: {text}" for member in unable for text in problems[member.index])
         for member in unable:
             self.hosts.exclude(member, "; ".join(problems[member.index]))
-        self._see_losses()
+        self._report_losses()
         return unable
 
     def _request(self, number: signal.Signals) -> messages.Request:
         return messages.Request(of=self.number, number=int(number))
 
     def _send_to_round(self, members: Sequence[Member], command: messages.Request | messages.Abandon) -> None:
-        """Send a command about the current round to hosts."""
         for member in members:
             self.pool.send(member, command)
 
     def _count(self, step: int) -> None:
-        """Record the newest saved step of the last round."""
         if self.progress.count(step):
             self.hosts.has_trained()
 
@@ -317,7 +313,6 @@ class Coordinator:
         return 0
 
     def _dry_run_done(self, end: RoundEnd) -> int:
-        """Store the results of a dry run, and return the exit code."""
         lead = self.members[0]
         replies = preflight.must(self.pool, [lead], messages.Outcome(run=str(self.training.run)))
         self.outcome, self.traces = replies[lead.index], [text for _, text in sorted(end.traces.items())]
@@ -331,7 +326,6 @@ class Coordinator:
         return report_stopped(by, step, self._again(), known=known)
 
     def _again(self) -> str:
-        """Return the command that resumes the training."""
         hosts = ",".join(str(member.host) for member in self.pool.members)
         words = ["rankless", "train", "--resume", "--run", str(self.training.run), "--hosts", hosts]
         least = ["--min-hosts", str(self.wanted.least)] if self.wanted.least > 1 else []
@@ -430,11 +424,6 @@ class Membership:
         member.facts = {}
         seconds = min(_RETRY * 2 ** min(self._refused[member.index], 10), _LONGEST)
         self._retry_at[member.index] = time.monotonic() + seconds
-
-
-def _is_failed(reply: messages.RoundEnded) -> bool:
-    """Check whether any rank of a host failed."""
-    return bool(reply.end.failed or reply.problems)
 
 
 def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], access: Access) -> int:

@@ -60,7 +60,7 @@ def recorded(run: Path) -> Coordinator:
 
 
 def sent(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:
-    """Return the command that runs the source of a module on a host; the module must not need packages."""
+    """Return the command that sends a module to a host and runs it there without packages."""
     source = base64.b64encode(Path(str(program.__file__)).read_bytes()).decode()
     words = [python, "-u", "-c", f"import base64;exec(base64.b64decode('{source}'))"]
     return words if host.is_here else [*ssh, *OPTIONS, host.address, shlex.join(words)]
@@ -130,7 +130,6 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], access: Access, ssh
 
 
 def _record(run: Path, record: Coordinator) -> None:
-    """Record on this machine which host coordinates a run."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         fields = {**record._asdict(), "host": str(record.host)}
@@ -161,7 +160,6 @@ def attach(run: Path, *, stop: bool) -> int:
 
 
 def _if_lost(run: Path, record: Coordinator) -> str:
-    """Return advice about a run whose coordinating host does not respond."""
     text, hosts = "if it is up, the training continues", parse_hosts(record.hosts or str(record.host))
     others = [str(host) for host in hosts if host.name != record.host.name]
     if not others:
@@ -173,7 +171,6 @@ def _if_lost(run: Path, record: Coordinator) -> str:
 def _ask(
     host: Host, ssh: Sequence[str], python: str, request: dict[str, Any], *, captured: bool
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run :mod:`rankless.launch.hosts.detached` on a host with a request."""
     command = sent(detached, host, ssh, python)
     line = json.dumps(request).encode() + b"\n"
     try:

@@ -22,7 +22,7 @@ STARTS, NUMBERS = ('{"event":"start"', '{"event":"resume"'), ('{"step"', '{"eval
 
 
 def main() -> int:
-    """Handle the request on the standard input and return the exit code."""
+    """Handle a request from the standard input, and return the exit code."""
     request = json.loads(sys.stdin.readline())
     home, cwd = Path.home(), Path(request["cwd"])
     os.chdir(cwd if cwd.is_dir() else home)
@@ -164,7 +164,7 @@ def read(run: Path) -> dict[str, int] | None:
 
 
 def write(run: Path, record: dict[str, int]) -> None:
-    """Write the record of the command's process atomically."""
+    """Write the record of the coordinator's process atomically."""
     beside = run / f".{RECORD}.{os.getpid()}.tmp"
     beside.write_text(json.dumps(record), "utf-8")
     beside.rename(run / RECORD)

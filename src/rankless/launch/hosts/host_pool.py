@@ -225,7 +225,6 @@ class HostPool:
             self.lose(member, event.lost)
 
     def _hear(self, member: Member, text: bytes) -> None:
-        """Handle a message from a host's process, and drop late replies to earlier commands."""
         sign = msgspec.json.decode(text, type=Sign)
         member.answered = time.monotonic() - (sign.beat or 0)
         if sign.ready:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Event(msgspec.Struct, omit_defaults=True):
-    """A supervisor's report about its host, in which one field is set.
+    """A report from a supervisor about its host; exactly one field is set.
 
     Attributes:
         hello: properties of a supervisor that has just started.
@@ -52,7 +52,7 @@ class Sign(msgspec.Struct):
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An answer to a command; if it has ``problems``, it has no other content."""
+    """An answer to a command; if there are ``problems``, all other fields are unset."""
 
     reply_to: int = 0
     problems: list[str] = []
@@ -240,7 +240,7 @@ class Doctor(Command[Value[list[dict[str, Any]]]]):
 
 
 class Clock(Command[Value[float]]):
-    """A query for the time of the machine's clock, in seconds since 1970."""
+    """A query for the host's time in seconds since 1970."""
 
 
 class Speed(Command[Measured]):

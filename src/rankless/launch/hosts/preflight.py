@@ -136,7 +136,7 @@ def warnings(members: Sequence[Member]) -> list[str]:
 
 
 def differences(members: Sequence[Member]) -> list[Difference]:
-    """Return the differences in properties that must be the same on all hosts."""
+    """Return the differences between hosts that prevent training."""
     found = []
     names = dict.fromkeys(name for member in members for name in _versions(member))
     for name in names:
@@ -216,7 +216,6 @@ def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> li
 
 
 def _choose_run(pool: HostPool, name: str) -> Path:
-    """Return a run directory that exists on no host: ``runs/NAME``, or ``runs/NAME-2``, ``-3`` …"""
     run, number = Path("runs") / name, 1
     while any(reply.exists for reply in must(pool, pool.members, messages.Holds(run=str(run))).values()):
         number += 1
@@ -225,7 +224,6 @@ def _choose_run(pool: HostPool, name: str) -> Path:
 
 
 def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
-    """Return the host with the newest checkpoint; raise a UserError if no host has the run to resume."""
     replies = must(pool, pool.members, messages.Holds(run=str(run)))
     for member in pool.members:
         member.holds = replies[member.index]
@@ -250,7 +248,7 @@ def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
 
 
 def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Training, int | None]:
-    """Let a host resolve the recipe and compare it with the run on that host.
+    """Resolve the recipe on a host, and compare it with the run there.
 
     Return the training with the resolved recipe, and the last step of the run if it is already finished.
     """
@@ -268,7 +266,7 @@ def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Trainin
 
 
 def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
-    """Find an address at which the others reach each host; raise a UserError if there is none."""
+    """Find an address of each host that all other hosts can reach; raise a UserError if there is none."""
     missed = find_addresses(pool, members)
     refuse_lost(members)
     if missed:
@@ -281,7 +279,7 @@ def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
 
 
 def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[Member]]:
-    """Find an address at which the others reach each host; hosts may be lost in the process.
+    """Find an address of each host that all other hosts can reach; hosts may be lost in the process.
 
     Return a mapping from the index of each unreachable host to the hosts that cannot reach it.
     """
@@ -335,7 +333,7 @@ def refuse_lost(members: Sequence[Member]) -> None:
 
 
 def behind(pool: HostPool, members: Sequence[Member], run: str) -> dict[str, str]:
-    """Return the names of hosts without the newest checkpoint, each with text such as ``40 of 240``."""
+    """Return the hosts that lack the newest checkpoint, each with a phrase such as ``40 of 240``."""
     here = [member for member in members if not member.lost]
     replies = pool.ask(here, messages.Holds(run=run))
     steps = {m.name: replies[m.index].step or 0 for m in here if m.index in replies}

@@ -125,7 +125,6 @@ def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str,
 
 
 def _received(connection: socket.socket) -> bytes:
-    """Receive bytes until the connection ends or all ``_LARGE`` bytes have arrived."""
     data = b""
     while len(data) < _LARGE:
         some = connection.recv(_LARGE - len(data))
@@ -136,7 +135,7 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def sources(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the local address for each address at which :func:`attempt` reached another host."""
+    """Return the local address for each remote address that :func:`attempt` reached."""
     return {
         address: found["source"] for address, found in tried.items() if found.get("large", "source" in found)
     }

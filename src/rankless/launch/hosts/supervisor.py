@@ -52,7 +52,7 @@ class Supervisor:
         }
 
     def run(self) -> None:
-        """Serve the client until the process has ended, and kill all descendants."""
+        """Serve the client until the process has ended, and then kill all descendants."""
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
@@ -188,7 +188,7 @@ class Supervisor:
             shutil.rmtree(beside, ignore_errors=True)
 
     def end(self, grace: float) -> None:
-        """Tell the process to end, and kill it after ``grace`` seconds."""
+        """Tell the process to end; after ``grace`` seconds, kill it."""
         at = time.monotonic() + grace
         if self.kill_at is None or at < self.kill_at:
             self.kill_at = at

@@ -82,11 +82,9 @@ class BareLoop:
         self.model.register_forward_pre_hook(self._cast)
 
     def _cast(self, _: Any, inputs: Any) -> Any:
-        """Convert the float32 images to the model's dtype."""
         return (inputs[0].to(self.dtype), *inputs[1:]) if hasattr(inputs[0], "dtype") else inputs
 
     def _convert(self, dtype: torch.dtype) -> None:
-        """Convert the weights, their average and the optimizer state to ``dtype``."""
         if dtype == self.dtype:
             return
         self.dtype = dtype
@@ -130,7 +128,6 @@ class BareLoop:
         return time.perf_counter() - began
 
     def _ready(self, images: int) -> list[Any]:
-        """Return the data of one step as collated batches of ``images`` images."""
         if images not in self.batches:
             from rankless.data.loader import MicroBatches
             from rankless.engine.schedule import StepSchedule

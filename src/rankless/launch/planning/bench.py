@@ -23,8 +23,7 @@ from rankless.launch.devices import visible
 from rankless.launch.local import ranks_for
 from rankless.launch.opening import begin, checked, with_precision
 from rankless.launch.planning.bare_process import PURE
-from rankless.launch.planning.measurement_worker import MeasurementProcess
-from rankless.launch.planning.memory_guard import guarded
+from rankless.launch.planning.measurement_worker import MeasurementProcess, guarded
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
@@ -190,11 +189,9 @@ class Bare(_Processes):
         process.answer()
 
     def _free(self) -> int:
-        """Return the memory limit of the loop in bytes (0: no limit)."""
         return int(_USABLE * memory.available()) if compute_device().type == "cpu" else 0
 
     def _smaller(self, images: int) -> int:
-        """Return the largest divisor of the batch from one micro-batch up to half of ``images``."""
         whole, least = self.recipe.batch.images, self.recipe.batch.micro
         return max((size for size in range(least, images // 2 + 1) if whole % size == 0), default=least)
 
@@ -260,7 +257,7 @@ class Bench:
     notes: list[str]
 
     def advice(self) -> list[tuple[str, str]]:
-        """Return pairs of a recipe key or option and a suggested change, starting with the most useful."""
+        """Return pairs of a recipe key or option and advice about it, starting with the most useful."""
         return [*_images(self), *_micro(self), *_precision(self), *_network(self), *_other(self)]
 
     def as_json(self) -> dict[str, Any]:
@@ -279,7 +276,7 @@ class Bench:
         }
 
     def what(self) -> str:
-        """Return a phrase that describes the measurement."""
+        """Return a phrase about the devices and the batch."""
         batch, on_cpu = self.recipe.batch, compute_device().type == "cpu"
         ranks = counted(self.devices, "process", "processes") if on_cpu else counted(self.devices, "GPU")
         return f"{ranks}, {batch.images} images per step in micro-batches of {batch.micro}"
@@ -408,11 +405,11 @@ def bench(
         for number in range(_ROUNDS):
             for turn in turns if number % 2 else reversed(turns):
                 turn(seconds / _ROUNDS / len(turns))
-        return _found(recipe, ranks, ours, bare, modes, busy)
+        return _summary(recipe, ranks, ours, bare, modes, busy)
 
 
 def steady(recipe: Recipe) -> Recipe:
-    """Return the recipe changed to uniform steps, without evaluations or checkpoints between them."""
+    """Return the recipe with uniform steps and without evaluations and checkpoints."""
     return replace(
         with_precision(recipe),
         data=replace(recipe.data, multi_scale=0.0),
@@ -425,12 +422,11 @@ def steady(recipe: Recipe) -> Recipe:
 
 
 def _threads(recipe: Recipe, ranks: int) -> int:
-    """Return the number of CPU threads of the plain loop, which on a CPU is that of all ranks together."""
+    """Return the number of CPU threads for the plain loop; on a CPU, it is that of all ranks together."""
     return recipe.threads if compute_device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
 
 
 def _modes(recipe: Recipe, whole: int, pure: bool = False) -> list[Mode]:
-    """Return the modes of the plain loop, starting with the largest batch in the recipe's precision."""
     modes: list[Mode] = [(whole, recipe.precision)]
     if recipe.batch.micro < whole:
         modes.append((recipe.batch.micro, recipe.precision))
@@ -443,7 +439,7 @@ def _modes(recipe: Recipe, whole: int, pure: bool = False) -> list[Mode]:
     return modes
 
 
-def _found(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[Mode], busy: bool) -> Bench:
+def _summary(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[Mode], busy: bool) -> Bench:
     images = recipe.batch.images
     plain = bare.rounds[modes[0]]
 

@@ -53,7 +53,7 @@ class Timing(Sink):
         self.last: Mapping[str, Any] = {}
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Keep the timing of the step in ``entry``."""
+        """Keep the timing of a step."""
         self.last = entry["timing"]
 
 

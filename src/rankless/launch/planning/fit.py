@@ -17,8 +17,8 @@ from rankless.errors import OneValueError, ShortageError, UserError, counted
 from rankless.hardware import memory
 from rankless.hardware.compute_device import compute_device
 from rankless.launch.opening import checked, devices_here, with_precision
+from rankless.launch.planning.measurement_worker import guarded
 from rankless.launch.planning.measuring import StepProcess
-from rankless.launch.planning.memory_guard import guarded
 from rankless.recipe.schema import Batch, Recipe
 from rankless.tasks import open_task, resolve_recipe
 
@@ -130,10 +130,10 @@ class Fitted:
 
 
 def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitted:
-    """Train steps of increasing size, each in a separate process, until memory runs out.
+    """Find the largest micro-batch by training steps of increasing size in separate processes.
 
     Args:
-        recipe: the recipe.
+        recipe: the recipe to train.
         devices: number of devices that share a step; None uses as many as training would.
         say: called with a progress line before each slow part.
     """
@@ -144,7 +144,7 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
     free = int(_USABLE * memory.available() / ranks) if on_cpu else int(torch.cuda.mem_get_info()[0])
     is_sync = recipe.batch_norm == "sync"
     sizes = _shares(recipe.batch) if is_sync else _sizes(recipe.batch.images, ranks)
-    search = _Search(_at_its_largest(recipe), free, on_cpu, say)
+    search = _Search(_with_largest_inputs(recipe), free, on_cpu, say)
     search.run(sizes)
     tried = sorted(search.tried.values(), key=lambda one: one.micro)
     found = Fitted(recipe, ranks, free, search.sees and recipe.batch_norm == "micro", tried)
@@ -164,19 +164,16 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
 
 
 def _sizes(images: int, ranks: int) -> list[int]:
-    """Return the micro-batch sizes that divide a step into at least one micro-batch per device."""
     if ranks > images:
         raise UserError(f"--devices is {ranks}, but batch.images is {images}; use at most {images} devices")
     return [size for size in range(1, images // ranks + 1) if images % size == 0]
 
 
 def _shares(batch: Batch) -> list[int]:
-    """Return the possible sizes, in images, of a device's share of a step."""
     return [batch.micro * count for count in range(1, batch.micro_batches + 1)]
 
 
-def _at_its_largest(recipe: Recipe) -> Recipe:
-    """Return the recipe changed to its largest input size, with all layers trained."""
+def _with_largest_inputs(recipe: Recipe) -> Recipe:
     sizes = getattr(open_task(recipe).training_data(), "step_sizes", None)
     model, data = replace(recipe.model, freeze=0), recipe.data
     if recipe.data.multi_scale and sizes is not None:

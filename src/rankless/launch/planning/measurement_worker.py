@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
 PACKAGE = "rankless.launch.planning"
+_POLL = 0.05  # seconds
 _ERRORS = {error.__name__: error for error in (OneValueError, ShortageError)}
 
 
@@ -107,6 +111,31 @@ def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
     )
 
 
+@contextmanager
+def guarded(pid: int, limit: int) -> Iterator[list[int]]:
+    """Kill a process that uses more than ``limit`` bytes, and append its usage to the yielded list.
+
+    Otherwise, the kernel might kill another process. A ``limit`` of 0 disables the check.
+    """
+    over: list[int] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while limit and not ended.wait(_POLL):
+            if (taken := peak(pid)) > limit:
+                over.append(taken)
+                os.kill(pid, signal.SIGKILL)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield over
+    finally:
+        ended.set()
+        watcher.join()
+
+
 def quick(seconds: Iterable[float]) -> float:
     """Return the lower quartile of durations, which other work affects less than the median."""
     ordered = sorted(seconds)
@@ -128,7 +157,7 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 
 
 def serve_requests(name: str, body: Callable[[Callable[[], Any], Callable[[Any], None]], None]) -> int:
-    """Run ``body`` in the process of a :class:`MeasurementProcess`, and return the exit code.
+    """Run ``body`` in a process started by :class:`MeasurementProcess`, and return the exit code.
 
     Args:
         name: the name of the process.

@@ -108,7 +108,6 @@ def opened_steps(recipe: Recipe, processes: int) -> Iterator[Steps]:
 
 
 def _answers(processes: Sequence[StepProcess]) -> dict[str, Any]:
-    """Wait for the answers of all processes and return the answer of the first one."""
     first, *_ = [process.answer() for process in processes]
     return first
 
@@ -172,7 +171,7 @@ def fitted(rounds: Sequence[Exchanged], add: float) -> Link:
 
 
 def bucket_sizes(parameters: Sequence[int]) -> list[int]:
-    """Return the sizes of DDP's buckets in bytes; a parameter that fills a bucket is the last one in it."""
+    """Return the sizes of DDP's buckets in bytes, given those of the parameters."""
     sizes = [0]
     for size in parameters:
         if sizes[-1] >= BUCKET_MIB << 20:

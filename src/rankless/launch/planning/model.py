@@ -45,7 +45,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Workload:
-    """One step of a recipe on a device while all other devices of the machine are idle, in seconds.
+    """The durations (in seconds) and sizes of a step on one device while all other devices are idle.
 
     Attributes:
         micro_batches: number of micro-batches per step.
@@ -86,7 +86,7 @@ class Workload:
         return replace(self, micro_batches=count)
 
     def computing(self, micro_batches: int) -> float:
-        """Return the seconds that a rank needs for ``micro_batches`` on an otherwise idle machine."""
+        """Return the seconds that a rank needs to compute ``micro_batches`` on an otherwise idle machine."""
         compute = micro_batches * self.forward + (micro_batches - 1) * self.backward + self.last
         load = micro_batches * self.load
         # Loader processes run in parallel with the step and delay it only if they are slower.
@@ -129,7 +129,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """The properties of a machine, which are the same for all machines.
+    """The properties of each machine.
 
     Attributes:
         devices: number of devices per machine.
@@ -180,7 +180,7 @@ class Layout:
 
 
 def layout(world: int, devices: int, micro_batches: int) -> Layout:
-    """Return the layout of ``world`` ranks, on machines with ``devices`` devices, for ``micro_batches``."""
+    """Return the layout of ``world`` ranks on machines with ``devices`` devices each."""
     each, more = divmod(micro_batches, world)
     if not more and not each & (each - 1):
         counts: Sequence[int] = (1,) * world  # every rank owns one node

@@ -29,7 +29,7 @@ _TIMES = (90, 30, 15)
 
 
 def main() -> int:
-    """Measure exchanges as the rank given by the environment variables."""
+    """Measure exchanges with the other process."""
     die_with_parent(os.getppid())
     name_process("network")
     import torch

@@ -13,7 +13,7 @@ from rankless.launch import local
 from rankless.launch.opening import checked, devices_here, with_precision
 from rankless.launch.planning.measurement_worker import quick
 from rankless.launch.planning.measuring import Exchanged, Steps, fitted, loopback, opened_steps
-from rankless.launch.planning.model import Link, Machine, Row, Workload, row, rows
+from rankless.launch.planning.model import SIGMA, Link, Machine, Row, Workload, row, rows
 from rankless.launch.planning.units import PlanOptions, shown_bandwidth, shown_time
 from rankless.launch.sharing import refuse_idle
 from rankless.recipe.schema import Recipe
@@ -133,7 +133,7 @@ def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Pl
             work, contention = steps.measured()
             inside = fitted(taken.exchanges, work.add) if several else None
             machine = Machine(each, slots, contention, inside) if on_cpu else Machine(each)
-            assumptions = list(_of_measured(work, machine))
+            assumptions = list(_measured_assumptions(work, machine))
         else:
             work, machine = steps.given(options.step), Machine(each)
             if options.bandwidth is None:
@@ -175,7 +175,7 @@ class _Taken:
 def _measure(
     recipe: Recipe, steps: Steps, busy: int, taken: _Taken, say: Callable[[str], None], *, network: bool
 ) -> None:
-    """Take the measurements in turn, so that other work on the machine affects all of them equally."""
+    """Alternate between the measurements, so that other work on the machine affects all of them equally."""
     alone = "one process" if busy == 1 else f"one process, and of {busy} at the same time"
     for _ in range(_ROUNDS if taken.steps else 1):
         say(f"measuring steps of {alone} …")
@@ -188,7 +188,7 @@ def _measure(
             seconds += local.step_seconds(recipe, count, _STEPS, _WARM_UP)
 
 
-def _of_measured(work: Workload, machine: Machine) -> Iterator[str]:
+def _measured_assumptions(work: Workload, machine: Machine) -> Iterator[str]:
     yield (
         f"one device takes {shown_time(work.computing(work.micro_batches))} for a step: per micro-batch, "
         f"{shown_time(work.load)} loading, {shown_time(work.forward)} forward, {shown_time(work.backward)} "
@@ -211,7 +211,6 @@ def _of_measured(work: Workload, machine: Machine) -> Iterator[str]:
 def _link(
     options: PlanOptions, exchanges: Sequence[Exchanged], add: float, *, in_parts: bool
 ) -> tuple[Link, str]:
-    """Return the link from the options or else from measured exchanges, and a sentence about it."""
     if options.bandwidth is not None:
         latency = LATENCY if options.latency is None else options.latency
         link = Link(options.bandwidth, latency, in_parts=in_parts)
@@ -229,3 +228,61 @@ def _link(
         "two processes of this machine over gloo and the loopback interface, where the cores move the bytes "
         "and nothing overlaps; for other machines, give --bandwidth and --latency"
     )
+
+
+_HEAD = (
+    f"{'devices':>8}{'batch':>9}  {'step':>9}{'images/s':>11}{'epoch':>11}{'efficiency':>12}{'network':>9}"
+    f"{'ring':>10}{'loading/machine':>21}"
+)
+
+
+def lines(plan: Plan) -> Iterator[str]:
+    """Yield the table, the assumptions and the advice of a plan, line by line."""
+    if plan.checks:
+        yield from _checks(plan)
+        yield ""
+    yield _HEAD
+    yield from (_line(each, plan) for each in plan.rows)
+    yield ""
+    found = plan.asked
+    where = f" on {counted(found.machines, 'machine')}" if found.machines > 1 else ""
+    yield (
+        f"→ {counted(found.devices, 'device')}{where}: step {shown_time(found.step)}, of which "
+        f"{shown_time(found.network)} network; {found.images_per_second:,.1f} images/s"
+    )
+    if any(each.batch > plan.work.micro_batches * plan.work.micro for each in plan.rows):
+        yield "* a larger global batch than the recipe's, which has too few micro-batches"
+    for sentence in (*plan.assumptions, *_model_notes(plan), *plan.advice):
+        yield f"- {sentence}"
+
+
+def _line(one: Row, plan: Plan) -> str:
+    mark = "→" if one.devices == plan.asked.devices else " "
+    star = "*" if one.batch > plan.work.micro_batches * plan.work.micro else " "
+    need = f"{one.loading:,.0f} images/s"
+    if one.loaders is not None:
+        need += f", {one.loaders:,}p"
+    speed = f"{shown_time(one.step):>9}{one.images_per_second:>11,.1f}{shown_time(one.epoch):>11}"
+    network = f"{one.efficiency:>12.0%}{one.network_share:>9.1%}{shown_time(one.ring):>10}"
+    return f"{mark}{one.devices:>7,}{one.batch:>9,}{star} {speed}{network}{need:>21}"
+
+
+def _checks(plan: Plan) -> Iterator[str]:
+    yield f"{'processes':>10}{'predicted':>12}{'measured':>12}{'difference':>12}"
+    for check in plan.checks:
+        yield (
+            f"{check.processes:>10}{shown_time(check.predicted):>12}{shown_time(check.measured):>12}"
+            f"{check.error:>+12.0%}"
+        )
+
+
+def _model_notes(plan: Plan) -> Iterator[str]:
+    yield (
+        "network: the part of a step spent waiting for the fixed tree's exchange; ring: a step with a ring "
+        "all-reduce in its place; p: loader processes needed to deliver that many images"
+    )
+    if plan.asked.devices > 1:
+        yield (
+            f"if the computing times of devices vary by {SIGMA:.0%}, all wait for the slowest of "
+            f"{plan.asked.devices:,}, and a step takes {shown_time(plan.asked.uneven)}"
+        )

@@ -44,7 +44,6 @@ class _Clock:
         self.last = time.perf_counter()
 
     def end(self, part: str) -> None:
-        """Record the time since the last call as a duration of ``part``."""
         self._wait()
         now = time.perf_counter()
         self.parts[part].append(now - self.last)
@@ -79,7 +78,6 @@ class _Taken:
         }
 
     def _each(self, part: str, count: int) -> list[float]:
-        """Return the seconds of a part per micro-batch, one value per step."""
         values = self.parts[part]
         return [sum(values[start : start + count]) / count for start in range(0, len(values), count)]
 
@@ -155,7 +153,6 @@ class _Steps:
         }
 
     def run(self) -> None:
-        """Train one step."""
         from rankless.engine.layer_errors import explained
         from rankless.engine.loop import update
         from rankless.engine.totals import Flags
@@ -171,7 +168,6 @@ class _Steps:
         self.done += 1
 
     def _drawn(self) -> Iterator[Any]:
-        """Yield the micro-batches, and measure loading and backward passes between them."""
         for number in range(self.micro_batches):
             if number:
                 self.clock.end("backward")
@@ -199,7 +195,6 @@ class _Steps:
         gradients.completed = noted
 
     def measure(self, name: str, seconds: float, least: int) -> dict[str, Any]:
-        """Train for ``seconds``, at least ``least`` steps; return the times of parts and the peak memory."""
         if not self.done:
             self.run()  # the first step allocates memory
         taken = self.taken[name]
@@ -214,7 +209,6 @@ class _Steps:
         return {**summary, "add": self._add(), "memory": memory_taken(self.state.world.device)}
 
     def _add(self) -> float:
-        """Measure the seconds to add two gradients, per byte of one gradient."""
         import torch
 
         sums = torch.zeros(2, _ADDED // 4, device=self.state.world.device)
@@ -227,7 +221,6 @@ class _Steps:
 
 
 def _middle(steps: list[list[tuple[int, float]]]) -> list[tuple[int, float]]:
-    """Return the bytes and the median ready time of each bucket, with times nondecreasing and at most 1."""
     buckets: list[tuple[int, float]] = []
     for same in zip(*steps, strict=True):
         ready = statistics.median(when for _, when in same)

@@ -1,4 +1,4 @@
-"""The options of a plan, and the parsing and formatting of bandwidths and times."""
+"""Parse and format the options of a plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PlanOptions:
 
 
 def devices(text: str) -> tuple[int, int]:
-    """Parse ``8x4`` as (machines, devices per machine), or ``4`` as the devices of one machine."""
+    """Parse ``8x4`` (machines × devices per machine) or ``4`` (devices of one machine)."""
     found = re.fullmatch(r"\s*(?:([0-9]{1,9})\s*[xX×]\s*)?([0-9]{1,9})\s*", text, re.ASCII)
     machines, each = (int(number or 1) for number in found.groups()) if found else (0, 0)
     if not 1 <= machines * each <= MOST_DEVICES:

@@ -80,7 +80,6 @@ def manifests(
 
 
 def _filled(node: Any, values: Mapping[str, Any]) -> Any:
-    """Return a part of the template with placeholders replaced, without entries whose value is None."""
     if isinstance(node, dict):
         every = {key: _filled(value, values) for key, value in node.items()}
         return {key: value for key, value in every.items() if value is not None}

@@ -42,7 +42,7 @@ class Settings:
 
 
 def work(request: Request, settings: Settings) -> dict[str, Any]:
-    """Return the configuration with which each worker calls :func:`be_a_rank`."""
+    """Return the configuration that each worker passes to :func:`be_a_rank`."""
     # The choice between CPU and GPU applies to all machines.
     ours = {name: value for name, value in os.environ.items() if name == "RANKLESS_CPU"}
     return {
@@ -111,7 +111,6 @@ def run(request: Request, settings: Settings) -> int:
 
 
 def _resources(request: Request, every: Mapping[str, float]) -> dict[str, float]:
-    """Return the resources that each worker needs; raise a UserError if the cluster does not have enough."""
     each: dict[str, float] = {"CPU": request.cpus or 1}
     if every.get("GPU"):
         each["GPU"] = 1

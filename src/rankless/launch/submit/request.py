@@ -65,7 +65,7 @@ def refuse_unlike(options: Mapping[str, str | None], expected: Mapping[str, tupl
 
 
 def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable[[str], str]) -> str:
-    """Pass the description of a job to a program of the cluster on its standard input; return the output.
+    """Send the description of a job to a program of the cluster, and return the program's output.
 
     Args:
         text: the description of the job.

@@ -1,4 +1,4 @@
-"""Slurm batch scripts with one task per rank, which requeue their job before the time limit."""
+"""Write Slurm batch scripts, which run one task per rank and requeue the job before the time limit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ exit $$code
 
 
 def script(request: Request, folder: str, python: str, options: Mapping[str, str | None]) -> str:
-    """Return the batch script that trains.
+    """Return a batch script for the training run.
 
     Args:
         request: the training run to submit.
@@ -116,7 +116,6 @@ def submit(text: str) -> str:
 
 
 def _remedy(reason: str) -> str:
-    """Return advice for an error message of sbatch."""
     if _RESOURCES.search(reason):
         return (
             "expected resources of the cluster's nodes; list them with sinfo --format '%N %G' and give "

@@ -108,7 +108,7 @@ class Record:
         return shlex.join(("rankless", "train", self.search.name, *self.search.words, *one.changes))
 
     def ranked(self) -> list[Trial]:
-        """Return the finished trials, starting with the best; equal scores stay in order of the numbers."""
+        """Return the finished trials, starting with the best."""
         sign = 1 if self.search.lower_is_better else -1
         done = [trial for trial in self.trials if trial.score is not None]
         return sorted(done, key=lambda trial: sign * float(trial.score or 0.0))

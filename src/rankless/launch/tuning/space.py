@@ -58,7 +58,6 @@ def parsed(texts: Iterable[str]) -> dict[str, Range]:
 
 
 def _range(text: str) -> Range | None:
-    """Parse a range or choices; return None if the text is neither."""
     key, _, given = text.partition("=")
     low, dots, high = given.partition("..")
     if not dots:
@@ -107,7 +106,7 @@ def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
-    """Return the recipe's values for the keys of the search space, without values outside the ranges."""
+    """Return the values in the recipe that lie within the search space."""
     found: dict[str, Any] = {}
     for key, one in space.items():
         value: Any = 1.0 if key == AUGMENTATION else _value(recipe, key.split("."))

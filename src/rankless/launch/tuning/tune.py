@@ -80,7 +80,6 @@ class TrialOutput:
         self._print(f"{self._record.row(trial)}{star}", before=clear)
 
     def _save(self) -> None:
-        """Move the output of a trial to the end of its run's log."""
         self._flush()
         printed = os.pread(self._file, os.fstat(self._file).st_size, 0)
         if printed:
@@ -145,7 +144,7 @@ def begin(
     *,
     keeps_all: bool = False,
 ) -> Record:
-    """Choose the search space of a new search, and record the search.
+    """Create a search, choose its search space, and record it.
 
     Args:
         folder: a new or empty folder for the search.
@@ -234,7 +233,6 @@ def run_trials(
 
 
 def _with_result(trial: Trial, record: Record, code: int) -> Trial:
-    """Return the trial with its state, score and duration."""
     run = RunDirectory(record.run(trial.number))
     seen = overview(run, {"evaluate": {"best": record.search.score_name}})
     trial = replace(trial, seconds=seen.seconds)
@@ -245,7 +243,6 @@ def _with_result(trial: Trial, record: Record, code: int) -> Trial:
 
 
 def _drop_weights(record: Record) -> None:
-    """Remove the checkpoints of all trials except the best one, but keep journals, reports and logs."""
     best = [trial.number for trial in record.ranked()[:1]]
     for trial in record.trials:
         run = RunDirectory(record.run(trial.number))
@@ -256,7 +253,6 @@ def _drop_weights(record: Record) -> None:
 
 
 def _check(recipe: Recipe, space: spaces.Space) -> None:
-    """Check that the recipe accepts every choice and both ends of every range."""
     problems: list[str] = []
     for key, one in space.items():
         ends = [int(end) if one.whole else end for end in (one.low, one.high) if end is not None]
