@@ -107,7 +107,7 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     ("error", lambda: here.writing(Path("/proc/run")), "/proc: no file can be created", "--run"),
     ("ok", lambda: here.leftovers([], 7), "none", ""),
     ("ok", lambda: here.data_finding("digits", None, []), "digits", ""),
-    ("error", lambda: here.data_finding("d", None, ["d: no such folder"]), "no such", "rankless data check d"),
+    ("error", lambda: here.data_finding("d", None, ["d: no such folder"]), "no such", "data check d"),
 ]
 
 
