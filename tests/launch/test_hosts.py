@@ -408,7 +408,7 @@ def test_a_client_that_was_asleep_itself_loses_no_host(monkeypatch: pytest.Monke
         channel = found.machines["h1"].channel
         assert channel is not None
         found.machines["h1"].up = False
-        everyone._looked -= 100
+        everyone._checked -= 100
         everyone.members[0].answered = channel.since = channel.since - 100
         everyone.pump(0)
         assert not everyone.members[0].lost

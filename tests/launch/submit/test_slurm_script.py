@@ -202,7 +202,7 @@ def test_sbatch_gets_the_script_and_its_refusal_is_reported(
     command = ["submit", "slurm", "digits", "--gres", "none"]
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(command) == 2
-    assert "error: sbatch: no such command here" in capsys.readouterr().err
+    assert "error: sbatch: no such command on this machine" in capsys.readouterr().err
     fake = tmp_path / "sbatch"
     fake.write_text("#!/bin/bash\nexec >&2\necho invalid partition\nexit 1\n")
     fake.chmod(0o755)

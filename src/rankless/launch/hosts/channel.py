@@ -53,7 +53,7 @@ _FIXES = (
     (r"Connection refused", "SSH", "start its SSH server (sudo systemctl start ssh)"),
     (r"timed out|No route|unreachable|Connection closed|reset", "SSH", "check that it is up: ping {address}"),
     (r"No module named '?rankless", "rankless", "add --sync, or install rankless {version} there"),
-    (r"not found|No such file", "Python", "give the path of the interpreter there with --python"),
+    (r"not found|No such file", "Python", "add --python PATH, an interpreter that exists there"),
     (r"No module named", "packages", "install the same packages there, or use another --python"),
 )
 
