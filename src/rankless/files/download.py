@@ -235,7 +235,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
-    """Append the missing bytes to the partial file, which keeps them if the connection is lost."""
+    """Append the missing bytes to the partial file; keep them if the connection is lost."""
     at = file.seek(0, os.SEEK_END)
     known = _usable(reading.read_text(tag, 1000, errors="replace")) if at and tag.exists() else ""
     headers = {"User-Agent": "rankless", "Accept-Encoding": "identity"}

@@ -53,7 +53,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def refuse_existing(out: Path) -> None:
-    """Raise a UserError unless ``out`` does not exist or is an empty folder."""
+    """Raise a UserError if ``out`` exists and is not an empty folder."""
     try:
         if os.path.lexists(out):
             _sweep(out, out.name)

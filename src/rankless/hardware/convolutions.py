@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class SoundConvolutions(TorchFunctionMode):
-    """A context that runs the affected convolutions of this thread in float32, for autocast on a CPU.
+    """A context in which this thread runs a convolution in float32 if oneDNN would compute it incorrectly.
 
     Results and gradients are rounded to the dtype that they would have without the context.
     """

@@ -134,7 +134,7 @@ def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
 
 
 class _Interrupts(Requests):
-    """Signals that stop the training loop; a second Ctrl-C raises KeyboardInterrupt."""
+    """A context in which signals stop the training loop, and a second Ctrl-C raises KeyboardInterrupt."""
 
     def __init__(self, stop: StopRequest) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> in
     """Run a job as a rank of Rankless's launcher, leave a note about how it ended, and return the exit code.
 
     Args:
-        job: the job.
+        job: the job to run.
         path: the file of the job; notes are written to the same folder.
         rank: the number of this rank.
         meeting: the file at which the ranks of one machine meet; None uses the address in the environment.

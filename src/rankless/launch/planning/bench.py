@@ -111,7 +111,7 @@ class Ranks(_Processes):
         return self
 
     def turn(self, budget: float) -> None:
-        """Train for about ``budget`` seconds, at least one step."""
+        """Train for about ``budget`` seconds, but at least one step."""
         count = min(max(round(budget / self._usual), 1), _MOST)
         steps = self._turn(self._prepared + count)[self._prepared :]
         self.seconds.append([step["seconds"] for step in steps])
@@ -170,7 +170,7 @@ class Bare(_Processes):
             images = self._smaller(images)
 
     def turn(self, mode: Mode, budget: float) -> None:
-        """Train for about ``budget`` seconds, at least one step."""
+        """Train for about ``budget`` seconds, but at least one step."""
         count = min(max(round(budget / self._usual[mode]), 1), _MOST) if mode in self._usual else 1
         self.processes[0].ask([*mode, count])
         (answer,) = self._answers()

@@ -1,7 +1,7 @@
 """One of two processes that measure the exchange between them: ``… .network_process MEETING``.
 
-Rank 0 prints the seconds of the fixed tree's exchange as JSON, over sockets and, if possible, in shared
-memory, by size in bytes.
+Rank 0 prints the durations of the fixed tree's exchange in seconds as JSON, by transport (sockets or shared
+memory) and by size in bytes.
 """
 
 from __future__ import annotations
