@@ -33,7 +33,7 @@ def test_a_killed_rank_is_restarted_and_the_run_goes_on(
         assert (resumed["at"], resumed["reason"]) == (3, f"rank {rank} was killed by SIGKILL")
         log = (run.run.logs / f"rank-{1 - rank}.log").read_text(encoding="utf-8")
         first, second = [line for line in log.splitlines() if line.startswith("=== ")]
-        assert first.endswith(": train begins")
+        assert first.endswith(": train starts")
         assert second.endswith(f": rank {rank} was killed by SIGKILL")
         assert "lost a peer" in log, "what the first start wrote is still there"
     assert outcome(tmp_path / "run") == expected

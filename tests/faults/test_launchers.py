@@ -328,8 +328,8 @@ def test_ranks_on_several_machines_listen_on_one_interface(
             {},
             2,
             [
-                "error: seed: differs between the ranks: 3 on rank 0, 4 on rank 1; give all of them",
-                "error: optim.lr: differs between the ranks: 0.05 on rank 0, 0.1 on rank 1; give",
+                "error: seed: differs between the ranks: 3 on rank 0, 4 on rank 1; use the same recipe",
+                "error: optim.lr: differs between the ranks: 0.05 on rank 0, 0.1 on rank 1; use",
             ],
         ),
         (["nowhere.yaml"], {}, 2, ["error: rank 1: nowhere.yaml: no such file"]),

@@ -41,10 +41,10 @@ def reported(run: Run) -> str:
         (
             [],
             "use a smaller batch.micro (now 2); the global batch (batch.images: 8) and the learning rate "
-            "stay as they are, but each batch norm then sees fewer images unless batch_norm is sync or "
+            "stay the same, but each batch norm then sees fewer images unless batch_norm is sync or "
             "frozen",
         ),
-        (["batch_norm=sync"], "use more devices, or a smaller batch.images (now 8)"),
+        (["batch_norm=sync"], "use more devices or a smaller batch.images (now 8)"),
     ],
 )
 def test_more_than_any_machine_has(tmp_path: Path, words: list[str], advice: str) -> None:
@@ -141,5 +141,7 @@ def test_a_small_shared_memory_is_reported(tmp_path: Path, size: str) -> None:
     last = done.stdout.splitlines()[-1:]
     assert last, done.stderr
     limit = {"4k": "4 KiB", "1m": "1 MiB"}[size]
-    assert last[0].startswith(f"reported: /dev/shm is full, {limit} in all: loader processes hand over"), done
+    assert last[0].startswith(f"reported: /dev/shm is full ({limit} in total), and loader processes pass"), (
+        done
+    )
     assert "workers=0" in last[0]

@@ -41,7 +41,7 @@ def test_variables_of_an_outer_launcher_and_a_busy_port_change_nothing(
         }
         with Run(folder, 2, environment=outer) as run:
             run.until(lambda: run.step() >= 1)
-            with pytest.raises(UserError, match="another process trains in this directory now"):
+            with pytest.raises(UserError, match="another process is training in this directory"):
                 train(load(folder / "recipe.yaml"), folder, devices=1, resume=True)
             assert run.wait() == 0, run.text()
             run.gone()

@@ -90,7 +90,10 @@ def test_an_interrupted_download_is_completed(
     hub.files = SHARDS
     folder = kept(tmp_path / "cache", *({*SHARDS} - {missing}))
     if missing.endswith(".safetensors"):
-        with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{missing} is not there"):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(UserError, match=f"{missing} is not in the repository"),
+        ):
             patch.setenv("HF_HUB_OFFLINE", "1")
             fetch(parse("hf://a/b"))
     fetch(parse("hf://a/b"))

@@ -81,7 +81,7 @@ def test_the_limit_is_read_with_its_unit(monkeypatch, text: str, size: int) -> N
 @pytest.mark.parametrize("text", ["much", "-1", "3 GBit", "nan"])
 def test_no_size_is_a_sentence(monkeypatch, text: str) -> None:
     monkeypatch.setenv("RANKLESS_REMOTE_CACHE", text)
-    with pytest.raises(UserError, match=f"RANKLESS_REMOTE_CACHE is '{text}': expected a size, as in 200GB"):
+    with pytest.raises(UserError, match=f"RANKLESS_REMOTE_CACHE is '{text}': expected a size such as 200GB"):
         limit()
 
 
@@ -92,5 +92,5 @@ def test_less_room_takes_effect_when_data_is_opened(tmp_path: Path, monkeypatch)
         many.put(str(number), bytes(984))
     assert size(tmp_path) > 40_000
     few = RangeCache(tmp_path, 20_000)
-    few.tidy()
+    few.trim()
     assert 0 < size(tmp_path) <= 20_000

@@ -28,9 +28,9 @@ def one_rank(_: object, place: Path, *__: Any) -> RoundEnd:
     job = read_job(place)
     try:
         if job.verb == "train":
-            answer = rank_job.train_and_answer(job, place, 0, StopRequest(), None)
+            answer = rank_job.run_training(job, place, 0, StopRequest(), None)
         else:
-            answer = rank_job.evaluate_and_answer(job, os.open(os.devnull, os.O_WRONLY), None)
+            answer = rank_job.run_evaluation(job, os.open(os.devnull, os.O_WRONLY), None)
         leave_note(place, 0, answer)
     except UserError as error:
         leave_note(place, 0, {"exit": error.exit_code, "problems": list(error.problems)})

@@ -118,7 +118,7 @@ def test_a_processor_without_it_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UserError) as raised:
         refuse_unable("avx2")
     assert raised.value.problems == (
-        "cpu_isa is 'avx2', but this processor (Neoverse-N1) lacks avx2, fma, bmi2: use cpu_isa=native, or "
+        "cpu_isa is 'avx2', but this processor (Neoverse-N1) lacks avx2, fma, bmi2: use cpu_isa=native or "
         "another machine",
     )
 

@@ -65,7 +65,7 @@ def test_shared_memory_is_another_thing(text: str) -> None:
     found = shortage(RuntimeError(text))
     assert isinstance(found, UserError)
     assert not isinstance(found, ShortageError)
-    assert str(found).startswith("/dev/shm is full, ")
+    assert str(found).startswith("/dev/shm is full (")
 
 
 @pytest.mark.parametrize(

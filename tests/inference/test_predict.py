@@ -303,7 +303,7 @@ def test_results_replace_results_and_nothing_else(target):
         run(target, image(target.with_name("b.png")), force=False)
     assert refused.value.problems == (
         f"--out {out}: contains results of an earlier call; expected a new or empty folder; give another "
-        "one, omit --out to get a numbered one, or add --force to replace earlier results",
+        "folder, omit --out to use a numbered folder, or add --force to replace earlier results",
     )
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     (out / "predictions.json").write_text("[]")  # changed by hand

@@ -16,14 +16,14 @@ import msgspec
 import pytest
 
 from rankless.launch.hosts import coordinator, host_pool, messages
-from rankless.launch.hosts.channel import Events, Way
+from rankless.launch.hosts.channel import Access, Events
 from rankless.launch.hosts.messages import Command, Event
 from rankless.launch.hosts.names import Host, parse_hosts
 from rankless.launch.job import Wanted
 from rankless.launch.requests import Requests
 from rankless.recipe.load import load, to_json
 
-WAY = Way(["ssh"], "/opt/python", "python3", {}, "/")
+ACCESS = Access(["ssh"], "/opt/python", "python3", {}, "/")
 RECIPE = load("digits")
 ENVIRONMENT = {
     "versions": {"python": "3.11.7", "rankless": "1", "torch": "2.14.1"},
@@ -200,7 +200,7 @@ def cluster(patch: pytest.MonkeyPatch, *machines: Machine, **wanted: Any) -> Ite
     asked = Wanted(overrides=(), name="x", devices=1, sinks=(), **fields)
     requests = Requests()
     hosts = parse_hosts(",".join(by_name))
-    yield Cluster(by_name, coordinator.Coordinator(asked, hosts, WAY, requests), requests)
+    yield Cluster(by_name, coordinator.Coordinator(asked, hosts, ACCESS, requests), requests)
 
 
 def interrupt(cluster: Cluster) -> None:

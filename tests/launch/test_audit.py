@@ -22,7 +22,7 @@ from rankless.cli import main
 from rankless.errors import UserError
 from rankless.files import checksums
 from rankless.hardware import instruction_set
-from rankless.launch.audit import Audit, AuditReport, Interval, examined, other_facts
+from rankless.launch.audit import Audit, AuditReport, Interval, examine, other_facts
 from rankless.launch.requests import Requests
 from rankless.models.checkpoints.tensor_file import metadata_of
 from rankless.recipe.load import load
@@ -102,7 +102,7 @@ def link_again(run: RunDirectory) -> None:
 
 def test_a_sound_run_is_shown_whole_and_not_touched(trained: Path) -> None:
     before = state_of(trained)
-    assert examined(RunDirectory(trained)).problems == []
+    assert examine(RunDirectory(trained)).problems == []
     said: list[str] = []
     report = Audit(trained, (), None, 1, said.append).repeat(None, seed=5)
     assert report.ok and report.not_shown == [] and report.seed == 5
@@ -160,7 +160,7 @@ def test_a_changed_image_is_named_and_changes_the_weights(run: RunDirectory, tmp
 def test_a_changed_weight_is_found_though_all_checksums_were_made_again(run: RunDirectory) -> None:
     folder = run.step_directory(4)
     name = forge(folder)
-    assert examined(run).problems == [
+    assert examine(run).problems == [
         f"{folder}: model.safetensors differs from the file saved after step 4, by {run.journal}"
     ]
     report = audited(run.path, steps=None)
@@ -170,7 +170,7 @@ def test_a_changed_weight_is_found_though_all_checksums_were_made_again(run: Run
         Interval(6, 7),
     ]
     link_again(run)
-    assert examined(run).problems == []
+    assert examine(run).problems == []
     differing = {one.interval: one.difference for one in audited(run.path, steps=None).results}
     assert differing[Interval(2, 4)] == f"{name} in model.safetensors"
     assert differing[Interval(4, 6)] and not differing[Interval(0, 2)] and not differing[Interval(6, 7)]
@@ -204,13 +204,13 @@ def test_an_edited_journal(run: RunDirectory, change: Callable[[list[dict[str, A
     lines = lines_of(run)
     said = change(lines)
     write_lines(run, lines)
-    assert f"{run.journal}: {said}" in "\n".join(examined(run).problems)
+    assert f"{run.journal}: {said}" in "\n".join(examine(run).problems)
 
 
 def test_exchanged_checkpoints(run: RunDirectory) -> None:
     one, other, aside = run.step_directory(2), run.step_directory(4), run.path / "aside"
     one.rename(aside), other.rename(one), aside.rename(other)
-    assert [problem.partition(" (")[0] for problem in examined(run).problems] == [
+    assert [problem.partition(" (")[0] for problem in examine(run).problems] == [
         f"{one}: is damaged",
         f"{other}: is damaged",
     ]
@@ -218,7 +218,7 @@ def test_exchanged_checkpoints(run: RunDirectory) -> None:
         state = json.loads((folder / "state.json").read_text())
         (folder / "state.json").write_text(json.dumps({**state, "step": step}))
         sum_again(folder)
-    assert [problem.partition(" differs from the file")[0] for problem in examined(run).problems] == [
+    assert [problem.partition(" differs from the file")[0] for problem in examine(run).problems] == [
         f"{one}: ema.safetensors, model.safetensors, state.json, training.safetensors",
         f"{other}: ema.safetensors, model.safetensors, state.json, training.safetensors",
     ]
@@ -232,7 +232,7 @@ def test_other_changed_files(run: RunDirectory) -> None:
     best.unlink()
     for file in (best, run.step_directory(6) / "other.safetensors"):
         file.write_bytes(b"other weights")
-    text = "\n".join(examined(run).problems)
+    text = "\n".join(examine(run).problems)
     assert f"{best}: is not the weights of the best checkpoint; the best checkpoint is that of step 7" in text
     assert f"{run.step_directory(6) / 'other.safetensors'}: was added to the checkpoint" in text
     assert f"{run.recipe}: optim.lr is 0.03, but 0.02 in the checkpoint of step 7" in text
@@ -256,18 +256,18 @@ def test_a_pointer_or_link_to_another_checkpoint(run: RunDirectory, name: str) -
     what = {"best": "best", "last": "newest"}[name]
     recorded = f"the {what} checkpoint is that of step 7"
     pointer.write_text("step-000000002\n")
-    assert examined(run).problems == [f"{pointer}: names step 2, but {recorded}"]
+    assert examine(run).problems == [f"{pointer}: names step 2, but {recorded}"]
     pointer.unlink()
-    assert examined(run).problems == [f"{pointer}: does not name a step, but {recorded}"]
+    assert examine(run).problems == [f"{pointer}: does not name a step, but {recorded}"]
     run.point(name, 7)
     link.unlink()
     link.symlink_to("checkpoints/step-000000002/ema.safetensors")
     problem = f"{link}: is not the weights of the {what} checkpoint; {recorded}"
-    assert examined(run).problems == [problem]
+    assert examine(run).problems == [problem]
     for step, problems in ((7, []), (2, [problem])):  # as in a copy without links
         link.unlink()
         shutil.copyfile(run.step_directory(step) / "ema.safetensors", link)
-        assert examined(run).problems == problems
+        assert examine(run).problems == problems
 
 
 def test_a_process_that_was_killed_before_it_pointed_to_its_checkpoint(run: RunDirectory) -> None:
@@ -275,7 +275,7 @@ def test_a_process_that_was_killed_before_it_pointed_to_its_checkpoint(run: RunD
     run.point("last", 6)
     for path in (run.checkpoints / "best", run.path / "best.safetensors"):
         path.unlink()
-    assert examined(run).problems == []
+    assert examine(run).problems == []
 
 
 def test_the_list_of_the_data_is_that_of_sha256sum(run: RunDirectory) -> None:
@@ -287,12 +287,12 @@ def test_the_list_of_the_data_is_that_of_sha256sum(run: RunDirectory) -> None:
 def test_a_resumed_run_goes_on_with_the_chain(run: RunDirectory) -> None:
     lines = lines_of(run)
     write_lines(run, [line for line in lines if line.get("checkpoint") != 7])  # killed before it was written
-    assert examined(run).problems == []
+    assert examine(run).problems == []
     longer = load(run.recipe, ["epochs=3"])
     assert rankless.train(longer, run.path, devices=1, resume=True, inline=True) == 0
     for step in (2, 4, 6, 8, 10):  # as if fewer were kept
         shutil.rmtree(run.step_directory(step))
-    found = examined(run)
+    found = examine(run)
     assert found.problems == [] and found.sound == [7, 11]
     assert [line.checkpoint for line in found.lines] == [2, 4, 6, 7, 8, 10, 11]
     report = audited(run.path, steps=None)
@@ -304,12 +304,12 @@ def test_a_resumed_run_goes_on_with_the_chain(run: RunDirectory) -> None:
 
 def test_a_checkpoint_that_is_saved_again_after_a_fallback(run: RunDirectory) -> None:
     (run.step_directory(7) / "state.json").write_text("{}")
-    assert [problem.partition(" (")[0] for problem in examined(run).problems] == [
+    assert [problem.partition(" (")[0] for problem in examine(run).problems] == [
         f"{run.step_directory(7)}: is damaged"
     ]
     more_often = load(run.recipe, ["checkpoint.every=1"])  # so that the line of step 7 is another one
     assert rankless.train(more_often, run.path, devices=1, resume=True, inline=True) == 0
-    found = examined(run)
+    found = examine(run)
     assert found.problems == [] and [line.checkpoint for line in found.lines] == [2, 4, 6, 7]
 
 
@@ -324,7 +324,7 @@ def test_a_run_of_an_earlier_version_has_no_chain(run: RunDirectory) -> None:
     assert report.ok and report.link is None
     assert report.notes == ["no chain: an earlier version saved the steps 2, 4, 6, 7"]
     assert rankless.train(load(run.recipe, ["epochs=3"]), run.path, devices=1, resume=True, inline=True) == 0
-    found = examined(run)
+    found = examine(run)
     assert found.problems == [] and [line.checkpoint for line in found.lines] == [8, 10, 11]
     assert found.notes == ["no chain: an earlier version saved the steps 2, 4, 6, 7; it begins with step 8"]
 

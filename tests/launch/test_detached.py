@@ -97,7 +97,7 @@ def test_a_host_that_does_not_answer_names_the_way_on_without_it(tmp_path: Path)
     asked = rankless(tmp_path, "attach", "d")
     assert asked.returncode == 2
     on = "continue with: rankless train --resume --run d --hosts h2:3,h3"
-    assert "h1: does not answer; if it is up, the training continues; if it is lost, " in asked.stderr
+    assert "h1: does not respond; if it is up, the training continues; if it is lost, " in asked.stderr
     assert on in asked.stderr
 
 

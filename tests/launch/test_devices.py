@@ -72,7 +72,7 @@ def test_a_number_leaves_them_as_they_are(devices: int | None, machine: Machine)
 
 
 def test_devices_are_left_out_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "cards", lambda: 4)
+    monkeypatch.setattr(devices, "gpu_count", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9,5,7,1")
     left_out = LeftOut()
     assert left_out.variables() == {}
@@ -81,12 +81,12 @@ def test_devices_are_left_out_round_by_round(monkeypatch: pytest.MonkeyPatch) ->
     left_out.add([1, 2])  # of those that were left: the third and the fourth
     assert left_out.variables() == {"CUDA_VISIBLE_DEVICES": "9"} and len(left_out.numbers) == 3
     left_out.add([0])
-    with pytest.raises(UserError, match="every GPU here has computed wrong results"):
+    with pytest.raises(UserError, match="all GPUs of this machine have computed wrong results"):
         left_out.variables()
 
 
 def test_without_gpus_there_are_fewer_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "cards", lambda: 0)
+    monkeypatch.setattr(devices, "gpu_count", lambda: 0)
     left_out = LeftOut()
     left_out.add([1])
     left_out.add([1])
@@ -96,21 +96,21 @@ def test_without_gpus_there_are_fewer_ranks(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("gpus", "limited", "chosen", "problem"),
     [
-        (4, None, (0, 4), "--devices is 0,4, but there are 4 GPUs, 0 to 3; select from these"),
-        (1, None, (1,), "--devices is 1, but there is 1 GPU, 0; select from these"),
+        (4, None, (0, 4), "--devices is 0,4, but there are 4 GPUs, 0 to 3; select some of these"),
+        (1, None, (1,), "--devices is 1, but there is 1 GPU, 0; select some of these"),
         (
             2, "5,7", (5,),
-            "--devices is 5, but there are 2 GPUs, 0 to 1 of those that CUDA_VISIBLE_DEVICES=5,7 leaves; "
-            "select from these",
+            "--devices is 5, but there are 2 GPUs, 0 to 1 of those in CUDA_VISIBLE_DEVICES=5,7; "
+            "select some of these",
         ),
         (
             4, None, (1, 1),
             "--devices is 1,1, which selects a GPU twice; give each GPU once, or use --devices 1",
         ),
-        (4, None, (), "--devices is an empty list, but there are 4 GPUs, 0 to 3; select from these"),
+        (4, None, (), "--devices is an empty list, but there are 4 GPUs, 0 to 3; select some of these"),
         (
             0, None, (0, 2),
-            "--devices is 0,2, which selects GPUs, and PyTorch finds none here; expected a number of "
+            "--devices is 0,2, which selects GPUs, but PyTorch finds no GPUs here; use a number of "
             "processes, such as --devices 2",
         ),
     ],
@@ -132,8 +132,8 @@ def test_without_gpus_the_command_says_so(
     run = tmp_path / "run"
     assert cli.main(["train", "digits", "--devices", "0,2", "--run", str(run)]) == 2
     assert capfd.readouterr().err.endswith(
-        "error: --devices is 0,2, which selects GPUs, and the CPU is chosen (--device cpu, or "
-        "RANKLESS_CPU); expected a number of processes, such as --devices 2\n"
+        "error: --devices is 0,2, which selects GPUs, but the CPU was selected (--device cpu, or "
+        "RANKLESS_CPU); use a number of processes, such as --devices 2\n"
     )
     assert not run.exists()
     assert cli.main(["train", "digits", "--devices", "0"]) == 2

@@ -79,7 +79,7 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
         "warning",
         lambda: here.own_name("a", ["127.0.1.1"], ["127.0.0.1", "10.0.0.1"]),
         "a → 127.0.1.1: ranks on other machines cannot reach it",
-        "in /etc/hosts: 10.0.0.1 a",
+        "add to /etc/hosts: 10.0.0.1 a",
     ),
     ("warning", lambda: here.own_name("a", [], ["10.0.0.1"]), "cannot be resolved", "10.0.0.1 a"),
     ("warning", lambda: here.own_name("a", ["10.9.9.9"], ["10.0.0.1"]), "does not have", "10.0.0.1 a"),
@@ -91,23 +91,23 @@ LEVELS: list[tuple[str, Callable[[], Check], str, str]] = [
     ),
     ("ok", lambda: here.addresses(OWN), "eth0 10.0.0.1, fd00::1 (MTU", ""),
     ("ok", lambda: here.addresses({"eth0": ["10.0.0.1"]}), "; IPv4", ""),
-    ("warning", lambda: here.addresses({"lo": ["127.0.0.1"]}), "none besides", "ip link set"),
-    ("ok", lambda: here.chosen_interface({}, OWN), "leads to the others", ""),
+    ("warning", lambda: here.addresses({"lo": ["127.0.0.1"]}), "none except", "ip link set"),
+    ("ok", lambda: here.chosen_interface({}, OWN), "leads to the other hosts", ""),
     ("ok", lambda: here.chosen_interface({"NCCL_SOCKET_IFNAME": "eth"}, OWN), "=eth", ""),
     ("ok", lambda: here.chosen_interface({"NCCL_SOCKET_IFNAME": "^docker0"}, OWN), "docker0", ""),
     (
         "error",
         lambda: here.chosen_interface({"NCCL_SOCKET_IFNAME": "=eth"}, OWN),
         "NCCL_SOCKET_IFNAME==eth, which does not exist",
-        "unset NCCL_SOCKET_IFNAME, or name one of lo, eth0",
+        "unset NCCL_SOCKET_IFNAME, or set it to one of lo, eth0",
     ),
     ("ok", lambda: here.space(Path("/nowhere/run"), 50 * GB), "50.0 GB free in /", ""),
     ("warning", lambda: here.space(Path("/nowhere"), 5 * GB), "5.0 GB free", "--run"),
     ("error", lambda: here.space(Path("/nowhere"), GB // 2), "0.5 GB free", "make room"),
     ("error", lambda: here.writing(Path("/proc/run")), "/proc: no file can be created", "--run"),
     ("ok", lambda: here.leftovers([], 7), "none", ""),
-    ("ok", lambda: here.of_data("digits", None, []), "digits", ""),
-    ("error", lambda: here.of_data("d", None, ["d: no such folder"]), "no such", "rankless data check d"),
+    ("ok", lambda: here.data_finding("digits", None, []), "digits", ""),
+    ("error", lambda: here.data_finding("d", None, ["d: no such folder"]), "no such", "data check d"),
 ]
 
 
@@ -144,13 +144,11 @@ def test_a_quota_is_seen_and_one_below_the_threads_is_a_warning(tmp_path: Path) 
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("100000 100000\n")
-    assert here.cores(tmp_path, 64, 1) == ok(
-        "cores", "1 of 64 (the affinity or a control group allows no more)"
-    )
+    assert here.cores(tmp_path, 64, 1) == ok("cores", "1 of 64 (limited by the affinity or a control group)")
     found = here.cores(tmp_path, 64, 4)
     assert (found.level, found.fix) == (
         "warning",
-        "threads=1, or give the container more, as in: docker run --cpus 4",
+        "use threads=1, or give the container more cores, as in: docker run --cpus 4",
     )
 
 
@@ -182,7 +180,7 @@ def test_small_file_systems_are_seen(tmp_path: Path) -> None:
     assert "1.0 MB free of 1.0 MB: loader processes die with a bus error" in shm
     assert "level='error'" in shm
     assert "level='error', value='1.0 MB free" in space
-    assert "cannot do fsync (No space left on device)" in writing
+    assert "not supported: fsync (No space left on device)" in writing
     assert left == "['filled', 'more']"
 
 
@@ -194,7 +192,7 @@ def test_a_run_directory_that_works_is_left_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", ["fsync", "flock", "rename"])
 def test_a_disk_that_cannot_do_something_is_an_error(tmp_path: Path, step: str) -> None:
     found = here.writing(tmp_path, {**here._STEPS, step: full})
-    assert found.value == f"{tmp_path}: cannot do {step} (No space left on device)"
+    assert found.value == f"{tmp_path}: not supported: {step} (No space left on device)"
     assert found.level == "error"
     assert list(tmp_path.iterdir()) == []
 
@@ -226,7 +224,7 @@ def test_a_rank_without_a_launcher_is_left_over(parent: Process, is_left: bool) 
     rank = Process(700, parent.id, "rank 3", b"python -m rankless train digits", 7)
     found = here.leftovers([INIT, parent, rank], 7)
     assert (found.level == "error") == is_left
-    assert not is_left or found.fix == "kill 700; kill -9 700 if they stay"
+    assert not is_left or found.fix == "kill 700, or kill -9 700 if that does not help"
     assert here.leftovers([INIT, parent, rank], 8).level == "ok"  # somebody else's
 
 

@@ -15,14 +15,14 @@ import pytest
 
 from rankless.launch.doctor import hosts
 from rankless.launch.hosts import host, messages, reach
-from rankless.launch.hosts.channel import Way
+from rankless.launch.hosts.channel import Access
 from rankless.launch.hosts.host_pool import HostPool, Member
 from rankless.launch.hosts.messages import Answer, Command, Value
 from rankless.launch.hosts.names import Host
 from rankless.world import speed
 from rankless.world.process_group import World
 
-WAY = Way(["ssh"], "/opt/python", "python3", {}, "/")
+ACCESS = Access(["ssh"], "/opt/python", "python3", {}, "/")
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,11 @@ WAY = Way(["ssh"], "/opt/python", "python3", {}, "/")
     [
         ("me@b: Permission denied (publickey,password).", "SSH", "ssh-copy-id b"),
         ("Host key verification failed.", "SSH", "ssh b once"),
-        ("RSA host key for b has changed and you have requested strict checking.", "SSH", "ssh-keygen -R b,"),
+        (
+            "RSA host key for b has changed and you have requested strict checking.",
+            "SSH",
+            "ssh-keygen -R b if",
+        ),
         ("ssh: Could not resolve hostname b: Name or service not known", "SSH", "~/.ssh/config"),
         ("ssh: connect to host b port 22: Connection refused", "SSH", "systemctl start ssh"),
         ("ssh: connect to host b port 22: Connection timed out", "SSH", "ping b"),
@@ -48,7 +52,7 @@ WAY = Way(["ssh"], "/opt/python", "python3", {}, "/")
     ],
 )
 def test_why_a_host_cannot_be_used(said: str, name: str, fix: str) -> None:
-    found = hosts.lost(Member(Host("b"), 0, lost=said), WAY)
+    found = hosts.lost(Member(Host("b"), 0, lost=said), ACCESS)
     assert (found.name, found.level, found.value) == (name, "error", said)
     assert fix in found.fix
 
@@ -72,8 +76,8 @@ def member(name: str, **changes: Any) -> Member:
 @pytest.mark.parametrize(
     ("changes", "level", "value", "fix"),
     [
-        ({}, "ok", "of 2 hosts", ""),
-        ({"versions": {"python": "3.12.1"}}, "ok", "of 2 hosts", ""),
+        ({}, "ok", "on 2 hosts", ""),
+        ({"versions": {"python": "3.12.1"}}, "ok", "on 2 hosts", ""),
         ({"versions": {"torch": "2.13.0"}}, "error", "torch: 2.14.1 on a; 2.13.0 on b", "torch==2.14.1"),
         ({"versions": {"rankless": "2"}}, "error", "rankless: 1 on a; 2 on b", "--sync"),
         ({"data": "fedcba"}, "error", "1234567890ab on a; fedcba on b", "copy the same data"),
@@ -81,7 +85,7 @@ def member(name: str, **changes: Any) -> Member:
     ],
 )
 def test_hosts_that_are_not_alike(changes: dict[str, Any], level: str, value: str, fix: str) -> None:
-    (found,) = hosts.alike([member("a"), member("b", **changes)])
+    (found,) = hosts.consistency([member("a"), member("b", **changes)])
     assert found.level == level
     assert value in found.value
     assert fix in found.fix
@@ -144,7 +148,7 @@ def test_an_address_that_does_not_answer_does_no_harm_beside_one_that_does() -> 
 def test_names_that_lead_elsewhere() -> None:
     (found,) = hosts.resolving(answers(answer(), answer()), {"a": "node-a", "b": "node-b"})
     assert found.value == "b: node-a does not resolve to a"
-    assert found.fix.startswith("in /etc/hosts there: 10.0.0.1 node-a")
+    assert found.fix.startswith("add to /etc/hosts there: 10.0.0.1 node-a")
 
 
 @contextmanager
@@ -218,7 +222,7 @@ def test_latency_and_bandwidth() -> None:
     assert [line.split() for line in hosts.speed(TIMINGS, 2)[1:]] == [
         ["size", "all-reduce", "all-to-all"],
         ["1", "KiB", "1.00", "ms", "1.0", "MB/s", "0.50", "ms", "1.0", "MB/s"],
-        ["64", "MiB", "500.00", "ms", "134.2", "MB/s", "left", "out"],
+        ["64", "MiB", "500.00", "ms", "134.2", "MB/s", "skipped"],
     ]
 
 
@@ -254,7 +258,7 @@ class Answering(Silent):
 
 
 def test_a_host_that_does_not_get_done_is_given_up() -> None:
-    pool = HostPool([Host("a"), Host("b")], WAY)
+    pool = HostPool([Host("a"), Host("b")], ACCESS)
     for member in pool.members:
         member.channel, member.is_ready, member.has_connected = cast("Any", Silent()), True, True
         member.answered = float("inf")
@@ -270,4 +274,6 @@ def test_a_host_with_an_older_version_says_so(monkeypatch: pytest.MonkeyPatch) -
     host.HostProcess(answers)._read()
     reply = msgspec.json.decode(answers.getvalue(), type=Answer)
     assert reply.reply_to == 7
-    assert reply.problems[0].endswith("does not know 'dance'; install the same version on all hosts")
+    assert reply.problems[0].endswith(
+        "does not support the command 'dance'; install the same version on all hosts"
+    )

@@ -163,7 +163,7 @@ def test_what_is_no_rank_is_taken_for_none(variables: dict[str, str]) -> None:
         ({"RANK": "0", "WORLD_SIZE": "2"}, r"MASTER_ADDR and MASTER_PORT: not set.*ranks with torchrun"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, r"^MASTER_PORT: not set"),
         ({k: v for k, v in MPIRUN.items() if "LOCAL" not in k}, r"OMPI_COMM_WORLD_LOCAL_RANK is not set"),
-        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "1"}, r"TASKS_PER_NODE: is '2'"),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "1"}, r"TASKS_PER_NODE is '2'"),
     ],
 )
 def test_what_makes_no_sense_is_an_error(variables: dict[str, str], message: str) -> None:
@@ -176,7 +176,7 @@ def test_what_makes_no_sense_is_an_error(variables: dict[str, str], message: str
     [
         ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, r"several machines.*mpirun -x MASTER_ADDR=HOST"),
         ({**HYDRA, **ALONE}, r"mpiexec -genv MASTER_ADDR HOST"),
-        ({**SRUN, "SLURM_STEP_NODELIST": "n[1-"}, r"SLURM_STEP_NODELIST: is 'n\[1-'"),
+        ({**SRUN, "SLURM_STEP_NODELIST": "n[1-"}, r"SLURM_STEP_NODELIST is 'n\[1-'"),
     ],
 )
 def test_several_machines_need_an_address(variables: dict[str, str], message: str) -> None:

@@ -39,7 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             env=environment,
         )
     # What could not be written was not what the run is for.
-    sentence = f"the run is finished and saved in {run}; the output could not be written"
+    sentence = f"the run is finished and saved in {run}, but the output could not be written"
     assert (done.returncode, done.stderr) == (0, f"warning: {sentence} (No space left on device)\n")
     return run
 

@@ -15,7 +15,7 @@ import pytest
 
 from rankless.errors import UserError
 from rankless.launch import ranks
-from rankless.launch.hanging import FORK_SERVER, STOPPED, Hanging, patience
+from rankless.launch.hanging import FORK_SERVER, STOPPED, HangDetector, patience
 from rankless.launch.job import Pulse, leave_pulse, read_pulse
 
 
@@ -24,14 +24,14 @@ class Watched:
 
     def __init__(self) -> None:
         self.now, self.pulses = 100.0, dict[int, Pulse]()
-        self.judge = Hanging(lambda rank, pid: self.pulses.get(rank), lambda: self.now)
+        self.judge = HangDetector(lambda rank, pid: self.pulses.get(rank), lambda: self.now)
 
     def after(self, seconds: float, *ranks: int, pid: int = 0) -> dict[int, str]:
         """What is found in so many seconds; the ranks are process ``pid``, or none that there is."""
         found: dict[int, str] = {}
         for _ in range(round(seconds)):
             self.now += 1
-            found |= self.judge.look({rank: pid or 10**9 + rank for rank in ranks})
+            found |= self.judge.check({rank: pid or 10**9 + rank for rank in ranks})
         return found
 
 

@@ -39,25 +39,28 @@ def test_every_mistake_of_a_file_is_named_with_its_line(tmp_path: Path) -> None:
     assert problems(str(file)) == (
         f"{file}:2: '-oProxyCommand=x': not a host; expected NAME, NAME:DEVICES or NAME:DEVICES:DATA",
         f"{file}:3: 'b:none': the number of devices is 'none'; expected a whole number of at least 1",
-        f"{file}:5: 'a' was given before; give each host once, as in a:4 for 4 devices",
+        f"{file}:5: 'a' is given twice; use each host once, as in a:4 for 4 devices",
         f"{file}:6: 'fe80::1': an IPv6 address needs brackets; expected [fe80::1] or [fe80::1]:DEVICES",
     )
     file.write_text("# nobody\n")
-    assert problems(str(file)) == (f"{file}: no hosts; expected at least one, as in a,b:4",)
+    assert problems(str(file)) == (f"{file}: no hosts; expected at least one host, as in a,b:4",)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a,,b", "--hosts: an empty name in 'a,,b'; expected hosts, as in a,b:4"),
-        ("a,", "--hosts: an empty name in 'a,'; expected hosts, as in a,b:4"),
-        (",", "--hosts: no hosts; expected at least one, as in a,b:4"),
+        ("a,,b", "--hosts: 'a,,b' contains an empty name; expected hosts such as a,b:4"),
+        ("a,", "--hosts: 'a,' contains an empty name; expected hosts such as a,b:4"),
+        (",", "--hosts: no hosts; expected at least one host, as in a,b:4"),
         ("a:0", "--hosts: 'a:0': the number of devices is '0'; expected a whole number of at least 1"),
         (
             "machnes.txt",
-            "--hosts is 'machnes.txt': no such file; expected hosts, as in a,b:4, or a file that lists them",
+            "--hosts is 'machnes.txt': no such file; expected hosts such as a,b:4, or a file that lists them",
         ),
-        ("./two", "--hosts is './two': no such file; expected hosts, as in a,b:4, or a file that lists them"),
+        (
+            "./two",
+            "--hosts is './two': no such file; expected hosts such as a,b:4, or a file that lists them",
+        ),
     ],
 )
 def test_mistakes_in_words(text: str, expected: str) -> None:

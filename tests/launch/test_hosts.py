@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness_for_hosts import DONE, FAILED, STOPPED, WAY, Cluster, Machine, cluster, interrupt, reached
+from harness_for_hosts import ACCESS, DONE, FAILED, STOPPED, Cluster, Machine, cluster, interrupt, reached
 
 from rankless.cli import main
 from rankless.errors import INTERRUPTED, LOST_PEER, UserError
@@ -268,7 +268,7 @@ def lose_all(found: Cluster, *machines: Machine) -> None:
             found.off(machine.name)
 
     found.when(lambda: all(machine.pending for machine in machines), off)
-    lost = found.coordinator._see_losses
+    lost = found.coordinator._report_losses
 
     def back() -> None:
         lost()
@@ -276,7 +276,7 @@ def lose_all(found: Cluster, *machines: Machine) -> None:
             for machine in machines:
                 machine.up = True
 
-    found.coordinator._see_losses = back  # type: ignore[method-assign]
+    found.coordinator._report_losses = back  # type: ignore[method-assign]
 
 
 def test_what_hosts_have_saved_that_are_all_lost_is_not_guessed(
@@ -381,7 +381,7 @@ def test_a_process_says_for_how_long_nobody_has_looked_at_its_ranks(monkeypatch:
     assert beats(2) == [0, 0], "between rounds there are none"
     process.in_round = True
     assert beats(3) == [1, 2, 3]
-    process._is_watching()
+    process._reset_unwatched()
     assert beats(1) == [1]
 
 
@@ -396,7 +396,7 @@ def test_a_process_whose_supervisor_is_stopped_ends(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(number))
-    process._leave_a_hung_supervisor()
+    process._watch_supervisor()
     assert killed == [signal.SIGKILL] and 120 < len(slept) < 160
 
 
@@ -408,7 +408,7 @@ def test_a_client_that_was_asleep_itself_loses_no_host(monkeypatch: pytest.Monke
         channel = found.machines["h1"].channel
         assert channel is not None
         found.machines["h1"].up = False
-        everyone._looked -= 100
+        everyone._checked -= 100
         everyone.members[0].answered = channel.since = channel.since - 100
         everyone.pump(0)
         assert not everyone.members[0].lost
@@ -447,7 +447,7 @@ def test_two_names_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             facts = machine.reply("facts", {"recipe": "", "run": ""})
             assert facts is not None
             machine.answers["facts"] = {"value": {**facts["value"], "machine": "same"}}
-        with pytest.raises(UserError, match="h1, h2: are the same machine; give it once, as in h1:2"):
+        with pytest.raises(UserError, match="h1, h2: are the same machine; give it only once, as in h1:2"):
             found.coordinator.train()
 
 
@@ -529,7 +529,7 @@ def test_stopped_by_one_host_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hosts_are_written_as_they_were_given() -> None:
     assert [str(host) for host in parse_hosts("a,b:4,c::/x,[::1]:2")] == ["a", "b:4", "c::/x", "[::1]:2"]
     assert Host("[fe80::1]").address == "fe80::1"
-    assert WAY.options == ()
+    assert ACCESS.options == ()
 
 
 def test_ctrl_c_in_a_comparison_is_an_interrupt_and_no_error(

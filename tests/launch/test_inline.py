@@ -152,8 +152,8 @@ def test_what_is_in_the_way_is_said_at_once(recipe: Recipe, tmp_path: Path) -> N
     with pytest.raises(UserError) as caught:
         rankless.train(load("digits-classify", ["cpu_isa=avx2"]), tmp_path / "run", inline=True, devices=2)
     first, second = caught.value.problems
-    assert first.startswith("inline: trains in this process, on one device, but 2 devices were requested")
-    assert second.startswith("inline: cpu_isa is 'avx2', which has to be chosen before PyTorch is imported")
+    assert first.startswith("inline: trains in this process on one device, but 2 devices were requested")
+    assert second.startswith("inline: cpu_isa is 'avx2', which must be set before PyTorch is imported")
     assert not (tmp_path / "run").exists()
 
 

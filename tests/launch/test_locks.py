@@ -62,7 +62,7 @@ def started(code: str, *words: str, cwd: Path) -> subprocess.Popen[str]:
 def test_a_directory_in_use_is_refused_until_its_process_is_gone(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     with started(HOLD, str(run.path), cwd=tmp_path) as other:
-        with pytest.raises(UserError, match="another process trains in this directory now"):
+        with pytest.raises(UserError, match="another process is training in this directory"):
             locked(run, False).__enter__()
         other.kill()
     with locked(run, False):
@@ -84,7 +84,7 @@ def test_a_lock_that_a_failed_start_removes_is_held_by_one_process(
         flock(*words)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with locked(run, False), pytest.raises(UserError, match="another process trains in this directory now"):
+    with locked(run, False), pytest.raises(UserError, match="another process is training in this directory"):
         locked(run, False).__enter__()
 
 
@@ -100,7 +100,7 @@ def test_hosts_that_share_a_directory_hold_it_as_long_as_any_of_them_lives(tmp_p
 
     def is_refused() -> None:
         for token in ("", "another training"):
-            with pytest.raises(UserError, match="another process trains in this directory now"):
+            with pytest.raises(UserError, match="another process is training in this directory"):
                 locked(run, True, token).__enter__()
 
     found: list[bool] = []
@@ -128,7 +128,7 @@ def opened(world: World, run: str) -> bool:
         if world.is_first:
             held.close()
         world.barrier()
-        with pytest.raises(UserError, match="another process trains in this directory now"):
+        with pytest.raises(UserError, match="another process is training in this directory"):
             locked(RunDirectory(Path(run)), False).__enter__()
         world.barrier()
     return True
@@ -151,7 +151,7 @@ def test_a_file_system_without_locks_is_no_other_training(
         pass
     assert capsys.readouterr().err == (
         f"warning: {tmp_path}/run: its file system cannot lock files ({os.strerror(number)}), so a second "
-        "training in this directory would not be noticed: do not start one\n"
+        "training run in this directory would not be detected; do not start one\n"
     )
 
 

@@ -50,7 +50,7 @@ def test_a_command_that_is_refused_leaves_no_numbered_folder(
 
 def test_a_name_is_not_a_recipe(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"recipe is 'digits'; expected a Recipe, such as rankless.load_recipe"
+        UserError, match=r"recipe is 'digits'; expected a Recipe, as returned by rankless.load_recipe"
     ):
         train("digits", tmp_path / "run")  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ from rankless import UserError, load_recipe, train
 from rankless.launch.run_lock import locked
 from rankless.runs.directory import RunDirectory
 
-SAYS = r"is not a run directory, but contains '.*; give another --run|nothing to resume"
+SAYS = r"is not a run directory, but contains '.*; use another --run|nothing to resume"
 STRANGERS = (
     "recipe.yaml",
     "environment.json",
@@ -84,7 +84,7 @@ def test_a_training_under_way_is_named_before_what_it_has_saved(tmp_path):
     with locked(run, resume=False):
         run.step_directory(3).mkdir(parents=True)
         with (
-            pytest.raises(UserError, match="another process trains in this directory now"),
+            pytest.raises(UserError, match="another process is training in this directory"),
             locked(run, False),
         ):
             pass
@@ -101,7 +101,7 @@ def test_what_cannot_be_a_run_directory_is_called_what_it_is(kind: str, tmp_path
         run.symlink_to(tmp_path / "nowhere")
     with (
         pytest.raises(
-            UserError, match=rf"run: cannot be used as a run directory \(.*run is a {kind}.*\); give another"
+            UserError, match=rf"run: cannot be used as a run directory \(.*run is a {kind}.*\); use another"
         ),
         locked(RunDirectory(run), resume=False),
     ):

@@ -16,7 +16,7 @@ import rankless
 from process_server import SERVER
 from rankless.data.loader import LoaderDiedError
 from rankless.errors import INTERRUPTED, TaskError, UserError
-from rankless.launch.inline import _first
+from rankless.launch.inline import _main_error
 from rankless.models.checkpoints.weights import digest_file
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
@@ -205,9 +205,9 @@ def test_what_is_in_the_way_is_said_at_once(recipe: Callable[..., Recipe], tmp_p
 def test_the_first_cause_is_raised() -> None:
     lost, died = LostPeerError("rank 1 has ended"), LoaderDiedError("was killed by SIGKILL")
     one, other = UserError("a: is 1"), UserError("b: is 2")
-    assert _first([None, None]) is None
-    assert _first([lost, died, one]) is died
-    assert _first([lost, one, UserError("a: is 1")]) is one
-    merged = _first([one, other, lost])
+    assert _main_error([None, None]) is None
+    assert _main_error([lost, died, one]) is died
+    assert _main_error([lost, one, UserError("a: is 1")]) is one
+    merged = _main_error([one, other, lost])
     assert isinstance(merged, UserError) and merged.problems == ("a: is 1", "b: is 2")
-    assert _first([lost, None]) is lost
+    assert _main_error([lost, None]) is lost

@@ -21,7 +21,7 @@ from rankless.launch import local
 from rankless.launch.tuning import space as spaces
 from rankless.launch.tuning.record import Record, opened
 from rankless.launch.tuning.space import Range
-from rankless.launch.tuning.tune import TrialOutput, begin, go_on
+from rankless.launch.tuning.tune import TrialOutput, begin, run_trials
 from rankless.recipe import load
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
@@ -55,7 +55,7 @@ def trainer(stop_at: int = 0, fail_at: int = 0) -> Callable[[Recipe, Path, bool]
 def searched(folder: Path, trials: int, **options: Any) -> Record:
     recipe = load.load("digits", ["optim.lr=0.2"])
     record = begin(folder, recipe, "digits", ["optim.lr=0.2"], SEARCH)
-    go_on(record, trials, train=trainer(**options))
+    run_trials(record, trials, train=trainer(**options))
     return record
 
 
@@ -78,7 +78,7 @@ def test_a_search_that_stopped_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     assert len(stopped.trials) == 5
     again = opened(tmp_path / "stopped")
     assert again.search == stopped.search
-    assert go_on(again, 8, train=trainer()) == 0
+    assert run_trials(again, 8, train=trainer()) == 0
     assert [trial.params for trial in again.trials] == [trial.params for trial in whole.trials]
     assert [trial.score for trial in again.trials] == [trial.score for trial in whole.trials]
     assert opened(tmp_path / "stopped").trials == again.trials
@@ -94,7 +94,7 @@ def test_a_trial_that_fails_is_recorded_and_the_recipe_itself_must_not(tmp_path:
 
 def test_values_that_do_not_go_together_are_a_trial_that_fails(tmp_path: Path) -> None:
     record = begin(tmp_path / "search", load.load("digits"), "digits", [], ["batch.images=6..12"])
-    assert go_on(record, 8, train=trainer()) == 0
+    assert run_trials(record, 8, train=trainer()) == 0
     failed = [trial for trial in record.trials if trial.state == "failed"]
     assert failed and all("does not divide batch.images" in trial.problem for trial in failed)
 
@@ -103,7 +103,7 @@ def test_values_that_do_not_go_together_are_a_trial_that_fails(tmp_path: Path) -
 def test_the_best_weights_stay_and_all_if_asked(keeps_all: bool, tmp_path: Path) -> None:
     recipe = load.load("digits", ["optim.lr=0.2"])
     record = begin(tmp_path / "search", recipe, "digits", [], SEARCH, keeps_all=keeps_all)
-    go_on(record, 6, train=trainer(fail_at=4))
+    run_trials(record, 6, train=trainer(fail_at=4))
     kept = [trial.number for trial in record.trials if RunDirectory(record.run(trial.number)).steps()]
     finished = [trial.number for trial in record.trials if trial.state == "finished"]
     assert kept == (finished if keeps_all else [record.ranked()[0].number])
@@ -123,7 +123,7 @@ def test_a_trial_is_a_row_and_what_it_prints_is_in_its_run(
         return train(recipe, run, resume)
 
     with TrialOutput(record) as output:
-        go_on(record, 3, train=loud, output=output)
+        run_trials(record, 3, train=loud, output=output)
         os.write(1, b"as it ended\n")
     rows = capfd.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == ["trial", "1", "2", "3"]
@@ -153,7 +153,7 @@ def test_the_usual_space_holds_the_recipe_and_is_valid(small_recipe: str) -> Non
 @pytest.mark.parametrize(
     ("search", "said"),
     [
-        ("optim.lr", "--search has 'optim.lr': expected a range or choices, as in optim.lr=0.001..0.1"),
+        ("optim.lr", "--search has 'optim.lr': expected a range or choices, such as optim.lr=0.001..0.1"),
         ("optim.lr=1..0.1", "--search has 'optim.lr=1..0.1'"),
         ("optim.lr=0..nan", "--search has 'optim.lr=0..nan'"),
         ("optim.lr=-1..1", "--search: "),
@@ -184,12 +184,12 @@ def test_trials_are_runs(small_recipe: str, tmp_path: Path) -> None:
     recipe = load.load(small_recipe, ["epochs=1", "batch.images=8", "batch.micro=8"])
     record = begin(tmp_path / "search", recipe, "small.yaml", [], ["optim.lr=0.001..0.1"])
     train = lambda one, run, resume: local.train(one, run, resume=resume, inline=True)  # noqa: E731
-    assert go_on(record, 2, train=train) == 0
+    assert run_trials(record, 2, train=train) == 0
     for trial in record.trials:
         assert trial.state == "finished" and trial.score is not None and trial.seconds > 0
         lr = load.load(record.run(trial.number) / "recipe.yaml").optim.lr
         assert lr == pytest.approx(trial.params["optim.lr"], rel=1e-3)
-    with pytest.raises(UserError, match="is not empty; give a new folder, or continue"):
+    with pytest.raises(UserError, match="is not empty; use a new folder, or continue"):
         begin(tmp_path / "search", recipe, "small.yaml", [], [])
     with pytest.raises(UserError, match=r"contains no search \(no search\.json\)"):
         opened(tmp_path)

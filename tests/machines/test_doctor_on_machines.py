@@ -76,7 +76,7 @@ def test_hosts_that_are_well_are_measured(rig: Rig) -> None:
     assert level["own name", "h1"] == level["own name", "h2"] == "warning"  # Debian's 127.0.1.1
     assert set(level.values()) == {"ok", "warning"}
     assert {name for name, host in level if not host} == {
-        *("recipe", "alike", "clocks", "connections", "network", "step")
+        *("recipe", "consistency", "clocks", "connections", "network", "step")
     }
     assert {timing["size"] for timing in found["timings"]} >= {1 << 10, 1 << 20, 1 << 26}
     assert found["measured"] == 2

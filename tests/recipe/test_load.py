@@ -74,7 +74,7 @@ def test_every_key_has_its_line():
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("a: 1\nb: 2\na: 3", ["f:3: key 'a' is given twice (before: line 1): keep one"]),
+        ("a: 1\nb: 2\na: 3", ["f:3: key 'a' is given twice (first in line 1): keep one"]),
         ("a:\n  b: 1\n  b: 1\nc: !!set {x}", ["f:3: key 'a.b' is given twice", "f:4: the tag '!!set'"]),
         ("a: !!python/object/apply:os.system [true]", ["f:1: the tag"]),
         ("a: !!int x", ["f:1: 'x' cannot be read as !!int"]),
@@ -84,7 +84,7 @@ def test_every_key_has_its_line():
         ("a: b: c", ["f:1: column 5: this is not YAML: mapping values are not allowed here"]),
         ("a: [1", ["f:1: column 6: this is not YAML"]),
         ("a: 1\n---\nb: 2", ["f:2: column 1: this is not YAML: expected a single document"]),
-        ("? [a]\n: 1", ["f:1: a key must be a word"]),
+        ("? [a]\n: 1", ["f:1: a key must be a single word or number"]),
         ("a: \x07", ["f: this is not YAML: character 4"]),
         ("[" * 999, ["f: nested too deeply"]),
         ("a: *b", ["f:1: column 4: this is not YAML: found undefined alias"]),

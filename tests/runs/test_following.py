@@ -171,7 +171,7 @@ def test_lines_that_are_none_are_left_out(tmp_path: Path, capsys: pytest.Capture
         (WHOLE[:3], 1, "interrupted after step 2; continue with: rankless train --resume --run "),
         ((*WHOLE[:3], {"event": "error", "at": 2, "text": "no disk"}), 1, "failed after step 2"),
         ((*WHOLE[:3], {"event": "stop", "at": 2, "text": ""}), 0, "stopped after step 2, and saved; "),
-        ((), 1, "no training has begun here"),
+        ((), 1, "no training has started here"),
         (({"event": "start", "at": 0, "world_size": 1}, *WHOLE[1:]), 0, "finished after step 4"),
     ],
 )  # fmt: skip
@@ -197,7 +197,7 @@ def test_a_run_that_is_about_to_begin_is_waited_for(
     monkeypatch.setattr(following, "time", SimpleNamespace(**{**vars(time), "sleep": sleep}))
     assert watching.watch(str(run)) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
-    assert first == f"{run}: no training here yet; waiting for one to begin, 60 s at most"
+    assert first == f"{run}: no training here yet; waiting up to 60 s for one to start"
     assert last == f"{run}: finished after step 4"
 
 
@@ -206,7 +206,7 @@ def test_a_run_that_does_not_begin_is_an_error(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "empty").mkdir()
     for words in ([], ["--web"]):
         for name in ("typo", "empty"):
-            with pytest.raises(UserError, match=f"{name}: no training has begun here in 0 s"):
+            with pytest.raises(UserError, match=f"{name}: no training has started here within 0 s"):
                 cli.app(["watch", str(tmp_path / name), *words], exit_on_error=False)
 
 
@@ -265,7 +265,7 @@ def test_a_run_on_another_machine_is_followed_by_what_is_sent_there(
     there = capsys.readouterr().out
     assert watching.watch(str(run)) == 0
     assert there.replace(f"far:{run}", str(run)) == capsys.readouterr().out
-    with pytest.raises(Exception, match="cannot be followed there"):
+    with pytest.raises(Exception, match="cannot be followed"):
         watching.watch(f"far:{tmp_path}/gone", (str(ssh),), sys.executable)
 
 

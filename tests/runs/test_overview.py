@@ -146,7 +146,10 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such folder; expected a folder of runs" in capsys.readouterr().err
     (tmp_path / "notes.txt").touch()  # in an empty folder a training may begin
     assert cli.main(["watch", str(tmp_path)]) == 2
-    assert "not a run directory (no recipe.yaml); expected one, or HOST:DIRECTORY" in capsys.readouterr().err
+    assert (
+        "is not a run directory (no recipe.yaml); expected a run directory or HOST:DIRECTORY"
+        in capsys.readouterr().err
+    )
     assert cli.main(["runs", str(tmp_path)]) == 0
     assert "no runs here; to start one: rankless train digits" in capsys.readouterr().out
 

@@ -55,12 +55,12 @@ def doctor(
         if chosen:
             found.checks.append(here.data(chosen))
     else:
-        from rankless.launch.hosts.channel import way_over
+        from rankless.launch.hosts.channel import host_access
         from rankless.launch.hosts.names import parse_hosts
 
         parsed = parse_hosts(hosts)
         names = [host.name for host in parsed]
-        found = examine(parsed, chosen, run, way_over(ssh, python, sync=sync))
+        found = examine(parsed, chosen, run, host_access(ssh, python, sync=sync))
     checks = [*checks, *found.checks]
     is_well = all(check.level != "error" for check in checks)
     if as_json:

@@ -217,10 +217,10 @@ def _first(there: int, count: int) -> str:
 
 def check_chains(runs: Sequence[Path], *, as_json: bool) -> int:
     """Check the chains of runs, print them, and return the exit code."""
-    from rankless.launch.audit import examined
+    from rankless.launch.audit import examine
     from rankless.runs.directory import RunDirectory
 
-    found = check_all(*(partial(examined, RunDirectory(run)) for run in runs))
+    found = check_all(*(partial(examine, RunDirectory(run)) for run in runs))
     reports = [
         {
             "run": str(run),

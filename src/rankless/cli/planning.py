@@ -94,11 +94,10 @@ def plan(
         fork_server.start(chosen.task)
     from rankless.files.outputs import drawing
     from rankless.launch.planning import plan as planning
-    from rankless.launch.planning import report
 
     outputs = None if out is None else drawing(out, "plan", force=force)  # before anything is measured
     found = planning.plan(chosen, asked, lambda line: say(line, file=sys.stderr))
-    print_result({"recipe": name, **found.as_json()}, report.lines(found), as_json=as_json)
+    print_result({"recipe": name, **found.as_json()}, planning.lines(found), as_json=as_json)
     if out is not None and outputs is not None:
         from rankless.launch.planning import plot
 

@@ -133,7 +133,7 @@ def here(given: TrainOptions) -> int:
     from rankless.engine.sinks.sink import check_sink
     from rankless.files.numbered import given_or_numbered
     from rankless.launch.job import check_parallel
-    from rankless.launch.run_lock import refuse_nothing
+    from rankless.launch.run_lock import refuse_no_run
     from rankless.runs.directory import RunDirectory
 
     name, overrides = given.recipe()
@@ -145,7 +145,7 @@ def here(given: TrainOptions) -> int:
 
     def read() -> tuple[Recipe | None, str | None]:
         if resume and run is not None and name is None:
-            refuse_nothing(RunDirectory(run))
+            refuse_no_run(RunDirectory(run))
             return None, None
         if name is not None and is_data:
             check_changes(name, overrides)
@@ -226,11 +226,11 @@ def on_hosts(given: TrainOptions, hosts: str) -> int:
         if called == "fine-tune":
             say_fine_tuning(recipe, overrides, is_here=False)
         wanted = replace(wanted, recipe=recipe, name=Path(called).stem)
-    from rankless.launch.hosts.channel import way_over
+    from rankless.launch.hosts.channel import host_access
     from rankless.launch.hosts.coordinator import train_on_hosts
     from rankless.launch.hosts.detach import detach as leave
 
-    way = way_over(given.ssh, given.python, sync=given.sync)
+    way = host_access(given.ssh, given.python, sync=given.sync)
     if not given.detach:
         return train_on_hosts(wanted, parsed, way)
     run = wanted.run or Path("runs") / f"{wanted.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -272,11 +272,11 @@ def _asked(given: TrainOptions, *, is_first: bool) -> Wanted:
             say_fine_tuning(chosen, overrides, is_here=False)
         return Wanted(chosen, Path(name).stem, count)
     from rankless.launch.resume import recipe_of_run
-    from rankless.launch.run_lock import refuse_nothing
+    from rankless.launch.run_lock import refuse_no_run
 
     directory = RunDirectory(run)
     try:
-        refuse_nothing(directory)
+        refuse_no_run(directory)
         return Wanted(recipe_of_run(directory, overrides), run.name, count)
     except UserError:
         if is_first and (directory.recipe.exists() or directory.steps()):
@@ -427,12 +427,12 @@ def verify(
     # With --json, only the report goes to the standard output.
     echo = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     if hosts is not None:
-        from rankless.launch.hosts.channel import way_over
+        from rankless.launch.hosts.channel import host_access
         from rankless.launch.hosts.names import parse_hosts
         from rankless.launch.verify import verify_on_hosts
 
         report = verify_on_hosts(
-            chosen, parse_hosts(hosts), step_count, way_over(ssh, python, sync=sync), echo
+            chosen, parse_hosts(hosts), step_count, host_access(ssh, python, sync=sync), echo
         )
     else:
         fork_server.start(chosen.task)

@@ -1,6 +1,6 @@
 """The cache folder: its path, locks, and the removal of unused content.
 
-Locks are the kernel's (flock), so a lock is released when its process ends for any reason.
+Locks use flock, so the kernel releases a lock when its process ends for any reason.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from pathlib import Path
 from rankless.files.writing import has_name
 
 UNUSED = 30 * 24 * 3600
-"""Seconds without use after which content is removed at the next write."""
+"""Number of seconds without use after which the next write removes content."""
 
 
 def cache_folder() -> Path:
-    """Return ``$RANKLESS_CACHE``, ``$XDG_CACHE_HOME/rankless`` or ``~/.cache/rankless``; it may not exist."""
+    """Return ``$RANKLESS_CACHE``, ``$XDG_CACHE_HOME/rankless`` or ``~/.cache/rankless``.
+
+    The folder may not exist.
+    """
     if custom := os.environ.get("RANKLESS_CACHE"):
         return Path(custom).expanduser().absolute()
     general = os.environ.get("XDG_CACHE_HOME")
     try:
         base = Path(general) if general else Path.home() / ".cache"
-    except RuntimeError:  # no home
+    except RuntimeError:  # no home directory
         base = Path(tempfile.gettempdir()) / f"cache-{os.geteuid()}"
         try:
             make_private(base)
@@ -41,14 +44,14 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder that only this user can enter, unless it exists."""
+    """Create a private folder; raise a PermissionError if it exists and is not private."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if not is_private(folder):
-        raise PermissionError(errno.EPERM, f"{folder} is another user's, or open to others")
+        raise PermissionError(errno.EPERM, f"{folder} belongs to another user or is open to others")
 
 
 def is_private(folder: Path) -> bool:
-    """Check whether ``folder`` is a real folder of this user that no other user can enter."""
+    """Check whether ``folder`` is owned by this user, inaccessible to other users, and not a link."""
     try:
         state = folder.lstat()
     except (OSError, ValueError):
@@ -110,15 +113,15 @@ def remove_unused(home: Path, mark: str) -> None:
             newest = (folder / mark).stat() if (folder / mark).exists() else folder.stat()
             if time.time() - newest.st_mtime < UNUSED:
                 continue
-            with locked(folder, waiting=_another):
+            with locked(folder, waiting=_skip):
                 for entry in [each for each in folder.iterdir() if each.is_dir()]:
                     remove_unheld(entry)
                 if not any(each.is_dir() for each in folder.iterdir()):
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _another() -> None:
-    raise BlockingIOError("another process is working there")
+def _skip() -> None:
+    raise BlockingIOError("another process has locked the folder")
 
 
 def private_folder() -> Path:

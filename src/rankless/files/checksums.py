@@ -1,4 +1,4 @@
-"""The file ``SHA256SUMS``: checksums of a checkpoint's files, in the format of ``sha256sum``."""
+"""The file ``SHA256SUMS``, with the checksums of a checkpoint's files in the format of ``sha256sum``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankless.files import reading
 NAME = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([^/\0]+)")
 _DIGITS = re.compile(r"-([0-9a-f]{8,64})\.pth$")
-_LONGEST = 1 << 20  # bytes; a few hundred are usual
+_LONGEST = 1 << 20  # bytes; files usually have a few hundred
 
 
 def text(sums: Mapping[str, str]) -> str:
@@ -21,7 +21,7 @@ def text(sums: Mapping[str, str]) -> str:
 
 
 def read(folder: Path) -> dict[str, str] | None:
-    """Return the valid digests by file name, or None if ``folder`` has no ``SHA256SUMS``."""
+    """Return the digests by file name, or None if there is no ``SHA256SUMS``; skip invalid lines."""
     try:
         lines = reading.read_text(folder / NAME, _LONGEST, errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):
@@ -30,12 +30,12 @@ def read(folder: Path) -> dict[str, str] | None:
 
 
 def digits_in(name: str) -> str:
-    """Return the SHA-256 digits in a file name such as ``resnet18-f37072fd.pth``, or an empty string."""
+    """Return the SHA-256 digits in a name such as ``resnet18-f37072fd.pth``, or an empty string."""
     match = _DIGITS.search(name)
     return match[1] if match else ""
 
 
 def of_file(path: Path, most: int | None = None) -> str:
-    """Return the SHA-256 of a regular file of at most ``most`` bytes."""
+    """Return the SHA-256 digest of a regular file of at most ``most`` bytes."""
     with reading.opened(path, most) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,8 +1,8 @@
-"""Downloads over HTTP, which resume after a lost connection and are verified before they are renamed.
+"""Download files over HTTP, resume after a lost connection, and verify each file before renaming it.
 
-``NAME.part`` holds the bytes received so far. ``NAME.part.tag`` holds the server's tag of the content, so
-that a download resumes only if the content is unchanged. A process locks the partial file while it downloads;
-other processes wait.
+``NAME.part`` contains the bytes received so far. ``NAME.part.tag`` contains the server's tag of the content,
+so that a download resumes only if the content is unchanged. A process locks the partial file while it
+downloads; other processes wait.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from rankless.printing import ProgressBar, say
 
 MIRROR = "RANKLESS_WEIGHTS_MIRROR"
 """The environment variable with the address of a folder that mirrors the publishers' files."""
-_TRIES = 5  # consecutive tries that receive no bytes
-_PAUSE = 0.2  # seconds before the second try, doubled for each further one
+_TRIES = 5  # consecutive attempts that receive no bytes
+_PAUSE = 0.2  # seconds before the second attempt, doubled for each further one
 _TIMEOUT = 30.0  # seconds without receiving a byte
 _CHUNK = 1 << 18  # bytes
 _LASTING = {301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 410, 451, 501}
 """HTTP status codes that a retry would not change."""
 _NETWORK = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
 _BROKEN = (*_NETWORK, ValueError)  # ValueError: an unreadable address or length
-"""Errors of a connection; any other ``OSError`` comes from the disk."""
+"""Connection errors; any other ``OSError`` comes from the disk."""
 _LONGEST_TAG = 500  # characters
 
 
@@ -48,11 +48,11 @@ class Offer:
     """A file to download from its publisher.
 
     Attributes:
-        url: its address.
-        length: in bytes; 0 if it is not known exactly.
-        about: its approximate length, within a few hundred bytes, for messages.
-        digest: its checksum or the checksum's first digits; empty if none was published.
-        algorithm: the algorithm of the checksum: ``sha256`` or ``sha1``.
+        url: address of the file.
+        length: length in bytes; 0 if it is not known exactly.
+        digest: checksum or its first digits; empty if no checksum was published.
+        algorithm: algorithm of the checksum, ``sha256`` or ``sha1``.
+        about: approximate length, within a few hundred bytes; 0 if it is not known.
     """
 
     url: str
@@ -68,7 +68,7 @@ class Offer:
 
     @property
     def address(self) -> str:
-        """The address to download from: the publisher's or the mirror's."""
+        """The address to download from, which is the publisher's or the mirror's."""
         mirror = os.environ.get(MIRROR, "").rstrip("/")
         if mirror and not _is_address(mirror):
             raise UserError(
@@ -77,7 +77,7 @@ class Offer:
         return f"{mirror}/{self.name}" if mirror else self.url
 
     def described(self) -> str:
-        """Return the file's name, length and checksum as text."""
+        """Return a phrase with the file's name, length and checksum."""
         length = f" of {self.length:,} bytes" if self.length else ""
         length = length or (f" of about {self.about / 1e6:,.1f} MB" if self.about else "")
         if not self.digest:
@@ -91,7 +91,7 @@ class Offer:
 
     @property
     def checksum(self) -> str:
-        """The name of the algorithm, as in ``SHA-256``."""
+        """The name of the checksum algorithm, such as ``SHA-256``."""
         return self.algorithm.upper().replace("SHA", "SHA-")
 
 
@@ -104,17 +104,17 @@ def _is_address(text: str) -> bool:
 
 
 def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda _: None) -> tuple[Path, str]:
-    """Download a published file into ``folder`` unless it is already there; return its path and SHA-256.
+    """Download a published file into ``folder`` unless it exists there; return its path and SHA-256 digest.
 
     Args:
-        offer: the file.
-        folder: the cache; created if needed.
-        check: called with the downloaded file; raises a UserError if its content is wrong.
+        offer: the file to download.
+        folder: the cache folder, which is created if needed.
+        check: called with the path of the downloaded file; raises a UserError if the content is wrong.
     """
     path = folder / offer.name
     if not path.exists():
         if is_offline():
-            raise _by_hand(offer, path, f"--offline or {OFFLINE} forbids it")
+            raise _failed(offer, path, f"--offline or {OFFLINE} forbids it")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(path.with_name(f"{path.name}.part"), path) as (part, file):
@@ -122,8 +122,8 @@ def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda 
                     _download(offer, path, part, file, check)
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be written ({error.strerror or error}); {remedy(error)}, and try again; "
-                "the part already downloaded is kept"
+                f"{path}: cannot be written ({error.strerror or error}), and the part already downloaded is "
+                f"kept; {remedy(error)}, and try again"
             ) from error
     if path.stat().st_size != (offer.length or path.stat().st_size):
         found = f"it has {path.stat().st_size:,} bytes"
@@ -137,21 +137,21 @@ def obtain(offer: Offer, folder: Path, check: Callable[[Path], object] = lambda 
             found = f"it is a different file ({error})"
         else:
             return path, checksums.of_file(path)
-    raise UserError(f"{path}: {found}; expected {offer.described()}; remove it, and download it again")
+    raise UserError(f"{path}: {found}; expected {offer.described()}; remove it and download it again")
 
 
 @contextmanager
 def _locked(part: Path, path: Path) -> Iterator[tuple[Path, IO[bytes] | None]]:
-    """Yield the partial file, locked and opened for writing, or None if another process has completed it.
+    """Yield the partial file, locked and open for writing, or None if another process has completed it.
 
-    On a file system without locks, each process fills its own partial file, which is not kept.
+    On a file system without locks, each process downloads into its own partial file, which is not kept.
     """
     while True:
         with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", 0) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                say(f"waiting for another process, which downloads {path.name}")
+                say(f"waiting for another process to download {path.name}")
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError:  # some network file systems have no locks
                 break
@@ -176,7 +176,6 @@ def _tag_of(part: Path) -> Path:
 
 
 def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Callable[[Path], object]) -> None:
-    """Download into the partial file, verify it, and rename it."""
     tag = _tag_of(part)
     try:
         if not (offer.digest and file.seek(0, os.SEEK_END) and not _other_digest(offer, part)):
@@ -191,7 +190,7 @@ def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Call
     except _OtherFileError as error:
         part.unlink()
         tag.unlink(missing_ok=True)
-        raise _by_hand(offer, path, f"{error}; the download was discarded") from None
+        raise _failed(offer, path, f"{error}; the download was discarded") from None
     part.replace(path)
     tag.unlink(missing_ok=True)
     if not offer.digest:
@@ -199,7 +198,7 @@ def _download(offer: Offer, path: Path, part: Path, file: IO[bytes], check: Call
 
 
 def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
-    """Download the missing bytes; give up after ``_TRIES`` consecutive tries that receive none."""
+    """Download the missing bytes; give up after ``_TRIES`` consecutive attempts that receive no bytes."""
     address, left = offer.address, _TRIES
     while left:
         before = file.seek(0, os.SEEK_END)
@@ -209,12 +208,12 @@ def _fill(offer: Offer, path: Path, file: IO[bytes], tag: Path) -> None:
             error.close()
             reason = f"the server answers {error.code} {error.reason}"
             if error.code in _LASTING:
-                raise _by_hand(offer, path, reason) from error
+                raise _failed(offer, path, reason) from error
         except _BROKEN as error:
             reason = str(getattr(error, "reason", "") or error or type(error).__name__)
         left = left - 1 if file.seek(0, os.SEEK_END) <= before else _TRIES
         time.sleep(_PAUSE * 2 ** (_TRIES - left))
-    raise _by_hand(offer, path, f"{reason}, in {_TRIES} tries")
+    raise _failed(offer, path, f"{reason}, in {_TRIES} attempts")
 
 
 class _OtherFileError(Exception):
@@ -222,12 +221,12 @@ class _OtherFileError(Exception):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects from https only to https, and from http to either."""
+    """A handler that follows redirects from https only to https."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        """Return the request for the new address, or raise an error that describes the server's response."""
+        """Return the request for the new address; raise an HTTPError if the redirect is not allowed."""
         allowed = ("https",) if req.full_url.startswith("https:") else ("https", "http")
         if urllib.parse.urlsplit(newurl).scheme not in allowed:
             reason = f"with a redirect to {newurl}; expected https"
@@ -236,7 +235,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
-    """Append the missing bytes to the partial file; bytes received before a connection breaks are kept."""
+    """Append the missing bytes to the partial file; keep them if the connection is lost."""
     at = file.seek(0, os.SEEK_END)
     known = _usable(reading.read_text(tag, 1000, errors="replace")) if at and tag.exists() else ""
     headers = {"User-Agent": "rankless", "Accept-Encoding": "identity"}
@@ -251,12 +250,12 @@ def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
             raise
         error.close()
         file.truncate(0)
-        raise ConnectionError("the server has no further bytes") from error
+        raise ConnectionError("the server has no more bytes") from error
     with response:
         begins = response.headers.get("Content-Range", "").startswith(f"bytes {at}-")
         if response.status == 206 and not (begins and _tag(response) == known):
             file.truncate(0)
-            raise ConnectionError("the server sent a range of other content, or another range")
+            raise ConnectionError("the server sent a different range, or a range of different content")
         if response.status != 206:
             at = 0
             file.truncate(0)
@@ -272,17 +271,16 @@ def _receive(offer: Offer, address: str, file: IO[bytes], tag: Path) -> None:
             _copy(response, file, at, total or offer.length, total or most, bar)
     end = file.tell()
     if end < (total or offer.length):
-        raise ConnectionError(f"the connection broke off after {end:,} of {total or offer.length:,} bytes")
+        raise ConnectionError(f"the connection was lost after {end:,} of {total or offer.length:,} bytes")
 
 
 def _copy(response: Any, file: IO[bytes], at: int, total: int, most: int, bar: ProgressBar) -> None:
-    """Append the response to a file of ``at`` bytes, up to ``most`` bytes; 0 means that there is no limit."""
     began, first = time.monotonic(), at
     while chunk := response.read1(_CHUNK):
         if at == 0 and chunk.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
             raise _OtherFileError("the server sent a web page")
         if most and at + len(chunk) > most:
-            raise _OtherFileError(f"the server sends more than {most:,} bytes")
+            raise _OtherFileError(f"the server sent more than {most:,} bytes")
         rest = memoryview(chunk)
         while rest:
             rest = rest[file.write(rest) :]
@@ -293,7 +291,7 @@ def _copy(response: Any, file: IO[bytes], at: int, total: int, most: int, bar: P
 
 
 def _tag(response: Any) -> str:
-    """Return the content's strong ETag or its time of last change, or an empty string if it is unusable."""
+    """Return the strong ETag or the modification time of the content, or "" if neither is usable."""
     etag = response.headers.get("ETag", "")
     return _usable(str(etag if etag.startswith('"') else response.headers.get("Last-Modified", "")))
 
@@ -303,14 +301,14 @@ def _usable(tag: str) -> str:
 
 
 def _other_digest(offer: Offer, path: Path) -> str:
-    """Return the file's checksum if it differs from the published one, or an empty string otherwise."""
+    """Return the file's checksum if it differs from the published one; otherwise, return ""."""
     with reading.opened(path) as file:
         found = hashlib.file_digest(file, offer.algorithm).hexdigest()
     return "" if found.startswith(offer.digest) else found
 
 
-def _by_hand(offer: Offer, path: Path, reason: str) -> UserError:
+def _failed(offer: Offer, path: Path, reason: str) -> UserError:
     return UserError(
         f"{offer.address}: cannot be downloaded: {printable(reason, 300)}; expected {offer.described()}; "
-        f"get the file elsewhere, and save it as {path}"
+        f"get the file elsewhere and save it as {path}"
     )

@@ -19,7 +19,7 @@ from rankless.files import checksums, reading
 
 PREFIX = "hf://"
 OFFLINE = "HF_HUB_OFFLINE"
-"""The environment variable that keeps huggingface_hub and all other weight downloads off the network."""
+"""The environment variable that forbids downloads by huggingface_hub and by Rankless."""
 _ADDRESS = re.compile(r"([\w.-]+/[\w.-]+)(?:@([^@/]+))?(?:/([^@]+))?")
 _WEIGHTS = "model.safetensors"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -50,7 +50,7 @@ def is_offline() -> bool:
 
 
 def parse(text: str) -> HubAddress:
-    """Return the parts of an address; ``/`` in a revision is written as ``%2F``."""
+    """Return the parts of an address, in which ``/`` in a revision is written as ``%2F``."""
     match = _ADDRESS.fullmatch(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else None
     repository, revision, file = match.groups(default="") if match else ("", "", "")
     revision = revision.replace("%2F", "/")
@@ -65,17 +65,17 @@ def parse(text: str) -> HubAddress:
 def fetch(address: HubAddress, *, newest: bool = False) -> Path:
     """Return the local folder with a repository's JSON and safetensors files, downloading missing files.
 
-    A branch stands for the same commit until it is fetched again. Every large file, which the Hub names by
-    its SHA-256, is compared with that digest.
+    A branch refers to the same commit until it is fetched again. The Hub names every large file by its
+    SHA-256 digest, which is verified.
 
     Args:
-        address: the repository; its ``file``, if given, is the only file that is fetched.
-        newest: ask the Hub for the newest commit even if the files are already in the cache.
+        address: the repository; if the address has a ``file``, only that file is fetched.
+        newest: whether to ask the Hub for the newest commit even if the files are already in the cache.
 
     Returns:
         The folder of the snapshot, named after the commit that ``revision`` refers to.
     """
-    # Weights come last: if they exist, an interrupted download has fetched all files before them.
+    # Weights come last: if they exist, all other files have been fetched, too.
     patterns = [glob.escape(address.file)] if address.file else ["*.json", "*.safetensors"]
     folder = None
     if not newest:
@@ -83,24 +83,23 @@ def fetch(address: HubAddress, *, newest: bool = False) -> Path:
             folder = _snapshot(address, patterns, cached=True)
     if (
         folder is None
-        or _lacking(address, folder)
+        or _missing_file(address, folder)
         or not (address.file or (folder / "config.json").is_file())
     ):
         folder = _snapshot(address, patterns, cached=is_offline())
-    if lacking := _lacking(address, folder):
-        raise _missing(address, f"{lacking} is not there")
+    if absent := _missing_file(address, folder):
+        raise _missing(address, f"{absent} is not in the repository")
     for path in (path for pattern in patterns for path in folder.rglob(pattern)):
         blob = path.resolve()
         if _SHA256.fullmatch(blob.name) and blob.is_file() and (sha := checksums.of_file(blob)) != blob.name:
             raise UserError(
-                f"{address}: {path} is damaged: its SHA-256 is {sha}, expected {blob.name}; remove {blob}, "
+                f"{address}: {path} is damaged: its SHA-256 is {sha}; expected {blob.name}; remove {blob} "
                 "and fetch it again"
             )
     return folder
 
 
 def _snapshot(address: HubAddress, patterns: list[str], *, cached: bool) -> Path:
-    """Return the folder of a commit, after fetching the files that match each pattern in turn."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -118,8 +117,8 @@ def _snapshot(address: HubAddress, patterns: list[str], *, cached: bool) -> Path
     return Path(folder)
 
 
-def _lacking(address: HubAddress, folder: Path) -> str:
-    """Return the first file needed for an address that a folder lacks, or an empty string if it has all."""
+def _missing_file(address: HubAddress, folder: Path) -> str:
+    """Return the first file of the address that is missing from ``folder``, or "" if none is."""
     wanted, index = [address.file or _WEIGHTS], folder / f"{_WEIGHTS}.index.json"
     if not address.file and not (folder / _WEIGHTS).is_file() and index.is_file():
         try:
@@ -136,16 +135,16 @@ def file_of(address: HubAddress) -> Path:
 
 
 def refuse_pickles(address: HubAddress) -> None:
-    """Raise an error unless the address is that of a safetensors file."""
+    """Raise a UserError unless the address refers to a safetensors file."""
     if not address.file.endswith(".safetensors"):
         raise UserError(
             f"{address}: expected a .safetensors file, as in {PREFIX}{address.repository}/model.safetensors; "
-            "other weights files are pickles, which can run any code"
+            "other weights files are pickles, which can run arbitrary code"
         )
 
 
 def path_of(text: str) -> Path:
-    """Return the local path of a file or a run, given as a path or as an ``hf://`` address."""
+    """Return the local path of a file or a run that is given as a path or an ``hf://`` address."""
     return file_of(parse(text)) if text.startswith(PREFIX) else Path(text)
 
 
@@ -153,8 +152,8 @@ def _missing(address: HubAddress, what: str, error: Exception | None = None) -> 
     reason = f" ({printable(' '.join(str(error).split()), 200)})" if error else ""
     offline = f"; --offline or {OFFLINE} forbids downloads" if is_offline() else ""
     return UserError(
-        f"{address}: {what}{reason}{offline}; expected a file of that repository; with a network, fetch it "
-        f"first: hf download {address.repository} {address.file}".rstrip()
+        f"{address}: {what}{reason}{offline}; expected a file of that repository; fetch it on a machine with "
+        f"a network: hf download {address.repository} {address.file}".rstrip()
         + (f" --revision {address.revision}" if address.revision else "")
         + "; HF_HOME sets the location of the cache"
     )

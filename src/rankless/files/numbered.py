@@ -1,4 +1,4 @@
-"""New folders NAME, NAME-2, NAME-3 … for calls that do not name a folder."""
+"""New folders NAME, NAME-2, NAME-3 … for commands that are not given a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankless.errors import UserError
 
 
 def numbered_folder(wanted: Path, option: str) -> Path:
-    """Create ``wanted``, or ``wanted-2``, ``-3`` … if it is taken, even while other processes do the same."""
+    """Create and return ``wanted``, or ``wanted-2``, ``-3`` … if it exists."""
     number, path = 1, wanted
     while True:
         try:
@@ -21,7 +21,7 @@ def numbered_folder(wanted: Path, option: str) -> Path:
             path = wanted.with_name(f"{wanted.name}-{number}")
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be created ({error}); give another directory with {option}"
+                f"{path}: cannot be created ({error}); use another directory with {option}"
             ) from error
         else:
             return path
@@ -38,7 +38,7 @@ def given_or_numbered(given: Path | None, wanted: Path, option: str) -> Iterator
 
 @contextmanager
 def removed_on_error(path: Path) -> Iterator[None]:
-    """Remove an empty ``path`` and its new parents on an error, so that the next try can have its name."""
+    """On an error, remove ``path`` and its new parents if they are empty."""
     new = [folder for folder in path.parents if not os.path.lexists(folder)]
     try:
         yield

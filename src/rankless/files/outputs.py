@@ -1,10 +1,11 @@
-"""The output files of a command, which overwrites only its own earlier outputs unless the user forces it.
+"""Output files of a command, which overwrites only its own earlier outputs unless it is forced.
 
 ``.rankless-outputs`` lists the outputs in a folder, each with its command, name, size and digest. The same
-command may replace a file on the list that has not changed since. Everything else belongs to the user: other
-programs' files, links, and outputs that were changed.
+command may replace a file on the list that has not changed since. Everything else belongs to the user:
+files of other programs, links, and outputs that have changed.
 
-Every output is written to a temporary file beside it and renamed, so a link is replaced and never followed.
+Every output is written to a temporary file in the same folder and renamed, so a link is replaced and never
+followed.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ SHEETS = (".html", ".png", ".jpg", ".jpeg")
 
 
 class Outputs:
-    """The files that a command will write: all are checked first, then written one by one.
+    """The output files of a command, which are all checked before the first one is written.
 
     Args:
         files: all output files, folder by folder.
         verb: the command (such as ``data show``) whose earlier outputs may be replaced; None replaces
             nothing.
-        force: replace other files and links as well, but never a folder, a device, or an input.
+        force: whether to replace other files and links as well, but never a folder, a device, or an input.
         option: the option that names the files, for messages.
     """
 
@@ -54,7 +55,7 @@ class Outputs:
         self.include(files)
 
     def include(self, files: Sequence[Path]) -> None:
-        """Check more output files and add them to this object."""
+        """Check further output files and add them."""
         never: list[str] = []
         stay: list[str] = []
         for folder, within in groupby(files, lambda file: file.parent):
@@ -79,16 +80,17 @@ class Outputs:
             except (OSError, ValueError) as error:
                 never.append(f"{file}: it cannot be written: {_reason(error)}")
                 continue
-            if reason := self._stays(file, there):
+            if reason := self._refusal(file, there):
                 self._forced.append(file)
-                (never if _is_fixed(there) else stay).append(f"{file}: {reason}")
+                is_replaceable = stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
+                (stay if is_replaceable else never).append(f"{file}: {reason}")
         if never or (stay and not self._force):
             raise UserError(
                 self._message([*never, *stay], "--force to replace existing files" if stay else "")
             )
 
-    def _stays(self, file: Path, there: os.stat_result) -> str:
-        """Return why an existing file is not replaced, or an empty string if this command wrote it."""
+    def _refusal(self, file: Path, there: os.stat_result) -> str:
+        """Return the reason for not replacing an existing file, or "" if this command wrote it."""
         if stat.S_ISDIR(there.st_mode):
             return "is a folder; expected the name of a file"
         if stat.S_ISLNK(there.st_mode):
@@ -103,18 +105,18 @@ class Outputs:
 
     @property
     def replaced(self) -> list[Path]:
-        """Return the outputs that already existed."""
+        """The outputs that already existed."""
         return [file for file, there in self._before.items() if there is not None]
 
     @property
     def forced(self) -> list[Path]:
-        """Return the files that can be replaced only with ``force``."""
+        """The files that can be replaced only with ``force``."""
         return self._forced
 
     def refuse_inputs(self, inputs: Iterable[Path | str]) -> None:
-        """Check that no output replaces an input under any name, even with ``force``.
+        """Raise a UserError if an output would replace one of ``inputs``, even with ``force``.
 
-        ``inputs`` is iterated only if one of the outputs already exists.
+        ``inputs`` is iterated only if an output already exists.
         """
         if not self.replaced:
             return
@@ -124,7 +126,7 @@ class Outputs:
 
     @contextmanager
     def writing(self, file: Path, *, durable: bool = True) -> Iterator[Path]:
-        """Yield a temporary file that replaces ``file`` at the end, and is removed on an error."""
+        """Yield a temporary file that replaces ``file`` at the end and is removed on an error."""
         before, marks = self._before[file], self._lists[file.parent]
         try:
             marks.prepare(listed=self._verb is not None)
@@ -144,11 +146,11 @@ class Outputs:
             raise UserError(f"{file}: it cannot be written: {_reason(error)}") from error
 
     def keep(self, files: Iterable[Path]) -> None:
-        """Count files as written because an earlier, interrupted call of the command wrote them."""
+        """Treat files from an earlier, interrupted call of the command as written by this call."""
         self._written.extend(files)
 
     def remove_others(self, folder: Path) -> list[Path]:
-        """Remove unchanged outputs of earlier calls that this one did not write again; return their paths."""
+        """Remove unchanged outputs of earlier calls that this call did not write; return their paths."""
         if folder not in self._lists:  # this call wrote nothing there
             self._lists[folder] = OutputList(folder)
         written = {file.name for file in self._written if file.parent == folder}
@@ -156,7 +158,7 @@ class Outputs:
 
     @contextmanager
     def as_one(self, files: Sequence[Path]) -> Iterator[list[Path]]:
-        """Yield temporary files for outputs that belong together; on an error the old files are restored.
+        """Yield temporary files for outputs that belong together; on an error, restore the old files.
 
         Readers open the first file first. It is moved away first and renamed last, so that a killed process
         never leaves a mixture of old and new files that looks complete.
@@ -183,7 +185,6 @@ class Outputs:
             aside.unlink(missing_ok=True)
 
     def _message(self, problems: Sequence[str], force: str) -> list[str]:
-        """Return sentences with the first problems, the number of further ones, and the remedy."""
         more = f"… and {len(problems) - FIRST:,} more; " if len(problems) > FIRST else ""
         remedy = f"give another {self._option}" + (f", or {force}" if force else "")
         if len(problems) == 1:
@@ -198,28 +199,28 @@ class Outputs:
 
 
 def drawing(out: Path, verb: str, endings: Sequence[str] = CHARTS, *, force: bool = False) -> Outputs:
-    """Check the single file that a command draws; its extension determines the format."""
+    """Return the output file for a chart or contact sheet, whose extension determines the format."""
     if out.suffix.lower() not in endings:
         raise UserError(f"--out {out}: expected a name that ends in {one_of(endings)}")
     return Outputs([out], verb=verb, force=force)
 
 
 def refuse_filled(folder: Path) -> None:
-    """Check that ``folder`` is new or empty, so that the results of two calls never lie side by side."""
+    """Raise a UserError unless ``folder`` is new or empty, so that results of two calls are never mixed."""
     try:
         is_empty = not any(folder.iterdir())
     except FileNotFoundError:
         return
     if not is_empty:
-        holds = "results of an earlier call" if (folder / LIST).exists() else "other files"
+        what = "results of an earlier call" if (folder / LIST).exists() else "other files"
         raise UserError(
-            f"--out {folder}: contains {holds}; expected a new or empty folder; give another one, omit "
-            f"--out to get a numbered one, or add --force to replace earlier results"
+            f"--out {folder}: contains {what}; expected a new or empty folder; give another folder, omit "
+            f"--out to use a numbered folder, or add --force to replace earlier results"
         )
 
 
 def unusable(folder: Path) -> str:
-    """Return why ``folder``, which need not exist, cannot be written to, or an empty string if it can."""
+    """Return why ``folder`` cannot be created or written to, or "" if it can."""
     while True:
         try:
             there = folder.stat()
@@ -235,11 +236,6 @@ def unusable(folder: Path) -> str:
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written to"
 
 
-def _is_fixed(there: os.stat_result) -> bool:
-    """Check whether a path is never replaced, even with ``force``."""
-    return not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode))
-
-
 def _unchanged(file: Path, before: os.stat_result) -> bool:
     try:
         now = os.lstat(file)
@@ -252,9 +248,9 @@ def _unchanged(file: Path, before: os.stat_result) -> bool:
 def _identities(file: Path | str) -> set[tuple[int, int]]:
     """Return the device and inode of a file and, if it is a link, of its target."""
     identities = set()
-    for look in (os.lstat, os.stat):
+    for read_state in (os.lstat, os.stat):
         with suppress(OSError, ValueError):
-            state = look(file)
+            state = read_state(file)
             identities.add((state.st_dev, state.st_ino))
     return identities
 
@@ -264,12 +260,12 @@ def _reason(error: Exception) -> str:
 
 
 class OutputList:
-    """The list of the outputs in a folder; ``is_ours`` is false if another program wrote it."""
+    """The list of outputs in a folder; ``is_ours`` is False if another program wrote it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / LIST
         self.known: dict[tuple[str, str], list[_File]] = {}
-        self.is_ours, self._is_ready, self._is_tidy = True, False, False
+        self.is_ours, self._is_ready, self._is_compact = True, False, False
         try:
             with open(_open(self.path), "rb") as file:
                 lines = file.read().decode("utf-8", "replace").split("\n")
@@ -282,12 +278,12 @@ class OutputList:
         for line in lines[1:]:
             with suppress(ValueError, TypeError, RecursionError):  # a line cut off by a kill or a full disk
                 verb, name, size, digest = json.loads(line)
-                self._know((str(verb), str(name)), (int(size), str(digest)))
+                self._remember((str(verb), str(name)), (int(size), str(digest)))
         few = len(lines) < 2 * sum(map(len, self.known.values())) + 100
-        self._is_tidy = few and lines[-1] == "" and os.lstat(self.path).st_nlink == 1
+        self._is_compact = few and lines[-1] == "" and os.lstat(self.path).st_nlink == 1
 
     def has(self, verb: str, file: Path) -> bool:
-        """Check whether ``verb`` wrote ``file`` and it has not changed since."""
+        """Check whether the command ``verb`` wrote ``file`` and the file has not changed since."""
         known = self.known.get((verb, file.name), [])
         try:
             return os.lstat(file).st_size in [size for size, _ in known] and digest_of(file) in known
@@ -295,25 +291,25 @@ class OutputList:
             return False
 
     def prepare(self, *, listed: bool) -> None:
-        """Create the folder, and the list if needed; further calls do nothing."""
+        """Create the folder, and the list if ``listed``, unless an earlier call has done so."""
         if self._is_ready:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         sweep(self.folder)
-        if listed and not self._is_tidy:
+        if listed and not self._is_compact:
             rows = [_row(key, file) for key, files in self.known.items() for file in files]
             write_atomically(self.path, "\n".join([_HEADER, *rows, ""]))
         self._is_ready = True
 
     def add(self, verb: str, name: str, file: _File) -> None:
-        """Add an output that is about to be renamed to its final name."""
+        """Add an output before it is renamed to its final name."""
         key = verb, name
         if key in self.known:
             if file in self.known[key]:
                 return
-            self._know(key, file)
-        # A new name is not kept in memory, since a command may write a million files. It is appended at once,
-        # so that a killed command has listed its outputs.
+            self._remember(key, file)
+        # A new name is not kept in memory, because a command may write a million files. It is appended at
+        # once, so that the list is complete even if the command is killed.
         opened = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.write(opened, f"{_row(key, file)}\n".encode())
@@ -321,7 +317,7 @@ class OutputList:
             os.close(opened)
 
     def remove_others(self, verb: str, written: set[str]) -> list[Path]:
-        """Remove unchanged outputs of ``verb`` whose names are not in ``written``."""
+        """Remove unchanged outputs of ``verb`` whose names are not in ``written``; return their paths."""
         names = sorted(name for known, name in self.known if known == verb and name not in written)
         removed = []
         for file in (self.folder / name for name in names if Path(name).name == name):
@@ -331,7 +327,7 @@ class OutputList:
                     removed.append(file)
         return removed
 
-    def _know(self, key: tuple[str, str], file: _File) -> None:
+    def _remember(self, key: tuple[str, str], file: _File) -> None:
         self.known[key] = [*self.known.get(key, []), file][-_DIGESTS:]
 
 
@@ -340,14 +336,13 @@ def _row(key: tuple[str, str], file: _File) -> str:
 
 
 def digest_of(path: Path) -> _File:
-    """Return the size and the digest of a regular file."""
+    """Return the size and digest of a regular file."""
     with open(_open(path), "rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         return file.tell(), digest
 
 
 def _open(path: Path) -> int:
-    """Open a regular file for reading, without ever waiting for a pipe."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file

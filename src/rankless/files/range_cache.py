@@ -21,25 +21,25 @@ from rankless.files.writing import beside
 VARIABLE = "RANKLESS_REMOTE_CACHE"
 _USUAL = 20_000_000_000
 _SHARE, _MOST = 64 << 20, 4096  # minimum bytes per folder, and maximum number of folders
-_SPARE = 0.02  # the fraction of a disk to keep free
-_DIGEST = 16  # bytes at the head of a file
+_SPARE = 0.02  # fraction of the disk to keep free
+_DIGEST = 16  # bytes at the start of a file
 _UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 def limit() -> int:
-    """Return the cache's limit in bytes, as in ``RANKLESS_REMOTE_CACHE=200GB``; 0 means no cache."""
+    """Return the size limit of the cache in bytes, or 0 if the cache is disabled."""
     text = os.environ.get(VARIABLE, "")
     if not text.strip():
         return _USUAL
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if not found or found[2].upper() not in _UNITS:
-        raise UserError(f"{VARIABLE} is '{text}': expected a size, as in 200GB, or 0 for no cache")
+        raise UserError(f"{VARIABLE} is '{text}': expected a size such as 200GB, or 0 for no cache")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 @dataclass(frozen=True)
 class RangeCache:
-    """A cache of at most ``most`` bytes in ``folder``, which is created when needed."""
+    """A cache of at most ``most`` bytes in ``folder``, which is created if needed."""
 
     folder: Path
     most: int
@@ -60,7 +60,7 @@ class RangeCache:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Cache bytes under a key if there is room; failures are ignored, because no result depends on it."""
+        """Store bytes under a key if there is room; failures are ignored because the cache is optional."""
         share = self.most // self._folders
         if len(data) + _DIGEST > share:
             return
@@ -74,8 +74,8 @@ class RangeCache:
             with beside(path, durable=False) as part:
                 part.write_bytes(_digest(data) + data)
 
-    def tidy(self) -> None:
-        """Remove files that exceed the limit, which may have been lowered."""
+    def trim(self) -> None:
+        """Remove files until the cache is within its limit, which may have been lowered."""
         share = self.most // self._folders
         with contextlib.suppress(OSError):
             for folder in list(self.folder.iterdir()):
@@ -93,7 +93,7 @@ class RangeCache:
 
 
 def user_cache() -> RangeCache:
-    """Return the cache that all processes of this user share."""
+    """Return the cache shared by all processes of this user."""
     return RangeCache(cache_folder() / "remote", limit())
 
 
@@ -102,7 +102,6 @@ def _digest(data: bytes) -> bytes:
 
 
 def _make_room(folder: Path, most: int) -> None:
-    """Remove the least recently used files until at most ``most`` bytes remain."""
     there: list[tuple[int, int, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:

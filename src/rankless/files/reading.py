@@ -1,7 +1,7 @@
 """Read untrusted files: only regular files, and never more than a limited number of bytes.
 
-Reading a pipe may wait forever, and a device such as ``/dev/zero`` never ends. Every function raises
-``OSError`` with a sentence as its ``strerror``, so callers treat all of these alike.
+Reading a pipe may block forever, and a device such as ``/dev/zero`` never ends. Every function raises an
+``OSError`` with a sentence as its ``strerror``, so callers can report all of them in the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ _KINDS = {
 
 
 def opened(path: str | os.PathLike[str], most: int | None = None) -> io.FileIO:
-    """Open a regular file for reading bytes, unbuffered, without ever waiting for a writer."""
+    """Open a regular file for unbuffered reading without waiting for a writer.
+
+    Raises:
+        OSError: the file is not a regular file, or has more than ``most`` bytes.
+    """
     name = os.fspath(path)
     if "\0" in name:
         raise OSError(errno.EINVAL, "its name contains a NUL character, which file names cannot have", name)
@@ -61,12 +65,12 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= limit:
-            content = file.readall() if size else _endless(file, limit)  # files in /proc report no size
+            content = file.readall() if size else _read_up_to(file, limit)  # /proc reports no sizes
             size = len(content)
             if size <= limit:
                 return content
-    held = "it may have" if most is not None else "fit into memory"
-    raise _too_large(size, limit, held, os.fspath(path))
+    allowed = "it may have" if most is not None else "fit into memory"
+    raise _too_large(size, limit, allowed, os.fspath(path))
 
 
 def read_text(
@@ -84,45 +88,44 @@ def read_text(
 def opened_text(
     path: str | os.PathLike[str], *, errors: str = "strict", newline: str | None = None
 ) -> io.TextIOWrapper:
-    """Open a regular UTF-8 file for reading text line by line; see :func:`opened`."""
+    """Open a regular UTF-8 file for reading text; see :func:`opened`."""
     return io.TextIOWrapper(io.BufferedReader(opened(path)), "utf-8-sig", errors, newline)
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Return why a file could not be read, without its name."""
+    """Return the reason why a file could not be read, without the file's name."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte {error.start})"
     return error.strerror or str(error)
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Check whether ``path`` is known to be a regular file."""
+    """Check whether ``path`` is a regular file; return False if it cannot be accessed."""
     try:
         return Path(path).is_file()
-    except (OSError, ValueError):  # a name too long, a loop of links, a NUL
+    except (OSError, ValueError):  # a name that is too long, a loop of links, or a NUL
         return False
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Check whether ``path``, or an entry of a folder listing, is known to be a folder."""
-    try:  # an entry of a listing needs no system call
+    """Check whether a path or directory entry is a folder; return False if it cannot be accessed."""
+    try:  # a directory entry needs no system call
         return path.is_dir() if isinstance(path, os.DirEntry) else Path(path).is_dir()
     except (OSError, ValueError):
         return False
 
 
-def _endless(file: io.FileIO, limit: int) -> bytes:
-    """Read the whole file, but stop slightly above ``limit`` bytes."""
+def _read_up_to(file: io.FileIO, limit: int) -> bytes:
     content = bytearray()
     while len(content) <= limit and (block := file.read(1 << 16)):
         content += block
     return bytes(content)
 
 
-def _too_large(size: int, limit: int, held: str, name: str) -> OSError:
-    return OSError(errno.EFBIG, f"it has {size:,} bytes, more than the {limit:,} that {held}", name)
+def _too_large(size: int, limit: int, allowed: str, name: str) -> OSError:
+    return OSError(errno.EFBIG, f"it has {size:,} bytes, more than the {limit:,} that {allowed}", name)
 
 
 def _irregular(kind: int, name: str) -> OSError:
     what = _KINDS.get(kind, "no file")
-    return OSError(errno.EINVAL, f"it is {what}; expected a regular file: copy its content to one", name)
+    return OSError(errno.EINVAL, f"it is {what}; expected a regular file; copy its content to one", name)

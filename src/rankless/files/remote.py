@@ -1,7 +1,7 @@
-"""Data on other machines (``https://…``, ``s3://…``): addresses, and objects read in byte ranges.
+"""Read data from other machines (``https://…``, ``s3://…``) in byte ranges.
 
-Every failure is an ``OSError`` with a sentence as its ``strerror``, as for a file. Temporary failures (a lost
-connection, a busy server) are retried a few times. No data read here is executed.
+Every failure is an ``OSError`` with a sentence as its ``strerror``, as for local files. Requests are retried
+a few times after temporary failures, such as a lost connection or a busy server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankless.files import reading
 
 SCHEMES = ("https", "http", "s3")
 TRIES = 5
-_PAUSE = 0.2  # seconds after the first try; doubled after every further one
+_PAUSE = 0.2  # seconds after the first attempt; doubled after every further one
 _TIMEOUT = 60.0  # seconds for a connection, and for the next bytes of a response
 _LASTING = {400, 405, 410, 416, 501}
 """HTTP status codes that a retry would not change."""
@@ -34,16 +34,16 @@ Value = TypeVar("Value")
 
 
 def is_remote(path: str) -> bool:
-    """Check whether the text is the address of an object on another machine."""
+    """Check whether ``path`` is the address of an object on another machine."""
     scheme, mark, rest = path.partition("://")
     return bool(mark and rest) and scheme in SCHEMES
 
 
 @dataclass(unsafe_hash=True)
 class RemotePath:
-    """An address with the methods of :class:`pathlib.Path` that data sets of shards need.
+    """An address with the methods of :class:`pathlib.Path` that shard data sets need.
 
-    If ``is_folder`` is None, the server is asked when needed.
+    If ``is_folder`` is None, the server is queried when needed.
     """
 
     url: str
@@ -60,7 +60,7 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """The name after the last slash."""
+        """The part of the address after the last slash."""
         return self.url.rpartition("/")[2]
 
     @property
@@ -78,7 +78,7 @@ class RemotePath:
         return self.is_folder
 
     def is_file(self) -> bool:
-        """Check whether the address is that of an object."""
+        """Check whether the address refers to an object."""
         if self.is_folder is not None:
             return not self.is_folder
         try:
@@ -97,12 +97,12 @@ Location = Path | RemotePath
 
 
 def location(root: str) -> Location:
-    """Return a data set's root as a local path or as an address."""
+    """Return the root of a data set as a local path or an address."""
     return RemotePath(root) if is_remote(root) else Path(root).expanduser()
 
 
 def content_of(file: Location, most: int) -> bytes:
-    """Return the content of a file or object; raise an error if it is larger than ``most`` bytes."""
+    """Return the content of a file or object; raise an OSError if it has more than ``most`` bytes."""
     if isinstance(file, Path):
         return reading.read_bytes(file, most)
     remote = RemoteFile(str(file))
@@ -117,12 +117,15 @@ def size_of(file: Location) -> int:
 
 
 def name_of(file: Location) -> str:
-    """Return a name with which to open a file: its path, or its address with its current content's tag."""
+    """Return the path of a file, or the address of an object with the tag of its current content."""
     return str(file) if isinstance(file, Path) else f"{file}#{state_of(str(file)).tag}"
 
 
 def refuse_secrets(url: str) -> None:
-    """Raise an error if an address contains a password, because recipes and messages would reveal it."""
+    """Raise a UserError if an address contains credentials, a query or a fragment.
+
+    Recipes and messages would reveal the credentials.
+    """
     parts = urlsplit(url)
     if parts.password or parts.username:
         host = parts.hostname or ""
@@ -132,8 +135,8 @@ def refuse_secrets(url: str) -> None:
         )
     if parts.query or parts.fragment:
         raise UserError(
-            f"data.root is '{url}': expected the address of a folder of shards, without '?' and '#'; remove "
-            "what follows them"
+            f"data.root is '{url}': expected the address of a folder of shards without '?' and '#'; remove "
+            "these characters and everything after them"
         )
 
 
@@ -143,8 +146,8 @@ class State:
 
     Attributes:
         size: size in bytes.
-        tag: a text that changes when the content changes, as far as the server reports it.
-        etag: HTTP's strong ETag, with which to request exactly this content; "" if there is none.
+        tag: text that changes when the content changes, as far as the server reports it.
+        etag: strong HTTP ETag, with which to request exactly this content; empty if there is none.
     """
 
     size: int
@@ -154,7 +157,10 @@ class State:
 
 @dataclass
 class RemoteFile:
-    """An object that is read in byte ranges. Its address may end in ``#TAG``, the expected content's tag."""
+    """An object that is read in byte ranges.
+
+    Its address may end in ``#TAG``, the tag of the expected content.
+    """
 
     url: str
     state: State = field(init=False)
@@ -172,21 +178,21 @@ class RemoteFile:
         return self.state.size
 
     def range(self, length: int, offset: int) -> bytes:
-        """Fetch ``length`` bytes from an offset, or fewer at the end of the object."""
+        """Fetch and return ``length`` bytes from ``offset``, or fewer at the end of the object."""
         end = min(offset + length, self.size)
         if end <= offset:
             return b""
         more = {"headers": {"If-Match": self.state.etag}} if self.state.etag else {}
-        data: bytes = _tried(
+        data: bytes = _retried(
             lambda: _files(self.url).cat_file(self.url, start=offset, end=end, **more), self.url
         )
         if len(data) > end - offset:
-            text = "its server sends whole objects, not ranges of bytes; use one that supports range requests"
+            text = "its server sends whole objects; use a server that supports range requests"
             raise OSError(errno.EIO, text, self.url)
         return data
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Return bytes from an offset; whole blocks are fetched and kept for small sequential reads."""
+        """Return ``length`` bytes from ``offset``, fetched in blocks that are kept for further reads."""
         parts: list[bytes] = []
         while length > 0 and offset < self.size:
             number, start = divmod(offset, _BLOCK)
@@ -206,21 +212,21 @@ class RemoteFile:
 
 
 def state_of(url: str) -> State:
-    """Return the state of an object, which is requested only once per process."""
+    """Return the state of an object; each process requests it only once."""
     return _state(os.getpid(), url.partition("#")[0])
 
 
 def forget_states() -> None:
-    """Forget all states, so that reopened data requests them again."""
+    """Clear all cached states, so that reopened data requests them again."""
     _state.cache_clear()
 
 
 @functools.lru_cache(maxsize=100_000)
 def _state(process: int, url: str) -> State:
-    info = _tried(lambda: _files(url).info(url), url)
+    info = _retried(lambda: _files(url).info(url), url)
     size = info.get("size")
     if size is None:
-        text = "its server does not report its size; expected a Content-Length, and range requests"
+        text = "its server does not report its size; use a server that sends Content-Length"
         raise OSError(errno.EIO, text, url)
     if info.get("type") == "directory":
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
@@ -238,7 +244,7 @@ def _state(process: int, url: str) -> State:
 def listed(url: str) -> Iterator[tuple[str, bool]]:
     """Yield the entries one level below an address, and whether each is a folder."""
     folder = url.rstrip("/")
-    for entry in _tried(lambda: _files(folder).ls(folder + "/", detail=True), folder):
+    for entry in _retried(lambda: _files(folder).ls(folder + "/", detail=True), folder):
         inside = _address(folder, str(entry["name"])).rstrip("/")
         name = inside.removeprefix(f"{folder}/")
         if name and name != inside and not set(name) & set("/?#"):
@@ -256,7 +262,7 @@ def _files(url: str) -> Any:
 
 @functools.cache
 def _file_system(process: int, scheme: str) -> Any:
-    """Return fsspec's file system for a scheme, one per process, because it has its own thread."""
+    """Return fsspec's file system for a scheme; each process needs its own, because it starts a thread."""
     where = f"data.root is of {scheme}://"
     fsspec = needed("fsspec", "remote", where)
     options: dict[str, Any] = {}
@@ -270,8 +276,8 @@ def _file_system(process: int, scheme: str) -> Any:
     return fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False, **options)
 
 
-def _tried(call: Callable[[], Value], url: str) -> Value:
-    """Call a function until it succeeds, at most a few times; raise the last error as a readable OSError."""
+def _retried(call: Callable[[], Value], url: str) -> Value:
+    """Call a function until it succeeds, at most ``TRIES`` times; raise the last error as an OSError."""
     number = 1
     while True:
         try:
@@ -282,14 +288,14 @@ def _tried(call: Callable[[], Value], url: str) -> Value:
             if problem := _lasting(error, url):
                 raise problem from None
             if number == TRIES:
-                text = f"it could not be read in {TRIES} tries: {_reason(_cause(error))}"
+                text = f"it could not be read in {TRIES} attempts: {_reason(_cause(error))}"
                 raise OSError(errno.EIO, text, url) from error
             time.sleep(_PAUSE * 2 ** (number - 1))
             number += 1
 
 
 def _lasting(error: Exception, url: str) -> OSError | None:
-    """Convert an error that a retry would not fix to an OSError; return None if a retry may help."""
+    """Convert an error to an OSError if a retry would not fix it; otherwise, return None."""
     cause = _cause(error)
     status = getattr(cause, "status", 0)
     if status == 404 or isinstance(cause, FileNotFoundError):
@@ -305,7 +311,7 @@ def _lasting(error: Exception, url: str) -> OSError | None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the real cause of an error, since fsspec reports any failed size request as a missing file."""
+    """Return the cause of an error, because fsspec reports any failed size request as a missing file."""
     if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         return error.__cause__
     return error

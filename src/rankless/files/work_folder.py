@@ -1,4 +1,4 @@
-"""Folders created atomically: built under a hidden name, then renamed."""
+"""Create folders atomically: build them under a hidden name, then rename them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from rankless.files.cache_folder import hold, remove_unheld
 
 
 class _Holder:
-    """An object that holds a lock for as long as it lives."""
+    """An object that keeps a lock during its lifetime."""
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty folder for a data set; rename it to ``out`` at the end, or remove it on an error.
 
-    It is created beside ``out``, or inside an empty ``out`` that cannot be replaced because it is a mount or
-    its parent is not writable. In that case its content is moved up at the end.
+    The folder is created next to ``out``. If ``out`` is an empty folder that cannot be replaced, because it
+    is a mount point or its parent is not writable, it is created inside ``out``, and its content is moved up
+    at the end.
     """
     refuse_existing(out)
     target = Path(os.path.realpath(out))  # a link to an empty folder is preserved
@@ -52,7 +53,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def refuse_existing(out: Path) -> None:
-    """Check that ``out`` does not exist or is an empty folder."""
+    """Raise a UserError if ``out`` exists and is not an empty folder."""
     try:
         if os.path.lexists(out):
             _sweep(out, out.name)
@@ -67,9 +68,9 @@ def refuse_existing(out: Path) -> None:
 
 @contextmanager
 def work_folder(out: Path, *, inside: bool = False) -> Iterator[Path]:
-    """Yield a new folder ``.NAME-…`` beside or inside ``out``, and remove it at the end unless renamed.
+    """Yield a new folder ``.NAME-…`` next to or inside ``out``; remove it at the end unless it was renamed.
 
-    Folders of killed processes are removed first; folders of running processes stay.
+    Folders that killed processes left behind are removed first.
     """
     parent = out if inside else out.parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,6 @@ def _prefix(name: str) -> str:
 
 
 def _sweep(parent: Path, name: str) -> None:
-    """Remove the folders that killed processes left in ``parent``."""
     left = re.compile(rf"{re.escape(_prefix(name))}[a-z0-9_]{{8}}")  # as mkdtemp names them
     with suppress(NotADirectoryError):
         for folder in [each for each in parent.iterdir() if left.fullmatch(each.name) and each.is_dir()]:
@@ -99,7 +99,7 @@ def _sweep(parent: Path, name: str) -> None:
 
 
 def _read_from(error: OSError, made: Path) -> Path | None:
-    """Return the file outside the new folder that caused an error, if any."""
+    """Return the file outside the new folder that caused the error, or None."""
     if not isinstance(error.filename, str | bytes | os.PathLike):
         return None
     named = Path(os.fsdecode(error.filename))
@@ -108,13 +108,13 @@ def _read_from(error: OSError, made: Path) -> Path | None:
 
 def _move_up(made: Path, target: Path) -> None:
     if others := [each for each in target.iterdir() if each != made]:
-        raise FileExistsError(errno.EEXIST, f"{others[0].name} was created meanwhile")
+        raise FileExistsError(errno.EEXIST, f"{others[0].name} was created in the meantime")
     for entry in sorted(made.iterdir()):
         entry.rename(target / entry.name)
 
 
 def _free(path: Path) -> str:
-    """Return the free space on the disk, as part of a sentence."""
+    """Return the free disk space as text in parentheses, or "" if it is unknown."""
     with suppress(OSError, StopIteration):
         free = shutil.disk_usage(next(each for each in path.parents if each.exists())).free
         return f" ({in_gb(free)} are free there)"

@@ -21,7 +21,7 @@ _KEPT = 3  # copies of a replaced file
 def write_atomically(path: Path, text: str) -> None:
     """Replace the content of ``path``; a reader sees either the old or the new text, never a part of it.
 
-    Surrogates, as in a path that is not UTF-8, are written as their bytes.
+    Surrogates, as in a path that is not UTF-8, are written as the bytes that they stand for.
     """
     with beside(path) as part:
         part.write_text(text, encoding="utf-8", errors="surrogateescape")
@@ -29,10 +29,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterator[Path]:
-    """Yield an empty file beside ``path``; rename it to ``path`` at the end, or remove it on an error.
+    """Yield an empty file next to ``path``; rename it to ``path`` at the end, or remove it on an error.
 
-    A link at ``path`` is replaced and never followed, and other hard links to it keep the old content.
-    :func:`sweep` removes the file of a killed process.
+    A link at ``path`` is replaced and never followed, and other hard links to the old file keep its content.
+    :func:`sweep` removes the files of killed processes.
     """
     part, file = _part(path.parent)
     try:
@@ -50,7 +50,7 @@ def beside(path: Path, *, replace: bool = True, durable: bool = True) -> Iterato
 
 @contextmanager
 def token(folder: Path) -> Iterator[Path]:
-    """Yield an empty file with a random name in ``folder``; :func:`sweep` removes it after a kill."""
+    """Yield an empty file with a random name in ``folder``; remove it at the end."""
     path, file = _part(folder)
     try:
         yield path
@@ -61,14 +61,14 @@ def token(folder: Path) -> Iterator[Path]:
 
 
 def put_aside(path: Path) -> Path:
-    """Rename a file within its folder and return its new path; :func:`sweep` removes it after a kill."""
+    """Rename a file to a temporary name, which :func:`sweep` removes after a crash; return the new path."""
     aside = path.with_name(_new_name())
     path.rename(aside)
     return aside
 
 
 def keep_beside(path: Path) -> Path:
-    """Keep a file that is about to be replaced as ``NAME.replaced-N`` beside it, and return that path.
+    """Keep a file that is about to be replaced as ``NAME.replaced-N`` in its folder; return the new path.
 
     Only the newest :data:`_KEPT` copies are kept.
     """
@@ -98,7 +98,7 @@ def _part(folder: Path) -> tuple[Path, int]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if has_name(file, path):
             return path, file
-        os.close(file)  # another process swept it before it was locked
+        os.close(file)  # another process removed it before it was locked
 
 
 def has_name(file: int, path: Path) -> bool:
@@ -110,7 +110,6 @@ def has_name(file: int, path: Path) -> bool:
 
 
 def _rename_new(part: Path, path: Path) -> None:
-    """Rename a file; raise an error if the new name is taken."""
     try:
         os.link(part, path, follow_symlinks=False)
     except FileExistsError:
@@ -121,7 +120,7 @@ def _rename_new(part: Path, path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove unfinished files of killed processes from ``folder``; files of running processes stay."""
+    """Remove unfinished files that killed processes left behind in ``folder``."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if _PART.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
@@ -139,7 +138,7 @@ def _remove_unlocked(path: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk, so that they survive a power failure."""
+    """Flush a file, or the names in a folder, to the disk so that they survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -150,7 +149,7 @@ def flush(path: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a folder with its content, or any other file; ignore errors.
 
-    ``shutil.rmtree`` would open a named pipe and wait for a writer.
+    Unlike ``shutil.rmtree``, this does not open a named pipe and wait for a writer.
     """
     with suppress(OSError):
         if stat.S_ISDIR(path.lstat().st_mode):
@@ -160,7 +159,7 @@ def remove_tree(path: Path) -> None:
 
 
 def copy(source: Path | str, target: Path, most: int) -> None:
-    """Copy a regular file of at most ``most`` bytes to a new file, sharing blocks if the disk supports it."""
+    """Copy a regular file of at most ``most`` bytes to a new file; share disk blocks where supported."""
     with opened(source, most) as old, target.open("xb") as new:
         left = os.fstat(old.fileno()).st_size  # bytes appended in the meantime are not copied
         with suppress(OSError):  # not supported here: copy the rest below

@@ -1,8 +1,8 @@
-"""Read and write YAML for recipes: YAML 1.2 scalars, a line number for every key, and no tags.
+"""Read and write the YAML of recipes, with YAML 1.2 scalars, line numbers of keys, and no custom tags.
 
 PyYAML follows YAML 1.1, where ``off`` is false, ``1e-2`` is text and ``012`` is ten. This module follows the
-core schema of YAML 1.2 (chapter 10.3). Tags outside of this schema and duplicate keys are errors. Every error
-names the file and the line. Reading continues after such an error, so that all are reported.
+core schema of YAML 1.2 (chapter 10.3). Tags outside this schema and duplicate keys are errors. Reading
+continues after such an error, so that all errors are reported, each with the file and the line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import yaml
 from rankless.errors import UserError
 
 Path = tuple[str, ...]
-"""Keys from the outermost to the innermost: ``("optim", "lr")``."""
+"""Keys from the outermost to the innermost, such as ``("optim", "lr")``."""
 
 _SCALARS = {
     "null": (re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""]),
@@ -32,7 +32,7 @@ _SCALARS = {
 }
 _TAG = "tag:yaml.org,2002:"
 _UNREADABLE: Any = object()
-"""A placeholder for an invalid value, which is left out together with the lists that contain it."""
+"""A placeholder for an invalid value, which is removed together with the lists that contain it."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes text that readers of YAML 1.1 or 1.2 would not read as text."""
+    """A dumper that quotes text that a parser of YAML 1.1 or 1.2 would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -54,7 +54,7 @@ for _name, (_pattern, _first) in _SCALARS.items():
 
 
 def _style(text: str) -> str | None:
-    """Return PyYAML's style for a text: a literal block for several lines, unless it needs escapes."""
+    """Return PyYAML's style for a string: a literal block for several lines, unless it needs escapes."""
     if text.isprintable():
         return None
     # Readers fold other line breaks (U+0085, U+2028) unless they are escaped.
@@ -70,7 +70,7 @@ _Dumper.add_representer(
 
 
 def read(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Path, int]]:
-    """Read a YAML text and the line of each key; raise an error if :func:`read_in_part` finds a problem."""
+    """Read a YAML document and the line of each key; raise a UserError with all problems."""
     value, known, problems = read_in_part(text, name, lines=lines)
     if problems:
         where = (f"{name}:{line}" if lines else name for line, _ in problems)
@@ -85,12 +85,13 @@ def read_in_part(
 
     Args:
         text: the document.
-        name: its origin, for messages.
+        name: origin of the document, for messages.
         lines: whether messages name the line (not for a value from the command line).
 
     Returns:
-        The value; lines by path, from 1; and problems with keys and tags, each with its line. Aliases of an
-        anchor are the same object. The first value of a duplicate key counts.
+        The value; the line number of each path, starting at 1; and the problems with keys and tags, each
+        with its line number. Aliases of an anchor are the same object. The first value of a duplicate key is
+        used.
     """
     try:
         loader = _Loader(text)
@@ -103,7 +104,7 @@ def read_in_part(
 
 
 def not_yaml(error: Exception, name: str, *, lines: bool = True) -> UserError:
-    """Describe an error of PyYAML, with the line and column if they are known."""
+    """Return a UserError for an error of PyYAML, with the line and column if they are known."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}: column {mark.column + 1}" if lines and mark else name
@@ -120,7 +121,7 @@ def not_yaml(error: Exception, name: str, *, lines: bool = True) -> UserError:
 
 
 def write(tree: dict[str, Any]) -> str:
-    """Return YAML with keys in the given order and lists on one line; :func:`read` returns an equal value."""
+    """Return YAML with the keys in the given order and each list on one line."""
     text: str = yaml.dump(
         tree, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=10**9, allow_unicode=True
     )
@@ -128,7 +129,7 @@ def write(tree: dict[str, Any]) -> str:
 
 
 class _Reading:
-    """A converter of YAML nodes to values, which collects their lines and problems."""
+    """A converter of YAML nodes to values that collects line numbers and problems."""
 
     def __init__(self, with_lines: bool) -> None:
         self.with_lines = with_lines
@@ -158,7 +159,7 @@ class _Reading:
         if isinstance(node, yaml.ScalarNode) and (tag == "str" or tag in _SCALARS):
             if tag == "str" or _SCALARS[tag][0].match(node.value):
                 return _scalar(tag, node.value)
-            self._report(node, f"{node.value!r} cannot be read as !!{tag}: leave the tag out")
+            self._report(node, f"{node.value!r} cannot be read as !!{tag}: remove the tag")
             return _UNREADABLE
         self._report(node, f"the tag '{node.tag.replace(_TAG, '!!')}' is not allowed: remove the tag")
         return _UNREADABLE
@@ -167,12 +168,12 @@ class _Reading:
         first: dict[str, int] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self._report(key_node, "a key must be a word")
+                self._report(key_node, "a key must be a single word or number")
                 continue
             name, line = key_node.value, key_node.start_mark.line + 1
             here = (*path, name)
             if name in first:
-                before = f" (before: line {first[name]})" if self.with_lines else ""
+                before = f" (first in line {first[name]})" if self.with_lines else ""
                 self._report(key_node, f"key '{'.'.join(here)}' is given twice{before}: keep one")
                 continue
             first[name] = line
@@ -198,7 +199,6 @@ def _scalar(tag: str, text: str) -> Any:
 
 
 def _advice(what: str) -> str:
-    """Return advice on a common syntax error."""
     if "'\\t'" in what:
         return " (indent with spaces)"
     if "cannot start any token" in what:

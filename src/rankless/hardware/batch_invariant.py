@@ -1,14 +1,14 @@
-"""Layers on CPUs that compute the same result for an image in a batch of any size.
+"""Make CPU layers compute the same result for an image regardless of the batch size.
 
-In float32, PyTorch chooses a convolution's kernel by the size of the batch. A single image with at most
-20,480 numbers uses a different kernel than two images do; with one thread, a 1×1 convolution uses a different
-kernel for 16 or more images. The rule is ``ConvParams::use_mkldnn`` in PyTorch's ``Convolution.cpp``. A
-linear layer multiplies a single row with a different BLAS routine than several rows. These kernels add in
-different orders, so the last bits of an image's output would depend on its neighbors. In bf16, one kernel
-computes batches of any size.
+In float32, PyTorch chooses a convolution kernel based on the batch size. A single image with at most 20,480
+values uses a different kernel than two images do; with one thread, a 1×1 convolution uses a different kernel
+for 16 or more images. The rule is ``ConvParams::use_mkldnn`` in PyTorch's ``Convolution.cpp``. A linear layer
+multiplies a single row with a different BLAS routine than several rows. These kernels add in different
+orders, so the last bits of an image's output would depend on the rest of its batch. In bf16, one kernel
+handles all batch sizes.
 
-Only these layers are covered, and only where a module calls them itself, not inside a composite function such
-as ``functional.multi_head_attention_forward``.
+Only convolutions and linear layers are covered, and only where a module calls them itself, not inside a
+composite function such as ``functional.multi_head_attention_forward``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 
 @contextmanager
 def batch_invariant(device: torch.device) -> Iterator[None]:
-    """Within the block, compute each image as in a batch of 2 to 15 images, on a CPU in float32.
+    """Make float32 layers on a CPU compute each image as they would in a batch of 2 to 15 images.
 
-    This is for inference; training does not need it because its micro-batches have a fixed size.
+    This is for inference. Training does not need it, because its micro-batches have a fixed size.
     """
     if device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         yield
@@ -41,7 +41,7 @@ def batch_invariant(device: torch.device) -> Iterator[None]:
 
 class _SameKernel(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function; for one of these layers, use batch sizes that do not change the kernel."""
+        """Call ``func``; for a convolution or linear layer, use batch sizes that do not change the kernel."""
         kwargs = kwargs or {}
         is_linear = func is functional.linear
         if not (is_linear or func in _CONVOLUTIONS) or len(args) < 2:

@@ -8,6 +8,6 @@ import torch
 
 
 def compute_device() -> torch.device:
-    """Return a GPU if PyTorch finds one and ``RANKLESS_CPU`` does not hide it, or else the CPU."""
+    """Return the GPU if PyTorch finds one and ``RANKLESS_CPU`` is not set; otherwise, return the CPU."""
     is_hidden = bool(os.environ.get("RANKLESS_CPU"))
     return torch.device("cuda" if torch.cuda.is_available() and not is_hidden else "cpu")

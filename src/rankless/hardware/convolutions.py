@@ -19,13 +19,13 @@ from torch.overrides import TorchFunctionMode
 
 
 class SoundConvolutions(TorchFunctionMode):
-    """A context that computes this thread's unsound convolutions in float32, inside autocast on a CPU.
+    """A context in which this thread runs a convolution in float32 if oneDNN would compute it incorrectly.
 
-    The results and the gradients are rounded to the dtype that they would have without this context.
+    Results and gradients are rounded to the dtype that they would have without the context.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, but use float32 for a convolution that oneDNN would compute wrongly."""
+        """Call ``func``, in float32 if it is a convolution that oneDNN would compute incorrectly."""
         kwargs = kwargs or {}
         if (is_unsound := _CHECKS.get(func)) is None or not is_unsound(*args, **kwargs):
             return func(*args, **kwargs)
@@ -67,7 +67,7 @@ def _transposed_unsoundly(
 
 
 def _last(sides: int | str | tuple[int, ...]) -> int:
-    """Return the value for the width, or 0 for padding given as a word, which requires a stride of 1."""
+    """Return the value for the width, or 0 for a named padding, which requires a stride of 1."""
     if isinstance(sides, str):
         return 0
     return int(sides) if isinstance(sides, int) else int(sides[-1])

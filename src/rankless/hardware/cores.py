@@ -1,4 +1,4 @@
-"""Number of cores that this process may use, limited by CPU affinity and control groups (containers)."""
+"""Count the cores that this process may use, given its CPU affinity and control groups (containers)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the CPU limits, in cores, of this process's control groups and their ancestors."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -25,15 +24,15 @@ def _quotas(root: Path) -> Iterator[float]:
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if not controllers:  # control groups, version 2
-            for folder in _around(root / "sys/fs/cgroup", path):
+            for folder in _with_ancestors(root / "sys/fs/cgroup", path):
                 yield from _quota(folder / "cpu.max")
         elif "cpu" in controllers.split(","):
             for name in (controllers, "cpu"):
-                for folder in _around(root / "sys/fs/cgroup" / name, path):
+                for folder in _with_ancestors(root / "sys/fs/cgroup" / name, path):
                     yield from _quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
 
 
-def _around(mount: Path, path: str) -> Iterator[Path]:
+def _with_ancestors(mount: Path, path: str) -> Iterator[Path]:
     """Yield a control group's folder and its ancestors; in a container, the folder itself may be missing."""
     names = [name for name in path.split("/") if name not in ("", ".", "..")]
     for count in range(len(names), -1, -1):
@@ -41,7 +40,7 @@ def _around(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _quota(*files: Path) -> Iterator[float]:
-    """Yield a limit in cores, the quota divided by the period; yield nothing if it is ``max`` or -1."""
+    """Yield the limit in cores (quota divided by period), or nothing if the quota is ``max`` or -1."""
     try:
         values = [value for file in files for value in file.read_text(encoding="ascii").split()]
         quota, period = map(int, values)

@@ -1,4 +1,4 @@
-"""Configure the C library's heap, because every step allocates and frees tens of megabytes."""
+"""Configure the C library's heap for training steps, which allocate and free tens of megabytes each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_AREN
 
 
 def hold_freed_memory() -> None:
-    """Make glibc keep freed memory for later allocations (Linux; elsewhere this does nothing).
+    """Make glibc keep freed memory for later allocations (Linux only).
 
     By default, glibc returns large blocks to the kernel, which clears every page again when the next batch
-    allocates them. All threads share one arena, which holds less memory than one arena per thread. The change
+    allocates them. All threads share one arena, which takes less memory than one arena per thread. The change
     cannot be undone, so call this only in Rankless's own processes, preferably before threads start.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _OF_THE_USER):
@@ -28,7 +28,7 @@ def hold_freed_memory() -> None:
 
 
 def fill_with_nan() -> None:
-    """Make glibc fill every allocated block with 1 bits, which are NaN in every floating-point type.
+    """Make glibc set every bit of an allocated block to 1, which is NaN in every floating-point type.
 
     A result that depends on uninitialized memory then becomes NaN instead of changing from run to run.
     """

@@ -1,4 +1,4 @@
-"""The CPU's instruction set: detection, the libraries' choice, and the limit that a recipe sets.
+"""Detect the CPU's instruction set, and limit libraries to the instruction set of a recipe.
 
 Libraries choose kernels to suit the processor, and kernels for different instruction sets add numbers in
 different orders, so the same recipe would not give the same bits on another CPU. Environment variables can
@@ -41,23 +41,23 @@ _NEEDS = ("avx2", "fma", "bmi2")
 
 
 def flags() -> frozenset[str]:
-    """Return the processor's features under Linux's names, or an empty set if they are unknown."""
+    """Return the features of the processor, named as in Linux, or an empty set if they are unknown."""
     return frozenset(_cpuinfo().get("flags", "").split())
 
 
 def model() -> str:
-    """Return the processor's name, such as ``AMD EPYC 9354``, or its architecture if it has none."""
+    """Return the processor's name, such as ``AMD EPYC 9354``, or its architecture if the name is unknown."""
     return _cpuinfo().get("model name") or os.uname().machine
 
 
 def of_onednn(
     features: frozenset[str] | None = None, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Return oneDNN's name of the best instruction set that the processor and the environment allow.
+    """Return oneDNN's name for the best instruction set that the processor and the environment allow.
 
     The result is a name such as ``AVX512_CORE_BF16``, or None if the processor is not x86. The variables
-    ``ONEDNN_MAX_CPU_ISA`` and ``DNNL_MAX_CPU_ISA`` may set a limit. ``features`` defaults to those of this
-    processor.
+    ``ONEDNN_MAX_CPU_ISA`` and ``DNNL_MAX_CPU_ISA`` may set a limit. By default, ``features`` are the flags of
+    this processor.
     """
     features = flags() if features is None else features
     limit = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", "")).upper()
@@ -93,12 +93,12 @@ def is_limited() -> bool:
 
 
 def refuse_unable(cpu_isa: str) -> None:
-    """Raise an error that names the missing features if this processor lacks the instruction set."""
+    """Raise a UserError that names the missing features if this processor does not support ``cpu_isa``."""
     missing = [flag for flag in _NEEDS if flag not in flags()]
     if cpu_isa != "native" and missing:
         raise UserError(
             f"cpu_isa is '{cpu_isa}', but this processor ({model()}) lacks {', '.join(missing)}: "
-            "use cpu_isa=native, or another machine"
+            "use cpu_isa=native or another machine"
         )
 
 
@@ -106,7 +106,7 @@ def fix(cpu_isa: str) -> None:
     """Limit this process and its children to ``cpu_isa``; call it before PyTorch is imported.
 
     Raises:
-        RuntimeError: a library has already chosen its kernels.
+        RuntimeError: PyTorch or NumPy has already been imported.
     """
     if cpu_isa == "native":
         return
@@ -118,7 +118,7 @@ def fix(cpu_isa: str) -> None:
 
 
 def _more_than_avx2_in_numpy() -> str:
-    """Return the features beyond AVX2 that this NumPy knows; it would warn about unknown names."""
+    """Return the features beyond AVX2 that this version of NumPy knows; others would cause a warning."""
     major, minor = map(int, metadata.version("numpy").split(".")[:2])
     if (major, minor) >= (2, 4):
         return "X86_V4 AVX512_ICL AVX512_SPR"

@@ -15,12 +15,12 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available() -> int:
-    """Return the bytes that this process can still allocate within the machine's and container's limits."""
+    """Return the number of bytes that this process can still allocate within all limits."""
     return max(0, min(_limits(), default=sys.maxsize))
 
 
 def peak(pid: int | None = None) -> int:
-    """Return a process's peak resident bytes, or 0 if they are unknown (macOS) or the process has ended."""
+    """Return the peak resident memory of a process in bytes, or 0 if it is unknown."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path(f"/proc/{pid or 'self'}/status").read_text("ascii", errors="replace").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
@@ -30,7 +30,7 @@ def peak(pid: int | None = None) -> int:
 def ensure(needed: int, what: str, remedy: str, free: int | None = None) -> None:
     """Raise a :class:`UserError` if fewer than ``needed`` bytes are free.
 
-    The message begins with ``what``, the object that needs the memory, and ends with ``remedy``. By default,
+    The message starts with ``what``, the object that needs the memory, and ends with ``remedy``. By default,
     ``free`` is the result of :func:`available`.
     """
     free = available() if free is None else free
@@ -57,7 +57,6 @@ def _limits() -> Iterator[int]:
 
 
 def _container() -> Iterator[int]:
-    """Yield the bytes left in each of this process's control groups, from its own to the outermost."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""This machine's network interfaces and addresses, and the routes to other machines."""
+"""Query this machine's network interfaces and addresses, and its routes to other machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ELSEWHERE = ("203.0.113.1", "2001:db8::1")  # documentation addresses, which no
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Return the addresses of every interface that is up, IPv4 before IPv6, or an empty dict if unknown."""
+    """Return the addresses of each active interface, IPv4 before IPv6, or an empty dict if unknown."""
     if sys.platform != "linux":
         return {}
     found: dict[str, list[str]] = {}
@@ -46,7 +46,7 @@ def addresses_of(host: str) -> list[str]:
 def address_towards(address: str) -> str | None:
     """Return this machine's source address for packets to ``address``, or None if there is no route.
 
-    The kernel is asked for its route; nothing is sent.
+    The function only looks up the kernel's route and sends nothing.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as asking:
@@ -58,7 +58,7 @@ def address_towards(address: str) -> str | None:
 
 
 def public_address() -> str | None:
-    """Return this machine's address on the default route or else its only address, or None if ambiguous."""
+    """Return this machine's address on the default route, else its only address, else None."""
     for elsewhere in _ELSEWHERE:
         own = address_towards(elsewhere)
         if own and not is_loopback(own):
@@ -68,14 +68,14 @@ def public_address() -> str | None:
 
 
 def own_address(host: str) -> str:
-    """Return the address at which other machines reach this one, given its name or address ``host``.
+    """Return the address at which other machines reach this machine, given its name or address.
 
     Debian resolves a machine's own name to 127.0.1.1, which other machines cannot reach; such an address is
-    replaced with :func:`public_address`. A loopback address given as a number or as ``localhost`` is kept.
+    replaced with :func:`public_address`. If ``host`` is ``localhost`` or a loopback address, it is kept.
     """
     found = addresses_of(host)
     known = {address for addresses in interfaces().values() for address in addresses}
-    if is_here_alone(host) and found:
+    if is_loopback_host(host) and found:
         return found[0]
     for address in found:
         if address in known and not is_loopback(address):
@@ -85,18 +85,18 @@ def own_address(host: str) -> str:
             return own
         known_to_others = listed(own_addresses()) or "none (no network)"
         raise UserError(
-            f"{host}: resolves to {', '.join(found)} on its own machine, which no other machine can reach, "
-            f"and the address for others is unclear; expected one of {known_to_others}: set MASTER_ADDR to it"
+            f"{host}: resolves to {', '.join(found)} on its own machine, which no other machine can reach; "
+            f"expected one of {known_to_others}; set MASTER_ADDR to the address that other machines can reach"
         )
     what = f"resolves to {', '.join(found)}, which is not an address of" if found else "cannot be resolved on"
     raise UserError(
-        f"{host}: {what} the machine of rank 0; expected its name or address: set MASTER_ADDR to one of "
+        f"{host}: {what} the machine of rank 0; expected its name or address; set MASTER_ADDR to one of "
         f"{listed(own_addresses()) or 'its addresses'}"
     )
 
 
-def is_here_alone(host: str) -> bool:
-    """Check whether ``host`` is ``localhost`` or a loopback address, which each machine uses for itself."""
+def is_loopback_host(host: str) -> bool:
+    """Check whether ``host`` is ``localhost`` or a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -106,8 +106,8 @@ def is_here_alone(host: str) -> bool:
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the interface that leads to ``host`` or has its address, or None if it is unknown."""
-    if is_here_alone(host):
+    """Return the name of the interface that leads to ``host``, or None if it is unknown."""
+    if is_loopback_host(host):
         return interface_of("127.0.0.1")
     found = addresses_of(host)
     reached = next((address for address in found if not is_loopback(address)), None)
@@ -116,12 +116,12 @@ def interface_towards(host: str) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface that has an address, or None if no interface has it."""
+    """Return the name of the interface with the given address, or None if there is none."""
     return next((name for name, addresses in interfaces().items() if address in addresses), None)
 
 
 def mtu_of(interface: str) -> int | None:
-    """Return the size in bytes of the largest packet that an interface can send, or None if unknown."""
+    """Return the MTU of an interface in bytes, or None if it is unknown."""
     if sys.platform != "linux":
         return None
     import fcntl
@@ -137,7 +137,7 @@ def mtu_of(interface: str) -> int | None:
 
 
 def listening_at(address: str, port: int) -> socket.socket:
-    """Return a socket that accepts connections at one address of this machine; port 0 means any free port."""
+    """Return a listening socket at an address of this machine; port 0 chooses a free port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -149,17 +149,17 @@ def listening_at(address: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UserError(
-                f"{address}:{port}: another program listens there, so the ranks cannot meet; end it if it is "
-                "left over from an earlier run, or set MASTER_PORT to another port"
+                f"{address}:{port}: another program listens there, so the ranks cannot meet; stop it if it "
+                "is left over from an earlier run, or set MASTER_PORT to another port"
             ) from error
         raise UserError(
-            f"{address}:{port}: the ranks cannot meet there ({error}); set MASTER_ADDR"
+            f"{address}:{port}: the ranks cannot meet there ({error}); set MASTER_ADDR to another address"
         ) from error
     return listener
 
 
 def listens(address: str, port: int) -> bool:
-    """Check whether a process accepts connections at the address and port."""
+    """Check whether a process accepts connections at an address and port."""
     try:
         with socket.create_connection((address, port), timeout=5.0):
             return True
@@ -168,7 +168,7 @@ def listens(address: str, port: int) -> bool:
 
 
 def own_addresses() -> list[str]:
-    """Return this machine's addresses that other machines may reach, without loopback and link-local ones."""
+    """Return this machine's addresses, except loopback and link-local ones."""
     every = (address for addresses in interfaces().values() for address in addresses)
     return [one for one in every if not is_loopback(one) and not ipaddress.ip_address(one).is_link_local]
 

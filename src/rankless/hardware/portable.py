@@ -1,9 +1,9 @@
 """Square roots and arctangents with the same bits on every x86 CPU.
 
-PyTorch computes ``sqrt`` and the float32 ``atan`` with Intel's MKL, whose kernels begin with the processor's
-own approximation of 1/√x or 1/x. These approximations differ between makers of CPUs, and so may the last bit
-of the result, even if MKL is limited to one instruction set. ``benchmarks/instruction_sets.py --kernels``
-compares PyTorch's functions on this CPU and on emulated ones.
+PyTorch computes ``sqrt`` and the float32 ``atan`` with Intel's MKL, whose kernels start from the processor's
+own approximation of 1/√x or 1/x. These approximations differ between CPU vendors, and so may the last bit of
+the result, even if MKL is limited to one instruction set. ``benchmarks/instruction_sets.py --kernels``
+compares PyTorch's functions on this CPU and on emulated CPUs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.overrides import TorchFunctionMode
 
 
 class PortableFunctions(TorchFunctionMode):
-    """A context that replaces this thread's square roots and float32 arctangents on CPUs.
+    """A context that replaces square roots and float32 arctangents of this thread's CPU tensors.
 
-    The in-place forms, and those with ``out``, are not replaced.
+    In-place variants and variants with ``out`` are not replaced.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function or its replacement."""
+        """Call ``func`` or its replacement."""
         kwargs = kwargs or {}
         replacement = _REPLACEMENTS.get(func)
         if replacement is None or kwargs or not _is_real_on_cpu(args[0]):
@@ -51,11 +51,10 @@ def _pow(func: Callable[..., Tensor], x: Tensor, exponent: Any) -> Tensor:
 
 
 class _SquareRoot(torch.autograd.Function):
-    """√x, computed as 1 / (1 / √x) in float64, because ``rsqrt`` uses IEEE's square root and division."""
+    """√x, computed as 1 / (1 / √x) in float64 because ``rsqrt`` uses IEEE square roots and divisions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Return √x, in the dtype of x."""
         root = x.double().rsqrt().reciprocal().to(x.dtype)
         ctx.save_for_backward(root)
         return root

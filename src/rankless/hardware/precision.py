@@ -20,16 +20,16 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve(precision: Precision, device: torch.device, cpu_isa: str = "native") -> Precision:
-    """Resolve ``auto``: bf16 if ``device`` computes it natively, else fp32 (fp16 on older GPUs).
+    """Resolve ``auto`` to bf16 if ``device`` supports it natively, otherwise to fp32 (fp16 on GPUs).
 
     Other values are returned unchanged. ``cpu_isa``, the recipe's instruction set, is ignored on a GPU.
 
     Raises:
-        UserError: the CPU is limited to an instruction set without the requested format.
+        UserError: the CPU is limited to an instruction set that does not support the precision.
     """
     if device.type == "cpu" and cpu_isa != "native" and precision in _DTYPES:
         raise UserError(
-            f"precision is '{precision}', which cpu_isa '{cpu_isa}' does not support; use precision=fp32, or "
+            f"precision is '{precision}', which cpu_isa '{cpu_isa}' does not support; use precision=fp32 or "
             "cpu_isa=native"
         )
     if precision != "auto":
@@ -46,14 +46,14 @@ def dtype_of(precision: str) -> torch.dtype:
 
 @contextmanager
 def autocast(precision: str, device: torch.device) -> Iterator[None]:
-    """Run the enclosed forward pass in this precision; parameters and their gradients stay float32."""
+    """Run the enclosed forward pass in ``precision``; parameters and their gradients stay float32."""
     dtype = _DTYPES.get(precision)  # None for fp32 and tf32, which are process-wide: engine/settings.py
     with nullcontext() if dtype is None else torch.autocast(device.type, dtype), replaced_kernels(device):
         yield
 
 
 def replaced_kernels(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that replaces kernels that would give wrong or different bits on this CPU."""
+    """Return a context that replaces kernels with wrong or CPU-dependent results."""
     if device.type != "cpu":
         return nullcontext()
     if torch.is_autocast_enabled("cpu"):
@@ -63,9 +63,10 @@ def replaced_kernels(device: torch.device) -> AbstractContextManager[object]:
 
 @contextmanager
 def without_layers() -> Iterator[None]:
-    """Within the block, which calls no convolutions or linear layers, do not look for them in every call.
+    """Disable function interception within a block that calls no convolutions or linear layers.
 
-    :func:`autocast` and ``batch_invariant`` intercept all functions, which costs small ones half their time.
+    :func:`autocast` and ``batch_invariant`` intercept all functions, which takes up half the time of small
+    ones.
     """
     with nullcontext() if is_limited() else torch._C.DisableTorchFunction():
         yield

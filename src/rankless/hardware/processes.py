@@ -1,4 +1,4 @@
-"""Functions that fork a process, name it, or end it together with its parent."""
+"""Fork a process, name it, or end it together with its parent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Make the kernel kill this process when its parent dies, however that happens (Linux).
+    """Make the kernel kill this process when its parent dies for any reason (Linux only).
 
-    ``parent`` is the id of the process that started this one; if that has already died, exit at once.
+    ``parent`` is the id of the parent process; if the parent has already died, this process exits at once.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -25,7 +25,7 @@ def die_with_parent(parent: int | None = None) -> None:
 def fork() -> int:
     """Call ``os.fork`` without its warning about threads.
 
-    NumPy's threads tolerate a fork; the caller must make sure that there are no other threads.
+    NumPy's threads tolerate a fork. The caller must make sure that there are no other threads.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -33,6 +33,6 @@ def fork() -> int:
 
 
 def name_process(name: str) -> None:
-    """Set the name, at most 15 characters, that ``top`` and ``ps -o comm`` show for this process (Linux)."""
+    """Set the name of this process for ``top`` and ``ps -o comm``, at most 15 characters (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

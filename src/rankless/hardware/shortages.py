@@ -1,6 +1,6 @@
-"""Recognize errors that mean a shortage of memory, which a restart would not fix.
+"""Recognize out-of-memory errors, which a restart would not fix.
 
-Libraries report a shortage in many ways; it is recognized by words in the message.
+Libraries report them in many ways, so they are recognized by phrases in the message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from rankless.errors import ShortageError, UserError, in_gib
 from rankless.hardware.memory import available
 
-_ASKED = re.compile(r"(?:[Tt]ried|[Uu]nable) to allocate ([\d.]+) ?([KMGTP]iB|bytes)")
+_REQUESTED = re.compile(r"(?:[Tt]ried|[Uu]nable) to allocate ([\d.]+) ?([KMGTP]iB|bytes)")
 _CARD = re.compile(r"total capacity of ([\d.]+ [KMGT]iB) of which ([\d.]+ [KMGT]iB) is free")
 _GPU = ("CUDA out of memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED", "HIP out of memory")
 _HOST = ("DefaultCPUAllocator", "Cannot allocate memory", "Unable to allocate", "std::bad_alloc")
@@ -22,10 +22,9 @@ _SHM = "/dev/shm"
 
 
 def shortage(error: BaseException) -> UserError | None:
-    """Return a one-sentence error if ``error`` means that memory ran out, else None.
+    """Return a short error if ``error`` means that memory ran out; otherwise, return None.
 
-    Returns:
-        A :class:`ShortageError` if using less memory would help; the caller adds advice.
+    The result is a :class:`ShortageError` if using less memory would help; the caller adds advice.
     """
     text = str(error)
     if any(sign in text for sign in _SHARED) or _is_semaphore(error):
@@ -33,28 +32,28 @@ def shortage(error: BaseException) -> UserError | None:
     if type(error).__name__ == "OutOfMemoryError" or any(sign in text for sign in _GPU):
         card = _CARD.search(text)
         there = f" ({card[2]} of {card[1]} are free)" if card else ""
-        return ShortageError(f"the GPU is out of memory{_asked(text)}{there}")
+        return ShortageError(f"the GPU is out of memory{_requested(text)}{there}")
     full = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if full or isinstance(error, MemoryError) or any(sign in text for sign in _HOST):
-        return ShortageError(f"out of memory{_asked(text)} ({in_gib(available())} are free)")
+        return ShortageError(f"out of memory{_requested(text)} ({in_gib(available())} are free)")
     return None
 
 
 def shared_memory_shortage() -> UserError:
-    """Return the error for a full /dev/shm, where loader processes hand over their batches."""
+    """Return the error for a full /dev/shm, through which loader processes pass their batches."""
     try:
         disk = os.statvfs(_SHM)
-        size = f", {in_gib(disk.f_blocks * disk.f_frsize)} in all"
+        size = f" ({in_gib(disk.f_blocks * disk.f_frsize)} in total)"
     except OSError:
         size = ""
     return UserError(
-        f"{_SHM} is full{size}: loader processes hand over their batches there; make it larger (docker run "
-        "--shm-size=8g; mount -o remount,size=8g /dev/shm), use fewer `workers`, or set workers=0"
+        f"{_SHM} is full{size}, and loader processes pass their batches through it; enlarge it (docker run "
+        "--shm-size=8g, or mount -o remount,size=8g /dev/shm), use fewer `workers`, or set workers=0"
     )
 
 
 def _is_semaphore(error: BaseException) -> bool:
-    """Check whether Python failed to create a semaphore in /dev/shm; the error names no file."""
+    """Check whether Python failed to create a semaphore in /dev/shm; such an error names no file."""
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename:
         return False
     trace = error.__traceback__
@@ -63,8 +62,8 @@ def _is_semaphore(error: BaseException) -> bool:
     return trace is not None and trace.tb_frame.f_code.co_filename.endswith("synchronize.py")
 
 
-def _asked(text: str) -> str:
-    match = _ASKED.search(text)
+def _requested(text: str) -> str:
+    match = _REQUESTED.search(text)
     if not match:
         return ""
     number, unit = match[1].rstrip("."), match[2]  # numpy writes "909. TiB"

@@ -1,4 +1,4 @@
-"""The number of CPU threads per operation, which affects the order of additions in some operations."""
+"""Set the number of CPU threads, which affects the order of additions in some operations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def set_threads(count: int) -> None:
-    """Set the number of threads for operations of the calling thread.
+    """Set the number of threads that the operations of the calling thread use.
 
-    Each thread has its own number. The first query would set it to the number last set by any thread, so this
-    function queries the number before setting it.
+    PyTorch keeps one number per thread. A thread's first query replaces its number with the one that was last
+    set by any thread, so this function queries the number before setting it.
     """
     torch.get_num_threads()
     torch.set_num_threads(count)
@@ -20,7 +20,7 @@ def set_threads(count: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run the calling thread's operations within the block with one thread, as in a loader process."""
+    """Run the calling thread's operations within the block on one thread, as in a loader process."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield

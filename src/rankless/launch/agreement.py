@@ -1,4 +1,4 @@
-"""Let ranks that a cluster's launcher started separately agree on their errors and recipes."""
+"""Agree on errors and recipes with the other ranks that a cluster's launcher has started."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from rankless.recipe.load import differences, from_json, to_json
 from rankless.recipe.schema import Recipe
 from rankless.world.process_group import World
 
-_OWN = "data.root"  # this key may differ between machines; the data itself is compared later
+_MAY_DIFFER = "data.root"  # the data itself is compared later
 _T = TypeVar("_T")
 
 
-def together(world: World, work: Callable[[], _T]) -> _T:
-    """Run ``work`` on every rank and return its result; if one rank fails, all raise its error."""
-    done, error = _tried(work)
+def on_all(world: World, work: Callable[[], _T]) -> _T:
+    """Run ``work`` on every rank and return its result; if any rank fails, raise its error on all ranks."""
+    done, error = _attempt(work)
     gathered = world.gather([error.exit_code, list(error.problems)] if error else None)
     _raise_everywhere(world, _merged(gathered) if gathered is not None else None)
     return cast(_T, done)
 
 
 def on_first(world: World, work: Callable[[], _T]) -> _T | None:
-    """Run ``work`` on rank 0 and return its result there, else None; raise its error on all ranks."""
-    done, error = _tried(work) if world.is_first else (None, None)
+    """Run ``work`` on rank 0; return its result there and None elsewhere, or raise its error on all ranks."""
+    done, error = _attempt(work) if world.is_first else (None, None)
     _raise_everywhere(world, (error.exit_code, list(error.problems)) if error else None)
     return done
 
 
-def _tried(work: Callable[[], _T]) -> tuple[_T | None, UserError | None]:
+def _attempt(work: Callable[[], _T]) -> tuple[_T | None, UserError | None]:
     try:
         return work(), None
     except UserError as error:
@@ -39,14 +39,12 @@ def _tried(work: Callable[[], _T]) -> tuple[_T | None, UserError | None]:
 
 
 def _raise_everywhere(world: World, error: tuple[int, list[str]] | None) -> None:
-    """Raise rank 0's error, if it has one, on every rank."""
     if found := world.broadcast(error):
         code, problems = found
         raise (TaskError if code == TaskError.exit_code else UserError)(problems)
 
 
 def _merged(errors: Sequence[tuple[int, list[str]] | None]) -> tuple[int, list[str]] | None:
-    """Merge the ranks' errors, and add the rank numbers to each problem that not all ranks report."""
     ranks: dict[str, list[int]] = {}
     for rank, error in enumerate(errors):
         for problem in error[1] if error else ():
@@ -54,12 +52,14 @@ def _merged(errors: Sequence[tuple[int, list[str]] | None]) -> tuple[int, list[s
     if not ranks:
         return None
     everywhere = len(errors)
-    problems = [text if len(who) == everywhere else f"{_named(who)}: {text}" for text, who in ranks.items()]
+    problems = [
+        text if len(who) == everywhere else f"{_rank_list(who)}: {text}" for text, who in ranks.items()
+    ]
     return max(error[0] for error in errors if error), problems
 
 
 def refuse_other_recipes(world: World, recipe: Recipe) -> None:
-    """Raise a UserError on every rank if the ranks' recipes, or versions of rankless, differ."""
+    """Raise a UserError on every rank if the ranks have different recipes or versions of Rankless."""
     gathered = world.gather([__version__, to_json(recipe)])
     problems = _differing(gathered) if gathered is not None else []
     _raise_everywhere(world, (UserError.exit_code, problems) if problems else None)
@@ -68,7 +68,7 @@ def refuse_other_recipes(world: World, recipe: Recipe) -> None:
 def _differing(gathered: Sequence[tuple[str, str]]) -> list[str]:
     versions = [version for version, _ in gathered]
     if len(set(versions)) > 1:
-        return [f"the ranks differ in the version of rankless: {_by_value(versions)}; install the same one"]
+        return [f"the ranks have different versions of rankless: {_by_value(versions)}; install one version"]
     texts = [text for _, text in gathered]
     recipes = {text: from_json(text) for text in dict.fromkeys(texts)}
     first = recipes[texts[0]]
@@ -76,12 +76,12 @@ def _differing(gathered: Sequence[tuple[str, str]]) -> list[str]:
     for text, other in recipes.items():
         for key, ours, theirs in differences(first, other):
             found.setdefault(key, dict.fromkeys(recipes, ours))[text] = theirs
-    found.pop(_OWN, None)
+    found.pop(_MAY_DIFFER, None)
     problems = []
     for key, by_recipe in found.items():
         values = [printable(json.dumps(by_recipe[text], ensure_ascii=False)) for text in texts]
         problems.append(
-            f"{key}: differs between the ranks: {_by_value(values)}; give all of them the same recipe"
+            f"{key}: differs between the ranks: {_by_value(values)}; use the same recipe on all ranks"
         )
     return problems
 
@@ -89,12 +89,12 @@ def _differing(gathered: Sequence[tuple[str, str]]) -> list[str]:
 def _by_value(values: Sequence[str]) -> str:
     """Return a phrase such as ``0.1 on rank 0, 0.2 on ranks 1, 2``."""
     return ", ".join(
-        f"{value} on {_named([rank for rank, other in enumerate(values) if other == value])}"
+        f"{value} on {_rank_list([rank for rank, other in enumerate(values) if other == value])}"
         for value in dict.fromkeys(values)
     )
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _rank_list(ranks: Sequence[int]) -> str:
     """Return a phrase such as ``rank 1``, or ``ranks 1, 2, 3, 4 and 5 more``."""
     more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:4]))}{more}"

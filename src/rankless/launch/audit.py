@@ -1,4 +1,4 @@
-"""Audit a run: train intervals between its checkpoints again and compare the results bit for bit."""
+"""Audit a run: retrain intervals between its checkpoints, and compare the results bit for bit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from rankless.engine.environment import describe, label
 from rankless.engine.settings import computes_like
 from rankless.errors import INTERRUPTED, STOPPED, UserError, counted, listed
 from rankless.files.reading import read_text
+from rankless.hardware.compute_device import compute_device
 from rankless.launch import local
-from rankless.launch.opening import device
 from rankless.launch.requests import Requests
 from rankless.models.checkpoints import weights
 from rankless.recipe.familiar import is_by_name
@@ -39,13 +39,13 @@ from rankless.tasks.custom import BUILT_IN, absolute, refuse_unasked
 
 _PLACES = ("data.root", "data.folder")
 _MAY_CHANGE = (*_PLACES, "model.pretrained", "workers")
-_LONGEST_LIST = 1 << 30  # maximum number of bytes of the list of data files
+_LONGEST_LIST = 1 << 30  # bytes in the list of data files
 _SHOWN = 8  # maximum number of changed files to list
 _LATER = 10**8  # steps between checkpoints, so that a copy saves only at its end
 
 
 class Interval(NamedTuple):
-    """The steps between the checkpoints of steps ``first`` (0 for the start) and ``last``."""
+    """The steps after step ``first`` (0 for the start of the run) up to step ``last``."""
 
     first: int
     last: int
@@ -56,7 +56,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of training an interval again; ``difference`` is the first differing tensor, if any."""
+    """The result of retraining an interval; ``difference`` is the first tensor that differs, if any."""
 
     interval: Interval
     images: int
@@ -70,12 +70,12 @@ class AuditReport:
     """The result of an audit.
 
     Attributes:
-        seed: the seed for drawing intervals.
-        link: the last link of the run's chain; None without a chain.
-        problems: sentences about differences from the recorded run.
-        notes: sentences about missing records.
-        results: the result of each interval that was trained again.
-        not_shown: the intervals that were not trained again, each with the reason.
+        seed: random seed for choosing intervals.
+        link: last link of the run's chain; None without a chain.
+        problems: differences from the recorded run, as sentences.
+        notes: missing records, as sentences.
+        results: result of each retrained interval.
+        not_shown: intervals that were not retrained, each with the reason.
         stopped: number of the signal that stopped the audit; 0 if none did.
     """
 
@@ -89,7 +89,7 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all compared states are equal and no problem was found."""
+        """Whether all compared states are equal and there are no problems."""
         return not self.problems and all(one.difference is None for one in self.results)
 
     def as_json(self) -> dict[str, Any]:
@@ -98,11 +98,11 @@ class AuditReport:
         return {"ok": self.ok, **asdict(self), "not_shown": not_shown}
 
 
-def examined(run: RunDirectory) -> Chain:
-    """Compare a run's chain with its files and its ``recipe.yaml``, without training; return the chain."""
+def examine(run: RunDirectory) -> Chain:
+    """Check a run's chain against its files and ``recipe.yaml`` without training, and return the chain."""
     if not run.steps():
         what = "has no checkpoints" if run.path.exists() else "no such directory"
-        raise UserError(f"{run.path}: {what}; expected the directory of a run that has saved")
+        raise UserError(f"{run.path}: {what}; expected a run directory with checkpoints")
     found = chain.read(run)
     if found.sound:
         step = found.sound[-1]
@@ -119,11 +119,11 @@ def examined(run: RunDirectory) -> Chain:
 
 
 class Audit:
-    """An audit of a run; it only reads the run directory.
+    """An audit of a run, which only reads the run directory.
 
     Args:
         path: the run directory.
-        overrides: recipe changes that give the paths of the data and of the pretrained weights.
+        overrides: recipe changes that set the paths of the data and of the pretrained weights.
         task: the run's custom task, whose code will be executed; None for a built-in task.
         devices: as for :func:`rankless.launch.local.train`.
         echo: called with each line of the report.
@@ -138,7 +138,7 @@ class Audit:
         echo: Callable[[str], None],
     ) -> None:
         self.run, self.overrides, self.task, self.devices = RunDirectory(path), overrides, task, devices
-        self.echo, self.chain = echo, examined(self.run)
+        self.echo, self.chain = echo, examine(self.run)
         if not self.chain.sound:
             raise UserError([*self.chain.problems, f"{path}: has no complete checkpoint to start from"])
         self.recipe = self._recipe_of(self.chain.sound[-1])
@@ -147,27 +147,27 @@ class Audit:
         if not by_name and (missing := missing_data(root)):
             raise UserError(f"{text}; give its path: data.root=FOLDER" for text in missing)
         with computes_like(self.recipe):  # sets environment variables, as in a rank
-            self.here = starts.facts(describe(device()))
+            self.here = starts.facts(describe(compute_device()))
         self.starts = [starts.facts(entry) for entry in starts.read(self.run.environment)[0]]
 
     def repeat(self, steps: int | None, seed: int) -> AuditReport:
-        """Draw intervals of at least ``steps`` steps in total (all for None), and train them again."""
+        """Retrain randomly chosen intervals with at least ``steps`` steps in total (None: all intervals)."""
         link = self.chain.lines[-1].link if self.chain.lines else None
         report = AuditReport(seed, link, self.chain.problems, self.chain.notes)
         intervals = [Interval(*pair) for pair in pairwise([0, *self.chain.sound])]
         refused = {one: reason for one in intervals if (reason := self._refusal(one))}
         if len(refused) == len(intervals) and not report.problems:
             raise UserError(f"{self.run.path}: steps {text}" for text in _by_reason(refused.items()))
-        drawn = _drawn([one for one in intervals if one not in refused], steps, seed)
-        unfit = list(self._unfit_data()) if drawn else []
-        report.problems += [*unfit, *self._problems_of_data(unfit)] if drawn else []
+        drawn = _sample([one for one in intervals if one not in refused], steps, seed)
+        unfit = list(self._data_mismatches()) if drawn else []
+        report.problems += [*unfit, *self._data_problems(unfit)] if drawn else []
         if unfit:
-            refused |= dict.fromkeys(drawn, "they cannot be trained again with this data")
+            refused |= dict.fromkeys(drawn, "cannot be trained again with this data")
             drawn = []
         for text in (*report.notes, *(f"DIFFERENT: {problem}" for problem in report.problems)):
             self.echo(text)
         self.echo(f"seed {seed}: {len(drawn)} of {counted(len(intervals), 'interval')} between checkpoints")
-        self._train_again(drawn, report)
+        self._retrain(drawn, report)
         if report.stopped:
             done = [result.interval for result in report.results]
             them = f": steps {', '.join(map(str, done))}" if done else ""
@@ -184,8 +184,7 @@ class Audit:
             self.echo(text)
         return report
 
-    def _train_again(self, drawn: Sequence[Interval], report: AuditReport) -> None:
-        """Train intervals again and report each one, until a signal asks to stop."""
+    def _retrain(self, drawn: Sequence[Interval], report: AuditReport) -> None:
         with Requests() as requests:
             for one in drawn:
                 if one == drawn[0]:
@@ -197,21 +196,20 @@ class Audit:
                         raise
                     break
                 report.results.append(result)
-                said = f"equal, {result.tensors} tensors"
-                said = f"DIFFERENT: {result.difference}" if result.difference else said
-                self.echo(f"{one!s:>15}  {result.images:>10}  {result.seconds:>8.1f}  {said}")
+                text = f"equal, {result.tensors} tensors"
+                text = f"DIFFERENT: {result.difference}" if result.difference else text
+                self.echo(f"{one!s:>15}  {result.images:>10}  {result.seconds:>8.1f}  {text}")
                 if requests.first:
                     break
             report.stopped = requests.first or 0
 
     def _recipe_of(self, step: int) -> Recipe:
-        """Return the recipe that led to the checkpoint of ``step``, with the data's path on this machine."""
         saved = weights.recipe_in(self.run.step_directory(step) / "model.safetensors")
         recipe = changed(saved, self.overrides) if self.overrides else saved
         if wrong := [key for key, _, _ in differences(saved, recipe) if key not in _MAY_CHANGE]:
             expected = f"expected one of {listed(_MAY_CHANGE)}"
             raise UserError(
-                f"{key}: an audit keeps the recipe of the run; {expected}; leave out {key}" for key in wrong
+                f"{key}: an audit keeps the recipe of the run; {expected}; remove {key}" for key in wrong
             )
         if self.task is None:
             refuse_unasked(recipe.task, self.run.path)
@@ -223,7 +221,7 @@ class Audit:
         )
 
     def _refusal(self, interval: Interval) -> str | None:
-        """Return the reason why an interval cannot be trained again on this machine, or None if it can be."""
+        """Return the reason why an interval cannot be retrained on this machine, or None if it can."""
         lines = self.chain.between(*interval)
         for line in reversed(lines):
             for what in ("recipe", "data", "images"):
@@ -236,25 +234,23 @@ class Audit:
         if len(known) < len(used) or not known:
             return f"{self.run.environment} does not have its environment"
         if other := [text for one in known for text in other_facts(one, self.here, self.recipe)]:
-            return f"this machine is expected to give other bits: {'; '.join(dict.fromkeys(other))}"
+            return f"this machine may give different bits: {'; '.join(dict.fromkeys(other))}"
         pretrained = self.recipe.model.pretrained
         if not interval.first and not is_by_name(pretrained) and not Path(pretrained).exists():
             return f"model.pretrained is '{pretrained}', which does not exist; add model.pretrained=FILE"
         return None
 
-    def _unfit_data(self) -> Iterator[str]:
-        """Yield the differences in the local data that prevent training the steps again."""
+    def _data_mismatches(self) -> Iterator[str]:
         task, folder = open_task(resolve_recipe(self.recipe)), self.run.step_directory(self.chain.sound[-1])
         root, count = f"data.root={self.recipe.data.root}", len(task.training_data())
         names = tuple(weights.load(folder / "model.safetensors", checked=True).class_names)
         if names != tuple(task.class_names):
             here, before = listed(task.class_names) or "none", listed(names) or "none"
-            yield f"{root}: its classes are {here}, but {before} in the run"
+            yield f"{root}: its classes are {here}, but those of the run are {before}"
         if (images := read_state(folder)["images"]) != count:
             yield f"{root}: has {counted(count, 'image')}, but the run was trained on {images:,}"
 
-    def _problems_of_data(self, unfit: Sequence[str]) -> Iterator[str]:
-        """Yield further differences from the data of the run's last start, beyond those in ``unfit``."""
+    def _data_problems(self, unfit: Sequence[str]) -> Iterator[str]:
         recipe = resolve_recipe(self.recipe)
         data = capabilities(open_task(recipe).training_data())
         before = read_state(self.run.step_directory(self.chain.sound[-1])).get("data")
@@ -265,7 +261,7 @@ class Audit:
             return
         sums = [line.images for line in self.chain.lines if line.images]
         if sums and sums[-1] != chain.sum_of(self.run.data_sums):
-            return  # the check of the chain reports this; a different list says nothing about files
+            return  # the check of the chain reports this; the list cannot be trusted
         lines = read_text(self.run.data_sums, _LONGEST_LIST, errors="surrogateescape").split("\n")
         recorded = {name: digest for digest, _, name in (line.partition("  ") for line in lines) if name}
         here, root = dict(sums_of(files)), Path(common_folder(files))
@@ -276,15 +272,14 @@ class Audit:
                 what = "is missing" if name in recorded else "was not part of the run's data"
             yield f"{root / name}: {what}"
         if len(wrong) > _SHOWN:
-            yield f"{root}: the same holds for {counted(len(wrong) - _SHOWN, 'more file')}"
+            yield f"{root}: {counted(len(wrong) - _SHOWN, 'more file')} changed as well"
 
     def _result(self, interval: Interval) -> Result:
-        """Train an interval in a copy of the run that starts at ``first``, and compare the final states."""
         began, recipe = time.monotonic(), resolve_recipe(self._recipe_of(interval.last))
         with tempfile.TemporaryDirectory(prefix="rankless-audit-") as folder:
             copy = RunDirectory(Path(folder) / "run")
             if interval.first:
-                self._begin(copy, interval.first, recipe)
+                self._copy_checkpoint(copy, interval.first, recipe)
             code = local.train(
                 recipe,
                 copy.path,
@@ -303,8 +298,7 @@ class Audit:
         images = (interval.last - interval.first) * recipe.batch.images
         return Result(interval, images, tensors, difference, round(time.monotonic() - began, 1))
 
-    def _begin(self, copy: RunDirectory, step: int, recipe: Recipe) -> None:
-        """Write the checkpoint of ``step`` into ``copy`` as if the run had been trained with ``recipe``."""
+    def _copy_checkpoint(self, copy: RunDirectory, step: int, recipe: Recipe) -> None:
         start = checkpoint.load(self.run, step)
         start = replace(start, state={**start.state, "unscored": False})
         names = weights.load(self.run.step_directory(step) / "model.safetensors", checked=True).class_names
@@ -314,11 +308,10 @@ class Audit:
 
 
 def _conclusions(report: AuditReport) -> Iterator[str]:
-    """Yield sentences about the steps that the audit has confirmed, those that it has not, and problems."""
     shown: list[Interval] = []
     for one in (result.interval for result in report.results if result.difference is None):
-        begins = shown.pop().first if shown and shown[-1].last == one.first else one.first
-        shown.append(Interval(begins, one.last))
+        first = shown.pop().first if shown and shown[-1].last == one.first else one.first
+        shown.append(Interval(first, one.last))
     for one in shown:
         start = f"the checkpoint of step {one.first}" if one.first else "the beginning"
         yield f"shown: from {start}, this data and recipe give the checkpoint of step {one.last}, bit for bit"
@@ -330,15 +323,13 @@ def _conclusions(report: AuditReport) -> Iterator[str]:
 
 
 def _by_reason(intervals: Iterable[tuple[Interval, str]]) -> Iterator[str]:
-    """Yield each reason once, preceded by the intervals it applies to."""
     found: dict[str, list[str]] = {}
     for one, reason in intervals:
         found.setdefault(reason, []).append(str(one))
     return (f"{', '.join(them)}: {reason}" for reason, them in found.items())
 
 
-def _drawn(possible: Sequence[Interval], steps: int | None, seed: int) -> list[Interval]:
-    """Draw intervals of at least ``steps`` steps in total (all for None), and return them in order."""
+def _sample(possible: Sequence[Interval], steps: int | None, seed: int) -> list[Interval]:
     order, drawn = random.Random(seed).sample(possible, len(possible)), list[Interval]()
     while order and (steps is None or sum(last - first for first, last in drawn) < steps):
         drawn.append(order.pop())
@@ -346,10 +337,10 @@ def _drawn(possible: Sequence[Interval], steps: int | None, seed: int) -> list[I
 
 
 def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Recipe) -> Iterator[str]:
-    """Yield the differences between the run's machine and this one that can change bits."""
+    """Yield differences between the run's machine and this machine that may change bits."""
     for name in {**recorded, **here}:
         section, _, key = name.partition(".")
-        # An unset variable may change bits, too; a missing package computes nothing.
+        # An unset variable may change bits, too; a missing package cannot.
         counts = section == "variables" or (name in recorded and name in here)
         is_free = name == "hardware.CPU" and recipe.cpu_isa != "native"
         was, has = recorded.get(name, "not set"), here.get(name, "not set")
@@ -358,7 +349,7 @@ def other_facts(recorded: Mapping[str, str], here: Mapping[str, str], recipe: Re
 
 
 def compare(one: Snapshot, other: Snapshot) -> tuple[int, str | None]:
-    """Compare two states; return the number of tensors and the first one whose bits differ, if any."""
+    """Compare two states; return the number of tensors, and the first difference or None."""
     count, first = 0, None
     for part in ("model", "ema", "training"):
         ours, theirs = getattr(one, part) or {}, getattr(other, part) or {}

@@ -37,10 +37,10 @@ class Row:
         format: the export's format; ``pytorch`` for the weights themselves.
         precision: ``fp32`` or ``fp16``.
         megabytes: size of the files; None for PyTorch.
-        images_per_second: speed of the network and decoding, without image reading and NMS; None if it
-            failed.
-        score: AP of a detector, top1 of a classifier; None if the data cannot be read.
-        difference: largest difference of a score from PyTorch's; None for PyTorch.
+        images_per_second: speed of the network and decoding, without image reading and NMS; None if the
+            measurement failed.
+        score: AP of a detector, or top1 of a classifier; None if the data cannot be read.
+        difference: largest deviation of a prediction score from PyTorch's; None for PyTorch.
         problem: reason why the measurement failed; empty if it succeeded.
     """
 
@@ -55,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The measurements of all exports, with the conditions of the measurement.
+    """The measurements of all exports and their conditions.
 
     Attributes:
         score_name: ``AP`` or ``top1``.
@@ -63,7 +63,7 @@ class Benchmark:
         size: (height, width) of the input in pixels.
         device: name of the device that PyTorch used.
         threads: number of CPU threads.
-        data: the evaluation data; empty if it cannot be read, in which case ``notes`` has the reason.
+        data: evaluation data; empty if it cannot be read, in which case ``notes`` contains the reason.
     """
 
     weights: Path
@@ -77,7 +77,7 @@ class Benchmark:
     notes: tuple[str, ...] = ()
 
     def table(self) -> Iterator[str]:
-        """Yield the lines of a table of at most 80 columns."""
+        """Yield a table of at most 80 columns, line by line."""
         height, width = self.size
         threads = counted(self.threads, "thread")
         yield f"{self.weights}, {width} × {height} pixels, {counted(self.batch, 'image')} at a time"
@@ -99,10 +99,8 @@ class Benchmark:
             )
             yield f"{row.format:<12}{row.precision:<10}{''.join(columns)}"
         yield ""
-        if self.data:
-            yield f"{self.score_name} on {self.data}; difference: the largest of a score, from PyTorch"
-        else:
-            yield "difference: the largest of a score, from PyTorch"
+        about = "difference: the largest deviation of a prediction score from PyTorch"
+        yield f"{self.score_name} on {self.data}; {about}" if self.data else about
 
     def as_json(self) -> dict[str, Any]:
         """Return the benchmark as plain data for JSON."""
@@ -118,7 +116,7 @@ def benchmark(
     seconds: float = 3.0,
     note: Callable[[str], None] = lambda _: None,
 ) -> Benchmark:
-    """Export a model to ``formats`` (all known formats if empty) and measure each export on this machine.
+    """Export a model to ``formats`` (all formats if empty) and measure each export on this machine.
 
     ``target`` is a run directory, whose best weights are used, or a weights file. Each measurement takes
     ``seconds``; before it starts, ``note`` is called with the name of the export.
@@ -143,7 +141,7 @@ def benchmark(
         except UserError as error:
             score = None
             notes.append(f"no scores: {error.problems[0]}")
-        rows = [Row(PYTORCH, "fp32", None, speed.of_pytorch(plan.portable(), bench.seen, seconds), score)]
+        rows = [Row(PYTORCH, "fp32", None, speed.of_pytorch(plan.portable(), bench.inputs, seconds), score)]
         for name in formats or PROGRAMS:
             for each in (plan, plan.in_half())[: 1 + (name in _HALF)]:
                 note(f"{name} {each.facts.recipe.precision}")
@@ -164,22 +162,21 @@ def benchmark(
 
 @dataclass(frozen=True)
 class _Bench:
-    """The export plan, input images (float32, B × 3 × H × W) and settings for all measurements."""
+    """The inputs of all measurements; ``inputs`` are images (float32, B × 3 × H × W)."""
 
     plan: Plan
-    seen: torch.Tensor
+    inputs: torch.Tensor
     seconds: float
     folder: Path
     world: World
 
     def row(self, format: str, plan: Plan, *, scored: bool) -> Row:
-        """Export the model to one format and measure the export."""
         precision = plan.facts.recipe.precision
         folder = self.folder / f"{format}-{precision}"
         folder.mkdir()
         try:
             done = made(plan, format, folder)
-            rate = speed.of_session(done.session, self.seen, self.seconds)
+            rate = speed.of_session(done.session, self.inputs, self.seconds)
             score = self.score(self._model(done.session), exported=True) if scored else None
         except UserError as error:
             return Row(format, precision, problem=error.problems[0])
@@ -187,7 +184,6 @@ class _Bench:
         return Row(format, precision, size, rate, score, done.agreement.scores)
 
     def score(self, model: nn.Module, *, exported: bool = False) -> float:
-        """Return the model's score on the evaluation data."""
         facts = self.plan.facts
         task = open_task(facts.recipe, facts.class_names, exported=exported)
         scores = engine.evaluate(task, model.to(self.world.device), facts.recipe, self.world)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from rankless.errors import UserError, counted
-from rankless.launch.opening import cards
+from rankless.launch.opening import gpu_count
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -18,15 +18,15 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
     """Limit child processes to the chosen GPUs within the block, and yield the number of GPUs.
 
-    A list contains GPU numbers as PyTorch counts them within ``CUDA_VISIBLE_DEVICES``. A single
-    number, or None, is yielded unchanged. Raise a UserError if a number is repeated or belongs to no GPU.
+    A list contains GPU numbers as PyTorch counts them within ``CUDA_VISIBLE_DEVICES``. A single number or
+    None is yielded unchanged. Raise a UserError if a GPU does not exist or is listed twice.
     """
     if devices is None or isinstance(devices, int):
         yield devices
         return
     if isinstance(devices, str):
         raise UserError(f"devices is {devices!r}; expected a number, or a list of GPUs such as [0, 1]")
-    # This asks the driver and does not start CUDA, which would fix the set of visible GPUs.
+    # This queries the driver without starting CUDA, which would fix the set of visible GPUs.
     there = 0 if os.environ.get("RANKLESS_CPU") else torch.cuda.device_count()
     before = os.environ.get(_VISIBLE)
     if problem := _problem(list(devices), there, before):
@@ -45,11 +45,10 @@ def visible(devices: int | Sequence[int] | None) -> Iterator[int | None]:
 class LeftOut:
     """The devices of this machine that ranks no longer use because they computed wrong results.
 
-    On a machine without GPUs, each such device reduces the number of ranks by one, because ranks are not
-    bound to cores.
+    Without GPUs, each such device reduces the number of ranks by one, because ranks are not bound to cores.
 
     Attributes:
-        numbers: the numbers of these GPUs, as PyTorch counts them on this machine.
+        numbers: numbers of these GPUs, as PyTorch counts them on this machine.
     """
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
@@ -57,41 +56,40 @@ class LeftOut:
 
     def remaining(self) -> list[int]:
         """Return the numbers of the GPUs that ranks may use, or an empty list without GPUs."""
-        there = [number for number in range(cards()) if number not in self.numbers]
-        if cards() and not there:
-            raise UserError("every GPU here has computed wrong results: test them, and continue on others")
+        there = [number for number in range(gpu_count()) if number not in self.numbers]
+        if gpu_count() and not there:
+            raise UserError("all GPUs of this machine have computed wrong results; continue on other GPUs")
         return there
 
     def add(self, ranks: Sequence[int]) -> None:
-        """Leave out the devices that ``ranks``, numbered within this machine, have used."""
+        """Exclude the devices that the given ranks, numbered within this machine, have used."""
         there = self.remaining()
         self.numbers += {there[rank % len(there)] for rank in ranks} if there else ranks
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variable that hides the left-out GPUs from ranks."""
+        """Return the environment variable that hides the excluded GPUs from ranks."""
         if not self.numbers or not (there := self.remaining()):
             return {}
-        names = (os.environ.get(_VISIBLE) or ",".join(map(str, range(cards())))).split(",")
+        names = (os.environ.get(_VISIBLE) or ",".join(map(str, range(gpu_count())))).split(",")
         return {_VISIBLE: ",".join(names[number].strip() for number in there)}
 
 
 def _problem(numbers: list[int], there: int, limited: str | None) -> str:
-    """Describe the error in the given GPU numbers; return "" if there is none."""
     given = f"--devices is {','.join(map(str, numbers)) or 'an empty list'}"
     count = len(set(numbers))
     if not there:
         is_hidden = bool(os.environ.get("RANKLESS_CPU"))
-        on_cpu = "the CPU is chosen (--device cpu, or RANKLESS_CPU)"
-        why = on_cpu if is_hidden else "PyTorch finds none here"
+        on_cpu = "the CPU was selected (--device cpu, or RANKLESS_CPU)"
+        why = on_cpu if is_hidden else "PyTorch finds no GPUs here"
         return (
-            f"{given}, which selects GPUs, and {why}; expected a number of processes, such as --devices "
+            f"{given}, which selects GPUs, but {why}; use a number of processes, such as --devices "
             f"{max(count, 1)}"
         )
     known = f"{counted(there, 'GPU')}, {'0' if there == 1 else f'0 to {there - 1}'}"
     if limited:
-        known += f" of those that {_VISIBLE}={limited} leaves"
+        known += f" of those in {_VISIBLE}={limited}"
     if not numbers or min(numbers) < 0 or max(numbers) >= there:
-        return f"{given}, but there {'is' if there == 1 else 'are'} {known}; select from these"
+        return f"{given}, but there {'is' if there == 1 else 'are'} {known}; select some of these"
     if count < len(numbers):
         return f"{given}, which selects a GPU twice; give each GPU once, or use --devices {count}"
     return ""

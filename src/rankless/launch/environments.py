@@ -1,7 +1,7 @@
-"""Detect the launcher that started this process as a rank; each kind of launcher has a class.
+"""Detect the launcher that started this process as a rank.
 
-:meth:`Environment.export` sets PyTorch's environment variables for every launcher. The rest of the package
-reads only these variables.
+Each kind of launcher has a class. Its method :meth:`Environment.export` sets PyTorch's environment variables,
+which are the only ones that the rest of the package reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Environment(ABC):
         local_world_size: number of ranks on this machine.
         restart: number of restarts of this job.
         leaves_orphans: whether the ranks keep running when the launcher is killed.
-        address_hint: how to set MASTER_ADDR if ranks are on several machines, for error messages.
+        address_hint: advice on setting MASTER_ADDR if ranks are on several machines, for error messages.
     """
 
     name = "the launcher"
@@ -48,34 +48,34 @@ class Environment(ABC):
         ):
             if not 0 <= value < most:
                 raise UserError(
-                    f"{self.name}: the environment says {what} {value}, but {most} {of}; expected a number "
-                    f"from 0 to {most - 1}: start the ranks with one launcher"
+                    f"{self.name}: the environment has {what} {value}, but {most} {of}; expected a number "
+                    f"from 0 to {most - 1}; start all ranks with one launcher"
                 )
 
     @classmethod
     @abstractmethod
     def is_here(cls, variables: Mapping[str, str]) -> bool:
-        """Return whether a launcher of this kind started this process as a rank."""
+        """Check whether a launcher of this kind started this process as a rank."""
 
     @classmethod
     def job_of(cls, variables: Mapping[str, str]) -> str:
-        """Return the job's name, which survives restarts and requeues; "" if the launcher gives none."""
+        """Return the name of the job, which restarts and requeues preserve, or "" if there is none."""
         return ""
 
     @abstractmethod
     def _read(self) -> None:
-        """Set the ranks and world sizes, global and local, from the launcher's variables."""
+        """Set the global and local ranks and world sizes from the launcher's variables."""
 
     @property
     def address(self) -> str:
-        """The address of rank 0: the user's MASTER_ADDR, or the address that the launcher gives."""
+        """The address of rank 0, from the user's MASTER_ADDR or from the launcher."""
         if given := self.variables.get("MASTER_ADDR"):
             return given
         return LOOPBACK if self.is_on_one_machine else self._address()
 
     @property
     def port(self) -> int:
-        """The port of the ranks' store: the user's MASTER_PORT, or one derived from the job's name."""
+        """The port of the ranks' store, from the user's MASTER_PORT or derived from the job's name."""
         if self.variables.get("MASTER_PORT"):
             return self.number("MASTER_PORT")
         # The port is below the range of ephemeral ports.
@@ -87,18 +87,17 @@ class Environment(ABC):
         return self.local_world_size == self.world_size
 
     def _address(self) -> str:
-        """Return the address that the launcher gives for rank 0."""
         raise UserError(
             f"{self.name}: the ranks are on several machines, and the address of rank 0 is unknown; expected "
-            f"its address in MASTER_ADDR: {self.address_hint}"
+            f"its address in MASTER_ADDR; {self.address_hint}"
         )
 
     def _port_seed(self) -> str:
-        """Return text that is the same for all ranks of a job and usually differs between jobs."""
+        """Return a string that is the same for all ranks of a job and usually differs between jobs."""
         return ""
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """Return the integer value of the first variable in ``names`` that is set, or else ``default``."""
+        """Return the integer value of the first variable in ``names`` that is set, or ``default``."""
         name = next((name for name in names if self.variables.get(name)), None)
         if name is None and default is not None:
             return default
@@ -116,7 +115,7 @@ class Environment(ABC):
         return int(text)
 
     def export(self, variables: MutableMapping[str, str] = os.environ) -> None:
-        """Set the environment variables that PyTorch's launchers set to this rank's values."""
+        """Set the environment variables of PyTorch's launchers to the values for this rank."""
         found = {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -129,16 +128,16 @@ class Environment(ABC):
 
 
 def is_set(variables: Mapping[str, str], names: Sequence[str]) -> bool:
-    """Return whether each variable in ``names`` is set and not empty."""
+    """Check whether all variables in ``names`` are set and not empty."""
     return all(variables.get(name) for name in names)
 
 
 RAY_WORKER = "RANKLESS_RAY_WORKER"
-"""Environment variable that a Ray Train worker sets for its rank in addition to PyTorch's variables."""
+"""The environment variable that a Ray Train worker sets for its rank in addition to PyTorch's variables."""
 
 
 class Standard(Environment):
-    """Any launcher that sets ``RANK`` and ``WORLD_SIZE``, and MASTER_ADDR and MASTER_PORT if needed."""
+    """A launcher that sets RANK and WORLD_SIZE, as well as MASTER_ADDR and MASTER_PORT if needed."""
 
     name = "RANK and WORLD_SIZE"
 
@@ -160,7 +159,7 @@ class Standard(Environment):
         if missing and self.world_size > 1:
             raise UserError(
                 f"{' and '.join(missing)}: not set, but RANK and WORLD_SIZE are ({self.rank} of "
-                f"{self.world_size}); expected the address of rank 0: start the ranks with torchrun, "
+                f"{self.world_size}); expected the address of rank 0; start the ranks with torchrun, "
                 "which sets all of them, or unset RANK and WORLD_SIZE"
             )
 
@@ -170,9 +169,9 @@ class Standard(Environment):
 
 
 class Ray(Standard):
-    """A worker of Ray Train that starts one rank (:mod:`rankless.launch.submit.ray`).
+    """A Ray Train worker, which starts one rank (:mod:`rankless.launch.submit.ray`).
 
-    Ray may kill the worker at any time, and the rank then ends with it.
+    Ray may kill the worker at any time, which also ends the rank.
     """
 
     name = "Ray Train"
@@ -197,8 +196,8 @@ _REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 class Slurm(Environment):
     """A task of a Slurm step.
 
-    The shells of ``sbatch``, ``salloc`` and ``srun --pty`` have Slurm's variables, but are not ranks. The
-    only task of a step does not count as a rank either: there, Rankless starts a rank for each device.
+    The shells of ``sbatch``, ``salloc`` and ``srun --pty`` have Slurm's variables but are not ranks. The only
+    task of a step is not a rank either, so that Rankless starts a rank for each device.
     """
 
     name = "Slurm"
@@ -215,7 +214,7 @@ class Slurm(Environment):
 
     @classmethod
     def job_of(cls, variables: Mapping[str, str]) -> str:
-        """Return the job ID, which survives a requeue and differs for each task of an array."""
+        """Return the job ID, which a requeue preserves and which differs for each task of an array."""
         return variables.get("SLURM_JOB_ID", "")
 
     def _read(self) -> None:
@@ -226,8 +225,8 @@ class Slurm(Environment):
             self.local_world_size = nth_number(self.variables.get(name, ""), node)
         except ValueError:
             raise UserError(
-                f"{name}: is '{printable(self.variables.get(name, ''))}' in the environment of node {node}; "
-                "expected a number of tasks for each node, such as 2(x3),1: start the ranks with srun"
+                f"{name} is '{printable(self.variables.get(name, ''))}' in the environment of node {node}; "
+                "expected a number of tasks for each node, such as 2(x3),1; start the ranks with srun"
             ) from None
         self.restart = self.number("SLURM_RESTART_COUNT", default=0)
 
@@ -237,8 +236,8 @@ class Slurm(Environment):
             first = first_host(self.variables.get(name, ""))
         except ValueError:
             raise UserError(
-                f"{name}: is '{printable(self.variables.get(name, ''))}' in the environment; expected hosts, "
-                "such as n[01-03]: start the ranks with srun, or set MASTER_ADDR to the first machine"
+                f"{name} is '{printable(self.variables.get(name, ''))}' in the environment; expected hosts, "
+                "such as n[01-03]; start the ranks with srun, or set MASTER_ADDR to the first machine"
             ) from None
         return _node_address(first) or first
 
@@ -247,7 +246,7 @@ class Slurm(Environment):
 
 
 def _node_address(node: str) -> str:
-    """Return the node address that Slurm's daemons use, or "" if unknown."""
+    """Return the address that Slurm's daemons use for a node, or "" if it is unknown."""
     command = shutil.which("scontrol")
     if command is None:
         return ""
@@ -309,8 +308,8 @@ _LOCAL_SIZES = (
 class OpenMPI(Environment):
     """Open MPI, detected by ``OMPI_COMM_WORLD_*``.
 
-    MPI's launchers do not provide the address of rank 0, so several machines need the user's ``MASTER_ADDR``.
-    A single MPI process does not count as a rank: there, Rankless starts a rank for each device.
+    MPI launchers do not provide the address of rank 0, so on several machines the user must set MASTER_ADDR.
+    A single MPI process is not a rank, so that Rankless starts a rank for each device.
     """
 
     name = "Open MPI"
@@ -331,9 +330,9 @@ class OpenMPI(Environment):
 
 
 class PMI(Environment):
-    """A launcher with PMI, detected by ``PMI_RANK`` and ``PMI_SIZE`` or their variants.
+    """A PMI launcher, detected by ``PMI_RANK`` and ``PMI_SIZE`` or their variants.
 
-    Such launchers are ``mpiexec`` of MPICH and Intel MPI (Hydra), MVAPICH, Cray's PALS, and ``prun`` of PMIx.
+    Examples are Hydra (``mpiexec`` of MPICH and Intel MPI), MVAPICH, Cray PALS, and ``prun`` of PMIx.
     """
 
     name = "MPI (PMI)"
@@ -359,7 +358,7 @@ _KINDS: tuple[type[Environment], ...] = (Ray, Standard, OpenMPI, Slurm, PMI)
 
 
 def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
-    """Return the launcher that started this process as a rank, or None without a launcher."""
+    """Return the launcher that started this process as a rank, or None if there is none."""
     for kind in _KINDS:
         if kind.is_here(variables):
             return kind(variables)
@@ -369,7 +368,7 @@ def detect(variables: Mapping[str, str] = os.environ) -> Environment | None:
 def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -> None:
     """Raise a UserError if a launcher started this process as one of several ranks.
 
-    On ranks other than 0, the error has no message, so that it is printed only once.
+    On ranks other than 0, the error has no message, so that the message is printed only once.
     """
     environment = detect(variables)
     if environment and environment.world_size > 1:
@@ -381,7 +380,7 @@ def refuse(what: str, instead: str, variables: Mapping[str, str] = os.environ) -
 
 
 def speaks(variables: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process is rank 0 or has no launcher, and so prints messages for all ranks."""
+    """Check whether this process is rank 0 or was not started by a launcher, so that it prints messages."""
     try:
         environment = detect(variables)
     except UserError:
@@ -390,6 +389,6 @@ def speaks(variables: Mapping[str, str] = os.environ) -> bool:
 
 
 def job(variables: Mapping[str, str] = os.environ) -> str:
-    """Return the job's name, which survives restarts and requeues; "" if it has none."""
+    """Return the name of the job, which restarts and requeues preserve, or "" if there is none."""
     named = (variables.get(_JOB), *(kind.job_of(variables) for kind in _KINDS))
     return next(filter(None, named), "")

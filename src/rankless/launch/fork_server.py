@@ -1,12 +1,11 @@
-"""The fork server: a process that has imported PyTorch, so that the ranks forked from it start at once.
+"""The fork server, a process that has imported PyTorch, so that ranks forked from it start at once.
 
-Importing PyTorch takes some seconds in every rank and at every restart. The server is forked before the
-launcher opens or computes anything, because forking is safe only before a thread is started or a GPU is used.
-Only processes that run nothing but Rankless may start a server. The ranks of other launchers (a notebook, a
-script, a test), and ranks that need libraries other than the loaded ones (``cpu_isa``, a GPU), are started as
-new interpreters.
+Importing PyTorch takes several seconds in every rank and at every restart. The server is forked before the
+launcher opens or computes anything, because forking is safe only before threads or GPUs are used. Only
+processes that run nothing but Rankless may start a server. Ranks started from a notebook, a script or a test,
+and ranks that need other libraries than the loaded ones (``cpu_isa``, a GPU), are new interpreters.
 
-Launcher and server communicate over a private pair of sockets.
+The launcher and the server communicate over a private socket pair.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from typing import Any
 import msgspec
 
 from rankless.hardware.processes import die_with_parent, fork
-from rankless.launch.requests import ASKS
+from rankless.launch.requests import STOP_SIGNALS
 from rankless.messages import Lines, line
 
 # Modules that every rank imports in addition to those that the launcher imports.
 _PRELOADED = ("rankless.launch.worker", "rankless.launch.rank_job")
-_PATIENCE = 300.0  # seconds for the imports and a fork, even from a cold network disk
+_PATIENCE = 300.0  # seconds for the imports and a fork, which may read from a slow network disk
 _allowed = False
 _running: ForkServer | None = None
 
@@ -48,18 +47,18 @@ class Fork(msgspec.Struct):
 
 
 class Forked(msgspec.Struct):
-    """The server's report that a rank has started or, with a ``code``, that it has ended."""
+    """The server's report that a rank has started or, with a ``code``, that it has exited."""
 
     pid: int
     code: int | None = None
 
 
 class ForkedProcess:
-    """A rank's process, which leads a process group and a session.
+    """The process of a rank, which leads a process group and a session.
 
     Attributes:
-        returncode: exit code, or the negative number of the signal that killed the process; None while it
-            runs.
+        returncode: exit code, or the negative number of the signal that killed the process; None while the
+            process is running.
     """
 
     def __init__(self, server: ForkServer, pid: int) -> None:
@@ -68,11 +67,11 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process is running."""
-        return self._ended(0)
+        return self._exit_code(0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the process and return its exit code; raise TimeoutExpired after ``timeout`` seconds."""
-        code = self._ended(timeout)
+        code = self._exit_code(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return code
@@ -83,7 +82,7 @@ class ForkedProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def _ended(self, seconds: float | None) -> int | None:
+    def _exit_code(self, seconds: float | None) -> int | None:
         if self.returncode is None:
             self.returncode = self._server.code_of(self.pid, seconds)
         return self.returncode
@@ -94,7 +93,8 @@ class ForkServer:
 
     Attributes:
         alive: whether the server was running at the last check.
-        code: the server's exit code, or the negative number of the signal that killed it; None while it runs.
+        code: exit code of the server, or the negative number of the signal that killed it; None while the
+            server is running.
     """
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
@@ -107,8 +107,8 @@ class ForkServer:
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
         """Fork a rank with the worker's arguments and its complete environment.
 
-        The rank dies with the server, not with the launcher given in ``arguments``. If the server is dead,
-        the returned rank counts as killed.
+        The rank dies with the server instead of the launcher that is named in ``arguments``. If the server is
+        dead, the returned process counts as killed.
         """
         with contextlib.suppress(ConnectionError):
             self._connection.sendall(line(Fork(list(arguments), dict(environment))))
@@ -125,7 +125,7 @@ class ForkServer:
     def code_of(self, pid: int, seconds: float | None) -> int | None:
         """Wait for a process and return its exit code, or None if it is still running after ``seconds``.
 
-        Ranks die with the server. If the server is dead, ranks without an exit code count as killed.
+        Ranks die with the server, so if the server is dead, ranks without an exit code count as killed.
         """
         until = None if seconds is None else time.monotonic() + seconds
         while pid not in self._codes and self.alive:
@@ -147,7 +147,7 @@ class ForkServer:
             self.code = os.waitstatus_to_exitcode(status)
 
     def _messages(self, seconds: float | None) -> list[Forked]:
-        """Return the messages that arrive within ``seconds``, and store the exit codes that they report."""
+        """Return the messages that arrive within ``seconds``, and store the exit codes in them."""
         ready, _, _ = select.select([self._connection], [], [], seconds)
         if not ready:
             return []
@@ -163,15 +163,15 @@ class ForkServer:
 
 
 def allow() -> None:
-    """Allow :func:`start` to fork the server; call this only in a process that runs nothing but Rankless."""
+    """Allow :func:`start` to fork the server; only processes that run nothing but Rankless may call this."""
     global _allowed
     _allowed = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
 def start(task: str | None = None) -> None:
-    """Fork the server, if allowed, from this process, which must not have computed anything yet.
+    """Fork the server if that is allowed; this process must not have computed anything yet.
 
-    A built-in ``task`` is imported first, so that no rank has to import it.
+    A built-in ``task`` is imported first, so that the ranks do not have to import it.
     """
     global _running, _allowed
     if not _allowed:
@@ -191,10 +191,10 @@ def start(task: str | None = None) -> None:
         stream.flush()
     # The signals are meant for the launcher: they stay blocked in the server, and in each rank until it
     # listens for them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         pid = fork()
-    except OSError:  # no process can be started; starting the ranks will report it
+    except OSError:  # no process can be started, which the start of the ranks will report
         pid = -1
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -215,15 +215,14 @@ def start(task: str | None = None) -> None:
 
 
 def running() -> ForkServer | None:
-    """Return the server if it was started and is alive; otherwise None."""
+    """Return the server if it is alive; otherwise, return None."""
     return _running if _running is not None and _running.alive else None
 
 
 def _serve(connection: socket.socket, launcher: int) -> None:
-    """Fork ranks on request until the launcher has exited."""
     die_with_parent(launcher)
-    os.setsid()  # Ctrl-C in a terminal is for the launcher
-    for number in ASKS:
+    os.setsid()  # only the launcher receives Ctrl-C from the terminal
+    for number in STOP_SIGNALS:
         if callable(signal.getsignal(number)):  # a handler of the launcher; ignored signals stay ignored
             signal.signal(number, signal.SIG_DFL)
     for module in _PRELOADED:
@@ -252,7 +251,7 @@ def _serve(connection: socket.socket, launcher: int) -> None:
 
 
 def _fork(request: Fork, private: Sequence[int]) -> int:
-    """Fork a rank without the descriptors ``private``; return its id once it leads its process group."""
+    """Fork a rank and return its process id; the rank closes the ``private`` descriptors."""
     server = os.getpid()
     ready, leads = os.pipe()
     pid = fork()
@@ -279,7 +278,7 @@ def _fork(request: Fork, private: Sequence[int]) -> int:
 
 
 def _rank(request: Fork, server: int) -> int:
-    """Run the worker as ``python -P -m rankless.launch.worker`` would."""
+    """Run the worker in the same way as ``python -P -m rankless.launch.worker``."""
     os.environ.clear()
     os.environ.update(request.environment)
     if not sys.flags.safe_path:

@@ -1,7 +1,7 @@
-"""Detect ranks that hang because they are stopped or their current work takes longer than allowed.
+"""Detect ranks that hang because they were stopped or because their current work takes too long.
 
-A rank that waits for another one does not hang. Only the time in which this process itself runs counts, so a
-sleeping machine or a suspended job does not make ranks appear to hang.
+A rank that waits for another rank does not hang. Only time during which this process is running counts, so
+ranks do not appear to hang when the machine sleeps or the job is suspended.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rankless.launch.job import Pulse
 
 VARIABLE = "RANKLESS_PATIENCE"
 STOPPED = 60.0
-"""Seconds for which a process may be stopped if the user sets no limit."""
+"""Number of seconds for which a process may be stopped if the user does not set a limit."""
 FORK_SERVER = -1
-"""Number used for the fork server, which has no pulse."""
+"""The rank number that stands for the fork server, which has no pulse."""
 _EVERY = 1.0  # seconds between two checks
 
 
 def patience() -> float | None:
-    """Return the user's time limit in seconds for hanging ranks: infinity for ``off``, None if not set."""
+    """Return the user's time limit in seconds for hanging ranks, or None if it is not set."""
     text = os.environ.get(VARIABLE, "")
     if text == "off":
         return math.inf
@@ -39,13 +39,13 @@ def patience() -> float | None:
 
 
 @dataclass
-class _Seen:
+class _Observation:
     """The last observation of a process.
 
     Attributes:
-        begun: ``begun`` from the pulse of the process; -1 without a pulse.
+        begun: value of ``begun`` in the last pulse; -1 without a pulse.
         since: seconds without progress.
-        stopped: seconds for which it has been stopped.
+        stopped: seconds for which the process has been stopped.
     """
 
     begun: int = -1
@@ -53,31 +53,31 @@ class _Seen:
     stopped: float = 0.0
 
 
-class Hanging:
+class HangDetector:
     """A detector of hanging processes in one round.
 
     Args:
-        pulse: returns the pulse of a rank, given its number and process id, or None if it is unknown.
-        clock: returns monotonic seconds.
+        pulse: function of a rank's number and process id that returns its pulse, or None if it is unknown.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(
         self, pulse: Callable[[int, int], Pulse | None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._pulse, self._clock, self._patience = pulse, clock, patience()
-        self._looked = clock()
-        self._seen: dict[int, _Seen] = {}
+        self._checked = clock()
+        self._seen: dict[int, _Observation] = {}
 
-    def look(self, processes: Mapping[int, int]) -> dict[int, str]:
-        """Return a sentence about each hanging process; ``processes`` maps ranks to process ids."""
-        passed = self._clock() - self._looked
+    def check(self, processes: Mapping[int, int]) -> dict[int, str]:
+        """Return a sentence about each hanging rank; ``processes`` maps ranks to process ids."""
+        passed = self._clock() - self._checked
         if passed < _EVERY:
             return {}
-        self._looked += passed
+        self._checked += passed
         passed = min(passed, 2 * _EVERY)
         stopped, late = dict[int, str](), dict[int, str]()
         for rank, pid in processes.items():
-            seen = self._seen.setdefault(pid, _Seen())
+            seen = self._seen.setdefault(pid, _Observation())
             pulse = None if rank == FORK_SERVER else self._pulse(rank, pid)
             seen.stopped = seen.stopped + passed if is_stopped(pid) else 0.0
             seen.since = 0.0 if pulse is None or pulse.begun != seen.begun else seen.since + passed
@@ -87,7 +87,7 @@ class Hanging:
                 stopped[rank] = f"rank {rank} was stopped for {seen.stopped:.0f} s{doing} and then killed"
             elif pulse and seen.since > self._allowed(pulse):
                 late[rank] = f"rank {rank} hung for {seen.since:.0f} s{doing} and was killed"
-        # Other ranks may be late only because they wait for a stopped one: waiting on a GPU is not visible.
+        # Other ranks may be late only because they wait for a stopped rank; waiting on a GPU is not visible.
         return stopped or late
 
     def _allowed(self, pulse: Pulse) -> float:
@@ -99,7 +99,7 @@ class Hanging:
 
 
 def is_stopped(pid: int) -> bool:
-    """Check whether a process was stopped by a signal (Linux)."""
+    """Check whether a process was stopped by a signal (Linux only)."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1] == [b"T"]
     except OSError:

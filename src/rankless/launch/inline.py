@@ -1,8 +1,8 @@
-"""Train in the current process, as its only rank or with a thread per rank, for debuggers and notebooks.
+"""Train in the current process with a single rank or a thread per rank, for debuggers and notebooks.
 
-With threads, the ranks exchange in memory; rank 0 is the calling thread, so that its breakpoints, signals and
-output work as usual. In contrast to Rankless's launcher, a dead rank is not restarted, and libraries print on
-the terminal.
+Threads exchange data in memory. Rank 0 is the calling thread, so that its breakpoints, signals and output
+work as usual. Unlike with Rankless's launcher, a dead rank is not restarted, and libraries print on the
+terminal.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from rankless.engine.loop import StopRequest
 from rankless.engine.settings import computes_like
 from rankless.errors import UserError, counted
 from rankless.hardware import instruction_set
+from rankless.hardware.compute_device import compute_device
 from rankless.launch import rank_job
 from rankless.launch.job import Job, error_in
-from rankless.launch.opening import cards, device
+from rankless.launch.opening import gpu_count
 from rankless.launch.requests import Requests
 from rankless.recipe.load import from_json
 from rankless.recipe.schema import Recipe
@@ -35,35 +36,34 @@ from rankless.world.threads import Meeting, join_threads
 
 
 def _problems_of_threads(recipe: Recipe, devices: int | None) -> list[str]:
-    """Return the reasons, if any, why the ranks cannot be threads."""
     found = []
     if recipe.reduce == "fast":
         found.append(
             "parallel: reduce is 'fast', but threads exchange only along the fixed tree; use reduce=exact, "
-            "or leave parallel out"
+            "or remove parallel"
         )
     if recipe.model.checkpointing:
         found.append(
-            "parallel: model.checkpointing is true, but a block that is computed again draws from generators "
-            "that threads share; use model.checkpointing=false, or leave parallel out"
+            "parallel: model.checkpointing is true, but recomputed blocks use random generators that threads "
+            "share; use model.checkpointing=false, or remove parallel"
         )
-    there = cards()
+    there = gpu_count()
     if there and devices and devices > there:
         found.append(
             f"parallel: {devices} threads, but there {'is' if there == 1 else 'are'} "
-            f"{counted(there, 'GPU')}, and each has one thread; use fewer devices, or leave parallel out"
+            f"{counted(there, 'GPU')}, and each has one thread; use fewer devices, or remove parallel"
         )
     return found
 
 
-def _in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
-    """Train with ``size`` threads; return whether all steps are done, or raise the ranks' error.
+def _train_in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
+    """Train with ``size`` threads; return whether all steps are done, or raise the error of a rank.
 
-    PyTorch must already be set up for the recipe.
+    PyTorch must already be configured for the recipe.
     """
-    kind = device().type
+    kind = compute_device().type
     devices = [torch.device(kind, number) if kind == "cuda" else torch.device(kind) for number in range(size)]
-    # Open the tasks one after another, not in the threads: importing a task affects the process.
+    # Open the tasks one after another and not in the threads, because importing a task affects the process.
     tasks = [open_task(recipe) for _ in devices]
     meeting = Meeting(size)
     finished = [False] * size
@@ -90,13 +90,13 @@ def _in_threads(job: Job, recipe: Recipe, size: int, stop: StopRequest) -> bool:
         work(worlds[0])
         for thread in threads:
             thread.join()
-    if (error := _first(errors)) is not None:
+    if (error := _main_error(errors)) is not None:
         raise error
     return finished[0]
 
 
-def _first(errors: Sequence[BaseException | None]) -> BaseException | None:
-    """Return the error to raise for all ranks, preferably one that does not just report a lost peer."""
+def _main_error(errors: Sequence[BaseException | None]) -> BaseException | None:
+    """Return the error to raise for all ranks, preferably not one that only reports a lost peer."""
     met = [error for error in errors if error is not None]
     causes = [error for error in met if not isinstance(error, LostPeerError)]
     others = [error for error in causes if not isinstance(error, UserError)]
@@ -109,32 +109,32 @@ def _first(errors: Sequence[BaseException | None]) -> BaseException | None:
 
 
 def refuse(recipe: Recipe, devices: int | None, parallel: str) -> None:
-    """Raise a UserError with all reasons, if any, why this process cannot train inline or in threads."""
+    """Raise a UserError if this process cannot train inline or in threads, with all reasons."""
     in_threads = parallel == "threads"
     given, option = ("parallel", "--parallel threads") if in_threads else ("inline", "--inline")
     problems = _problems_of_threads(recipe, devices) if in_threads else []
     if not in_threads and devices not in (None, 1):
         problems.append(
-            f"inline: trains in this process, on one device, but {devices} devices were requested; expected "
-            "1: leave out one of the two (the weights are the same), or add --parallel threads"
+            f"inline: trains in this process on one device, but {devices} devices were requested; expected "
+            "1 device; remove one of the two options (the weights are the same), or add --parallel threads"
         )
     if is_joined():
         problems.append(
             f"{given}: this process already has a process group; destroy it first "
-            f"(torch.distributed.destroy_process_group), or leave {given} out"
+            f"(torch.distributed.destroy_process_group), or remove {given}"
         )
     wanted = instruction_set.variables(recipe.cpu_isa)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         problems.append(
-            f"{given}: cpu_isa is '{recipe.cpu_isa}', which has to be chosen before PyTorch is imported, as "
-            f"the command does: use rankless train … {option}, or leave {given} out"
+            f"{given}: cpu_isa is '{recipe.cpu_isa}', which must be set before PyTorch is imported; use the "
+            f"command rankless train … {option}, or remove {given}"
         )
     if problems:
         raise UserError(problems)
 
 
 class _Interrupts(Requests):
-    """Signals that stop the training loop; a second Ctrl-C raises KeyboardInterrupt."""
+    """A context in which signals stop the training loop, and a second Ctrl-C raises KeyboardInterrupt."""
 
     def __init__(self, stop: StopRequest) -> None:
         super().__init__()
@@ -148,8 +148,8 @@ class _Interrupts(Requests):
 
 
 @contextmanager
-def _python_rng_left_alone() -> Iterator[None]:
-    """Restore the state of Python's random generator, which some libraries use when first imported."""
+def _restored_python_rng() -> Iterator[None]:
+    """Restore the state of Python's random generator, which some libraries use when they are imported."""
     state = random.getstate()
     try:
         yield
@@ -160,42 +160,43 @@ def _python_rng_left_alone() -> Iterator[None]:
 def train(job: Job, ranks: int | None = None) -> tuple[bool, int]:
     """Train in ``ranks`` threads of this process, or in the calling thread if ``ranks`` is None.
 
-    PyTorch's settings and random state are restored afterwards.
+    PyTorch's settings and random state are restored afterward.
 
     Returns:
         Whether all steps are done, and the number of the signal that ended the training (0 if none did).
     """
     recipe, stop = from_json(job.recipe), StopRequest()
-    cards = [torch.cuda.current_device()] if device().type == "cuda" else []
+    cards = [torch.cuda.current_device()] if compute_device().type == "cuda" else []
     if cards and ranks:
         cards = list(range(ranks))
     try:
         with (
             _Interrupts(stop),
             torch.random.fork_rng(cards),
-            _python_rng_left_alone(),
+            _restored_python_rng(),
             computes_like(recipe),
         ):
-            finished = _in_threads(job, recipe, ranks, stop) if ranks else _alone(job, recipe, stop)
+            finished = (
+                _train_in_threads(job, recipe, ranks, stop) if ranks else _train_alone(job, recipe, stop)
+            )
     except LoaderDiedError as error:
         again = f"{RunDirectory(Path(job.run)).again} {'--parallel threads' if ranks else '--inline'}"
         raise UserError(
             f"a loader process {error}; continue from the newest checkpoint with: {again}"
         ) from error
     except UserError as error:
-        raise _advised(error, job) from error
+        raise _with_advice(error, job) from error
     except Exception as error:
         if known := rank_job.understood(error):
-            raise _advised(known, job) from error
+            raise _with_advice(known, job) from error
         raise
     return finished, 0 if finished else stop.signal or signal.SIGTERM
 
 
-def _alone(job: Job, recipe: Recipe, stop: StopRequest) -> bool:
+def _train_alone(job: Job, recipe: Recipe, stop: StopRequest) -> bool:
     with join(inline=True) as world:
         return rank_job.train(job, recipe, world, stop)
 
 
-def _advised(error: UserError, job: Job) -> UserError:
-    """Return the error with the advice that a launched rank would add."""
+def _with_advice(error: UserError, job: Job) -> UserError:
     return error_in([rank_job.note_of(error, job)]) or error

@@ -1,7 +1,7 @@
-"""The job that a launcher gives its ranks, and the notes that ranks leave: JSON files in a private folder.
+"""The job that a launcher gives its ranks, and the notes that the ranks leave, as JSON files.
 
-Launchers and ranks share nothing else. For training, the folder lies in the run directory, because the
-system's temporary folder may be cleaned during a long run.
+A private folder with these files is all that launchers and ranks share. For training, it lies in the run
+directory, because the system's temporary folder may be cleaned during a long run.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from rankless.recipe.schema import Recipe
 
 LEFT_OUT = 76
-"""Exit code of a rank whose device computed wrongly and is to be left out."""
+"""Exit code of a rank whose device computed wrong results and must not be used again."""
 _NOTE = 8192  # bytes
 
 JOB = ".job"
-"""Name of the job's folder in a run directory."""
+"""Name of the job folder in a run directory."""
 
 _PARALLEL = ("processes", "threads")
 
 
 def check_parallel(kind: str) -> None:
-    """Raise a UserError unless ``kind`` is a valid kind of ranks."""
+    """Raise a UserError if ``kind`` is neither ``processes`` nor ``threads``."""
     if kind not in _PARALLEL:
         raise UserError(f"--parallel is '{kind}': expected {one_of(_PARALLEL)}{nearest(kind, _PARALLEL)}")
 
@@ -46,15 +46,15 @@ class Job:
 
     Attributes:
         verb: ``train`` or ``evaluate``.
-        recipe: the recipe as JSON, with its precision resolved.
-        logs: the folder of the ranks' logs.
-        run: the run directory, resumed from its newest checkpoint if it has one (train).
-        dry_run_steps: number of steps of a dry run; 0 for a real run (train).
-        dry_run_images: number of images that an evaluation of a dry run predicts; 0 for none (train).
-        traced: whether to write digests of every tensor after each step (train).
-        weights: the weights file (evaluate).
-        launched: time and command of this start (train).
-        sinks: names of the user's sinks (train).
+        recipe: recipe as JSON, with its precision resolved.
+        logs: folder of the ranks' logs.
+        run: run directory, resumed from its newest checkpoint if it has one (``train``).
+        dry_run_steps: number of steps of a dry run; 0 for a real run (``train``).
+        dry_run_images: number of images that an evaluation of a dry run uses; 0 for none (``train``).
+        traced: whether to write digests of every tensor after each step (``train``).
+        weights: weights file (``evaluate``).
+        launched: time and command of this start (``train``).
+        sinks: names of the user's sinks (``train``).
     """
 
     verb: str
@@ -74,14 +74,14 @@ class Wanted:
     """The user's options for training with the ranks of another launcher, or on several hosts.
 
     Attributes:
-        recipe: the recipe; None uses the recipe of the run to resume, possibly on another machine, with
+        recipe: recipe; None uses the recipe of the run to resume, which may be on another machine, with
             ``overrides``.
         name: name of a new run.
-        devices: expected number of ranks from another launcher, or number of devices to use on hosts without
-            their own number; None accepts any number, or uses all devices.
-        run: the run directory; None chooses one.
+        devices: expected number of ranks from another launcher, or number of devices on hosts that do not
+            specify one; None accepts any number, or uses all devices.
+        run: run directory; None chooses one.
         sinks: names of the user's sinks.
-        least: minimum number of hosts to continue with when others are lost.
+        least: minimum number of hosts with which to continue when others are lost.
         dry_run_steps: number of steps of a dry run, which prints and saves nothing; 0 for a real run.
     """
 
@@ -98,12 +98,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of one machine's ranks among the ranks of several machines.
+    """The position of one machine's ranks among the ranks of several machines.
 
     Attributes:
         first: number of the first rank on this machine.
         size: number of ranks on all machines.
-        address, port: address of the store where the ranks meet.
+        address, port: address and port of the store where the ranks meet.
     """
 
     first: int
@@ -116,8 +116,8 @@ class Place:
 def job_folder(run: Path | None, first: int = 0) -> Iterator[Path]:
     """Create a private folder (mode 0700) for a job and its notes, and remove it at the end.
 
-    It lies in the locked run directory ``run``, or in the temporary folder if ``run`` is None. ``first``, the
-    number of the first rank here, tells apart machines that share a run directory.
+    The folder is in the locked run directory ``run``, or in the system's temporary folder if ``run`` is None.
+    ``first``, the number of this machine's first rank, distinguishes machines that share a run directory.
     """
     if run is None:
         with tempfile.TemporaryDirectory(prefix="rankless-") as scratch:
@@ -133,7 +133,7 @@ def job_folder(run: Path | None, first: int = 0) -> Iterator[Path]:
 
 
 def write_job(job: Job, folder: Path) -> Path:
-    """Write a job into ``folder`` and return its path."""
+    """Write a job into ``folder`` and return the file's path."""
     path = folder / "job.json"
     path.write_text(json.dumps(asdict(job)), encoding="utf-8")
     return path
@@ -145,18 +145,18 @@ def log_of(logs: Path, rank: int) -> Path:
 
 
 def read_job(path: Path) -> Job:
-    """Read the job at ``path``."""
+    """Read a job that :func:`write_job` wrote."""
     return Job(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def reserve_note(path: Path, rank: int) -> None:
-    """Reserve disk space for :func:`leave_note`, in case the disk is full by then."""
-    with suppress(OSError):  # leave_note then tries without it
+    """Reserve disk space for :func:`leave_note`, because the disk may be full by then."""
+    with suppress(OSError):  # leave_note then tries without the reserved space
         path.with_name(f".note-{rank}").write_bytes(b" " * _NOTE)
 
 
 def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
-    """Leave a note of how a rank ended beside the job at ``path``, in the reserved space if there is any."""
+    """Write a note about how a rank ended into the folder of the job at ``path``."""
     beside = path.with_name(f".note-{rank}")
     with beside.open("r+b" if beside.exists() else "wb") as file:
         file.write(json.dumps(note).encode())
@@ -165,13 +165,13 @@ def leave_note(path: Path, rank: int, note: dict[str, Any]) -> None:
 
 
 def read_notes(path: Path) -> list[dict[str, Any]]:
-    """Read the notes that ranks have left beside the job at ``path``, rank 0's first."""
+    """Read the notes in the folder of the job at ``path``, starting with rank 0."""
     notes = sorted(path.parent.glob("note-*.json"))
     return [json.loads(note.read_text(encoding="utf-8")) for note in notes]
 
 
 def error_in(notes: Sequence[dict[str, Any]]) -> UserError | None:
-    """Return the error that the ranks' notes report, or None if there is none."""
+    """Return the error that the notes of the ranks report, or None if there is none."""
     failed = [note for note in notes if note.get("problems")]
     for note in failed:
         if note.get("once"):
@@ -191,7 +191,7 @@ class Pulse(NamedTuple):
     """The progress of a rank.
 
     Attributes:
-        begun: a number that grows whenever the rank begins new work.
+        begun: number that increases whenever the rank starts new work.
         allowed: seconds that the current work may take; None while the rank waits for others.
         doing: description of the current work.
     """
@@ -202,7 +202,7 @@ class Pulse(NamedTuple):
 
 
 def leave_pulse(path: Path, rank: int, begun: int, allowed: float | None, doing: str) -> None:
-    """Write the pulse of a rank; remove the old one if that fails."""
+    """Write the pulse of a rank; if that fails, remove the old pulse."""
     pulse = path.with_name(f"pulse-{rank}")
     try:
         pulse.write_text(json.dumps([os.getpid(), begun, allowed, doing]), encoding="utf-8")
@@ -212,16 +212,16 @@ def leave_pulse(path: Path, rank: int, begun: int, allowed: float | None, doing:
 
 
 def read_pulse(path: Path, rank: int, process: int) -> Pulse | None:
-    """Return the pulse of a rank, or None if it is missing, incomplete, or from another ``process``."""
+    """Return the pulse of a rank, or None if it is missing, incomplete, or not from ``process``."""
     try:
-        pid, *told = json.loads(path.with_name(f"pulse-{rank}").read_text(encoding="utf-8"))
+        pid, *fields = json.loads(path.with_name(f"pulse-{rank}").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return Pulse(*told) if pid == process else None
+    return Pulse(*fields) if pid == process else None
 
 
 def take_cause(path: Path, rank: int) -> str | None:
-    """Return and remove the cause that a dead rank left with :func:`leave_cause`, or None if it left none."""
+    """Remove and return the cause that a rank recorded with :func:`leave_cause`, if there is one."""
     cause = path.with_name(f"cause-{rank}")
     try:
         text = cause.read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from rankless.arguments import Text, several
 from rankless.data.path_checks import refuse_gone
 from rankless.errors import INTERRUPTED, UserError, counted, remedy
 from rankless.files.numbered import given_or_numbered
+from rankless.hardware.compute_device import compute_device
 from rankless.hardware.instruction_set import refuse_unable
 from rankless.launch import environments, fork_server
 from rankless.launch.devices import LeftOut, visible
@@ -25,10 +26,9 @@ from rankless.launch.inline import refuse as refuse_inline
 from rankless.launch.inline import train as train_inline
 from rankless.launch.job import DRY_RUN_IMAGES, Job, check_parallel, job_folder, write_job
 from rankless.launch.opening import (
-    cards,
     checked,
-    device,
     devices_here,
+    gpu_count,
     is_finished,
     opened,
     record_death,
@@ -70,31 +70,31 @@ def train(
 
     Args:
         recipe: the recipe; ``precision: auto`` is resolved here.
-        run: the run directory; None creates a new one, ``runs/TASK``, or ``runs/TASK-2``, ``-3`` … if that
-            exists. (The ``rankless`` command knows the recipe's name and creates ``runs/RECIPE``.)
-        task: a custom task in place of ``recipe.task``: its class, defined in a module or a script, or its
-            name, ``package.module:Class`` or ``file.py:Class``.
-        devices: number of ranks, or a list of GPU numbers as PyTorch counts them. None uses every GPU or,
+        run: the run directory; None creates ``runs/TASK``, or ``runs/TASK-2``, ``-3`` … if that exists. (The
+            ``rankless`` command knows the recipe's name and creates ``runs/RECIPE``.)
+        task: a custom task in place of ``recipe.task``, given as a class in a module or script, or as a name
+            (``package.module:Class`` or ``file.py:Class``).
+        devices: the number of ranks, or a list of GPU numbers as PyTorch counts them. None uses every GPU or,
             without GPUs, one rank per ``threads`` cores, but at most one rank per micro-batch.
-        resume: continue the run in ``run``.
+        resume: whether to continue the run in ``run``.
         sinks: ``csv``, ``tensorboard``, ``mlflow``, ``wandb``, or custom observers (:class:`rankless.Sink`),
-            each a class or a name as for ``task``. They run in the process of rank 0. A sink that raises an
-            error is reported and dropped, and the training continues.
-        dry_run_steps: number of steps after which to stop, without printing (``rankless verify``); 0 for a
+            each given as a class or a name as for ``task``. They run in the process of rank 0. A sink that
+            raises an error is reported and disabled, and the training continues.
+        dry_run_steps: the number of steps after which to stop without printing (``rankless verify``); 0 for a
             real run.
-        dry_run_images: number of images that an evaluation of a dry run predicts; 0 evaluates nothing.
-        traces: a folder for the traces that the ranks of a dry run write; None writes none.
-        inline: train in the current process, on one device: for breakpoints, profilers and notebooks. The
-            first Ctrl-C saves and ends the training, a second one interrupts it.
-        parallel: kind of the ranks: ``processes``, or ``threads`` of the current process, which exchange in
-            memory. The weights are the same.
+        dry_run_images: the number of images that an evaluation of a dry run uses; 0 evaluates nothing.
+        traces: the folder for the traces of a dry run; None writes no traces.
+        inline: whether to train on one device in the current process, for breakpoints, profilers and
+            notebooks. The first Ctrl-C saves and ends the training; a second one interrupts it.
+        parallel: the kind of ranks: ``processes``, or ``threads`` of the current process, which exchange data
+            in memory. The weights are the same.
 
     Returns:
         The exit code: 0 if finished, 85 if stopped by a signal and saved, 130 after Ctrl-C, 1 if the ranks
         could not continue.
 
     Raises:
-        UserError: an error that the user can fix; a TaskError if the task's own code failed.
+        UserError: an error that the user can fix, or a TaskError if the task's own code failed.
     """
     environments.refuse("rankless.train", "start the ranks with: torchrun … -m rankless train")
     recipe, names = checked(recipe, task, sinks)
@@ -136,19 +136,19 @@ def evaluate(
     devices: int | Sequence[int] | None = None,
     split: str | None = None,
 ) -> dict[str, Any]:
-    """Score weights on the evaluation data of their recipe.
+    """Evaluate weights on the evaluation data of their recipe.
 
     Args:
         target: a run directory or a weights file.
         overrides: changes to the recipe, such as ``data.root=…`` or ``evaluate.iou=0.5``.
-        task: a custom task, as for :func:`train`. A custom task that only the weights' recipe names is not
-            run, because a file must not decide what code runs.
+        task: a custom task, as for :func:`train`. It must be given here even if the weights name it, because
+            a file must not decide which code runs.
         devices: as for :func:`train`.
-        split: the split to score; None uses the recipe's ``data.val``.
+        split: the split to evaluate; None uses the recipe's ``data.val``.
 
     Returns:
         The scores; ``weights``, the path of the weights file; ``images``, the number of evaluation images;
-        and, for a built-in task, ``data`` and ``split``, the data's path and the split's name.
+        and, for a built-in task, ``data`` and ``split``, the path of the data and the name of the split.
 
     Raises:
         UserError: an error that the user can fix, such as weights of a custom task without ``task``.
@@ -167,12 +167,12 @@ def evaluate(
         refuse_unable(recipe.cpu_isa)
         if recipe.data.val == "none":
             raise UserError(
-                f"{path}: it was trained with data.val=none; give the split to score: --split NAME"
+                f"{path}: was trained with data.val=none; give the split to evaluate with --split NAME"
             )
         if recipe.task in BUILT_IN:
             refuse_gone(recipe.data.root, loaded.recipe.data.root, path)
         recipe, ranks = with_precision(recipe), ranks_for(wanted, None)
-        with _split_is_an_option(split):
+        with _split_errors(split):
             note = (end := _run(Job("evaluate", to_json(recipe), folder, weights=str(path)), ranks)).note
     if "scores" not in note:
         if end.signal == signal.SIGINT:
@@ -187,7 +187,7 @@ def evaluate(
 
 
 def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list[float]:
-    """Train some steps without keeping the run, and return the seconds of each step after warm-up."""
+    """Train ``steps`` steps without keeping the run; return the seconds of each step after the warm-up."""
     with tempfile.TemporaryDirectory(prefix="rankless-steps-") as folder:
         run = RunDirectory(Path(folder) / "run")
         code = train(recipe, run.path, devices=devices, dry_run_steps=steps)
@@ -201,8 +201,8 @@ def step_seconds(recipe: Recipe, devices: int, steps: int, warm_up: int) -> list
 
 
 @contextmanager
-def _split_is_an_option(split: str | None) -> Iterator[None]:
-    """Within the block, make errors about a missing split name the option instead of the recipe."""
+def _split_errors(split: str | None) -> Iterator[None]:
+    """Make errors about a missing split refer to the option ``split`` instead of the recipe."""
     try:
         yield
     except UserError as error:
@@ -216,10 +216,10 @@ def _split_is_an_option(split: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]:
-    """Write the job to ``traces`` or a private folder and yield its path.
+def job_file(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]:
+    """Write a job into ``traces`` or a private folder, and yield the file's path.
 
-    ``first`` is the number of the first rank here.
+    ``first`` is the number of this machine's first rank.
     """
     with ExitStack() as stack:
         try:
@@ -231,7 +231,7 @@ def job_written(job: Job, traces: Path | None, first: int = 0) -> Iterator[Path]
 
 
 class _ThisMachine:
-    """The hosts of a job that runs only on this machine."""
+    """The implementation of :class:`Hosts` for this machine alone."""
 
     def __init__(self, job: Job, path: Path, ranks: int, requests: Requests) -> None:
         self.job, self.path, self.ranks, self.requests = job, path, ranks, requests
@@ -266,26 +266,25 @@ class _ThisMachine:
 
 
 def run_ranks(job: Job, path: Path, ranks: int) -> RoundEnd:
-    """Run a job's ranks on this machine until they are done, and return how the last round ended."""
+    """Run the ranks of a job on this machine until they are done; return the outcome of the last round."""
     with Requests() as requests:
         return supervise(_ThisMachine(job, path, ranks, requests)) or RoundEnd()
 
 
 def _run(job: Job, ranks: int, traces: Path | None = None) -> RoundEnd:
-    """Run the ranks until they are done; raise the error that they report, if any."""
-    with job_written(job, traces) as path:
+    with job_file(job, traces) as path:
         end = run_ranks(job, path, ranks)
     if sys.stdout.isatty() and not is_notebook():
-        print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
+        print("\x1b[?25h", end="", flush=True)  # a killed rank may have left the cursor hidden
     if end.error:
         raise end.error
     return end
 
 
 def server_for(job: Job) -> ForkServer | None:
-    """Return the fork server if it can fork the job's ranks (on the CPU, with ``cpu_isa: native``)."""
+    """Return the fork server if it can fork the job's ranks (on a CPU with ``cpu_isa: native``)."""
     native = from_json(job.recipe).cpu_isa == "native"
-    return fork_server.running() if native and device().type == "cpu" else None
+    return fork_server.running() if native and compute_device().type == "cpu" else None
 
 
 def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
@@ -293,7 +292,7 @@ def ranks_for(devices: int | None, recipe: Recipe | None) -> int:
     if devices is None:
         devices = devices_here(recipe.threads if recipe else 1)
         if recipe and devices > (most := recipe.batch.micro_batches):
-            kind = "GPUs here" if cards() else "processes possible here"
+            kind = "GPUs here" if gpu_count() else "processes possible here"
             say(too_few(most, devices, kind), file=sys.stderr)
             return most
         return devices

@@ -1,6 +1,6 @@
 """Train as one rank of a cluster's launcher, such as torchrun, srun, mpirun or Ray.
 
-This module sets up the process before PyTorch is imported; ``member_run`` does the training.
+This module sets up the process before PyTorch is imported; ``member_run`` trains.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rankless.launch.job import Wanted
 from rankless.launch.rank_log import RankOutput
 
 
-def train(environment: Environment, ask: Callable[[], Wanted]) -> int:
+def train(environment: Environment, read_options: Callable[[], Wanted]) -> int:
     """Train as one of the ranks that a launcher has started; on rank 0, print the outcome.
 
-    ``ask`` reads the options and fixes the instruction set before PyTorch is imported.
+    ``read_options`` reads the options and fixes the instruction set before PyTorch is imported.
 
     Returns:
-        The exit code: 0 if finished, 85 if a rank was stopped by a signal and all have saved, 130 after
-        Ctrl-C, 75 if another rank was lost, 1 if the ranks could not continue, 2 after an error, which
-        rank 0 raises.
+        The exit code: 0 if finished, 85 if a signal stopped a rank and the run was saved, 130 after Ctrl-C,
+        75 if another rank was lost, 1 if the ranks could not continue, and 2 after an error, which rank 0
+        raises.
     """
     environment.export()
     # Silence PyTorch's warnings about connections from addresses without a name.
@@ -37,11 +37,11 @@ def train(environment: Environment, ask: Callable[[], Wanted]) -> int:
     output = RankOutput(environment.rank)
     try:
         try:
-            asked: Wanted | UserError = ask()
+            wanted: Wanted | UserError = read_options()
         except UserError as error:  # raised once the ranks have met
-            asked = error
+            wanted = error
         from rankless.launch.member_run import MemberRun  # imports PyTorch
 
-        return MemberRun(environment, asked, output).train()
+        return MemberRun(environment, wanted, output).train()
     finally:
         output.to_terminal()

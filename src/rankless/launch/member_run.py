@@ -1,8 +1,8 @@
 """One rank of a training run that a cluster's launcher has started.
 
-Each rank reads the recipe and the data by itself. Then the ranks meet, compare both, and raise any rank's
-error together. Only rank 0 opens the run directory and prints. If the launcher restarts the ranks, or the
-cluster requeues the job, they resume in the same directory from its newest checkpoint.
+Each rank reads the recipe and the data by itself. Then the ranks meet, compare both, and all raise the error
+of any rank. Only rank 0 opens the run directory and prints. If the launcher restarts the ranks or the cluster
+requeues the job, they resume in the same directory from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rankless.files import writing
 from rankless.files.numbered import numbered_folder, removed_on_error
 from rankless.hardware.shortages import shortage
 from rankless.launch import environments, rank_job
-from rankless.launch.agreement import on_first, refuse_other_recipes, together
+from rankless.launch.agreement import on_all, on_first, refuse_other_recipes
 from rankless.launch.environments import Environment
 from rankless.launch.job import Job, Wanted, error_in
 from rankless.launch.opening import checked, is_finished, opened, record_error, report, training_job
 from rankless.launch.rank_log import RankOutput
 from rankless.launch.resume import was_started_by
-from rankless.launch.run_lock import locked, refuse_nothing
+from rankless.launch.run_lock import locked, refuse_no_run
 from rankless.models.published import prefetch
 from rankless.printing import say
 from rankless.recipe.load import from_json, to_json
@@ -46,22 +46,22 @@ _PATIENCE = 5.0  # seconds to wait for the notes of the other ranks
 
 
 class MemberRun:
-    """The work of a rank from start to end, given the user's options or the error in them.
+    """The training of a rank from start to end, given the user's options or the error in them.
 
     Attributes:
-        job: the job of all ranks, once they agree.
+        job: job of all ranks, once they agree on it.
     """
 
-    def __init__(self, environment: Environment, asked: Wanted | UserError, output: RankOutput) -> None:
+    def __init__(self, environment: Environment, wanted: Wanted | UserError, output: RankOutput) -> None:
         self.environment, self.output = environment, output
-        self.asked = asked if isinstance(asked, Wanted) else Wanted(None, "run")
-        self.error = None if isinstance(asked, Wanted) else asked
+        self.wanted = wanted if isinstance(wanted, Wanted) else Wanted(None, "run")
+        self.error = None if isinstance(wanted, Wanted) else wanted
         self.met = False  # whether the ranks have met, so that rank 0 can report an error for all
         self.sinks: list[str] = []
         self.job = Job("train", "", "")
 
     def train(self) -> int:
-        """Train and return the exit code; raise errors on rank 0, or if the ranks have not met."""
+        """Train and return the exit code; raise errors only on rank 0 or if the ranks have not met."""
         try:
             # Loader processes are forked here, before the process group starts its first thread.
             recipe = None if self.error else self._prepared()
@@ -76,26 +76,25 @@ class MemberRun:
 
     def _prepared(self) -> Recipe | None:
         """Check the user's options; the first rank of each machine also reads the data."""
-        size, devices = self.environment.world_size, self.asked.devices
+        size, devices = self.environment.world_size, self.wanted.devices
         if devices not in (None, size):
             raise UserError(
                 f"--devices is {devices}, but the launcher has started {size} ranks "
-                f"({self.environment.name}); expected one device per rank: leave --devices out, or start "
+                f"({self.environment.name}); expected one device per rank; remove --devices, or start "
                 f"{devices} ranks"
             )
-        return self._checked(self.asked.recipe, first=True) if self.asked.recipe else None
+        return self._checked(self.wanted.recipe, first=True) if self.wanted.recipe else None
 
     def _checked(self, recipe: Recipe, *, first: bool) -> Recipe:
         """Check and resolve a recipe; with ``first``, only the first rank of a machine resolves it."""
-        recipe, self.sinks = checked(recipe, None, self.asked.sinks)
+        recipe, self.sinks = checked(recipe, None, self.wanted.sinks)
         if first:
             rank_job.fork_loaders_early(recipe)
-            if not self.asked.resume:
-                prefetch(recipe.model)  # one rank of each machine downloads, the others wait
+            if not self.wanted.resume:
+                prefetch(recipe.model)  # one rank of each machine downloads while the others wait
         return recipe if first and self.environment.local_rank else resolve_recipe(recipe)
 
     def _join_and_train(self, recipe: Recipe | None) -> int:
-        """Join the other ranks, train, and return the exit code."""
         notes: Notes | None = None
         with ExitStack() as held:  # the lock of the run directory is released last
             try:
@@ -109,19 +108,19 @@ class MemberRun:
                     finished, number = self._train(world, agreed, stop)
             except Exception as found:
                 if notes is None and is_lost_peer(found):
-                    raise self._unmet(found) from found
+                    raise self._meeting_error(found) from found
                 if notes is None:
                     raise
-                return self._ended(found, notes)
+                return self._handle(found, notes)
             self.output.to_terminal()
             if self.environment.rank:
                 return 0 if finished else INTERRUPTED if number == signal.SIGINT else STOPPED
             return report(finished, number, RunDirectory(Path(self.job.run)))
 
     def _agree(self, world: World, recipe: Recipe | None, held: ExitStack) -> Recipe | None:
-        """Compare the ranks' options and have rank 0 open the run.
+        """Compare the options of the ranks, and let rank 0 open the run.
 
-        Return the recipe, the same on every rank; None if the run is already finished.
+        Return the recipe on which the ranks agree, or None if the run is already finished.
         """
 
         def own() -> Recipe | None:
@@ -129,19 +128,19 @@ class MemberRun:
                 raise self.error
             return recipe
 
-        found = together(world, own)
+        found = on_all(world, own)
         has_recipe = world.all_gather(found is not None)
         if not any(has_recipe):  # no machine has the run that would give the recipe
-            on_first(world, lambda: refuse_nothing(RunDirectory(self.asked.run or Path())))
+            on_first(world, lambda: refuse_no_run(RunDirectory(self.wanted.run or Path())))
         text = world.broadcast(to_json(found) if found else None, has_recipe.index(True))
         if found is None or self.environment.local_rank:
             other = found or from_json(text)
-            mine = together(world, lambda: self._checked(other, first=False))
+            mine = on_all(world, lambda: self._checked(other, first=False))
         else:
-            mine = together(world, lambda: found)
+            mine = on_all(world, lambda: found)
         refuse_other_recipes(world, mine)
         world.own_micro_batches(mine.batch.micro_batches)
-        job = open_run(world, self.environment, replace(self.asked, sinks=self.sinks), mine, held)
+        job = open_run(world, self.environment, replace(self.wanted, sinks=self.sinks), mine, held)
         sent = world.broadcast(_sent(job) if job else None)
         if sent is None:
             return None
@@ -151,14 +150,13 @@ class MemberRun:
         return replace(agreed, data=replace(agreed.data, root=mine.data.root))
 
     def _train(self, world: World, recipe: Recipe, stop: StopRequest) -> tuple[bool, int]:
-        """Train and return whether all steps are done, and the signal that ended the training (or 0)."""
         with computes_like(recipe):
             finished = rank_job.train(self.job, recipe, world, stop)
         numbers = world.gather(int(stop.signal))
-        return finished, 0 if finished else world.broadcast(_foremost(numbers or []))
+        return finished, 0 if finished else world.broadcast(_main_signal(numbers or []))
 
-    def _ended(self, error: Exception, notes: Notes) -> int:
-        """Tell the other ranks how this rank ended, read their notes, and return the exit code."""
+    def _handle(self, error: Exception, notes: Notes) -> int:
+        """Tell the other ranks about the error, read their notes, and return the exit code."""
         rank, size = self.environment.rank, self.environment.world_size
         note, others = self._note(error), list[Note]()
         if rank and "lost" in note:  # the lost rank may have reported the reason
@@ -177,7 +175,6 @@ class MemberRun:
         return codes[0] if codes else LOST_PEER
 
     def _note(self, error: Exception) -> Note:
-        """Return the note that tells the other ranks how this rank ended."""
         rank = self.environment.rank
         if isinstance(error, UserError):
             known: UserError | None = error
@@ -197,7 +194,6 @@ class MemberRun:
         return {"rank": rank, **rank_job.note_of(known, self.job)}
 
     def _report(self, notes: Sequence[Note]) -> None:
-        """Print the reason why the ranks could not continue."""
         self.output.to_terminal()
         silent = sorted(set(range(self.environment.world_size)) - {note["rank"] for note in notes})
         for note in notes:
@@ -206,19 +202,18 @@ class MemberRun:
         if silent:
             say(
                 f"error: rank {', '.join(map(str, silent))}: lost without a message; its process was "
-                "probably killed, or its machine or network is down: see the output of the launcher",
+                "probably killed, or its machine or network is down; see the output of the launcher",
                 file=sys.stderr,
             )
         report(False, None, RunDirectory(Path(self.job.run)))
 
-    def _unmet(self, error: Exception) -> UserError:
-        """Return the error for a rank that could not meet the others."""
+    def _meeting_error(self, error: Exception) -> UserError:
         environment = self.environment
         where = f"{environment.address}:{environment.port}"
         return UserError(
             f"rank {environment.rank} of {environment.world_size}: did not meet the others at {where} "
-            f"({str(error).splitlines()[0]}); expected all of them to be started and to reach that address: "
-            "see the other ranks' output, or set MASTER_ADDR and MASTER_PORT to an address that all reach"
+            f"({str(error).splitlines()[0]}); expected all ranks to start and reach that address; see "
+            "the output of the other ranks, or set MASTER_ADDR and MASTER_PORT to an address that all reach"
         )
 
 
@@ -228,30 +223,29 @@ def _sent(job: Job) -> dict[str, Any]:
     return vars(replace(job, run=run, logs=logs))
 
 
-def _foremost(numbers: Sequence[int]) -> int:
-    """Choose the signal to report among the signals that reached the ranks; return 0 if none did."""
+def _main_signal(numbers: Sequence[int]) -> int:
     if signal.SIGINT in numbers:
         return int(signal.SIGINT)
     return next(filter(None, numbers), int(signal.SIGTERM))
 
 
 def open_run(
-    world: World, environment: Environment, asked: Wanted, recipe: Recipe, held: ExitStack
+    world: World, environment: Environment, wanted: Wanted, recipe: Recipe, held: ExitStack
 ) -> Job | None:
-    """Have rank 0 open the run directory until ``held`` is closed; all ranks call this.
+    """Open the run directory on rank 0 until ``held`` is closed; all ranks must call this function.
 
-    The run is resumed if the user asks for it, or if an earlier start of the same job saved on any machine.
-    Return the job on rank 0, unless nothing is left to do, and None on the others.
+    The run is resumed if the user requests it, or if an earlier start of the same job saved on any machine.
+    Return the job on rank 0, or None if nothing is left to do; return None on the other ranks.
     """
     if world.is_first:  # also removes new parents of the run directory
-        held.enter_context(removed_on_error(asked.run or Path("runs", asked.name)))
-    found = on_first(world, lambda: _job_and_path(world, asked))
+        held.enter_context(removed_on_error(wanted.run or Path("runs", wanted.name)))
+    found = on_first(world, lambda: _job_and_path(world, wanted))
     name, path = world.broadcast((found[0], str(found[1].absolute())) if found else None)
     run = RunDirectory(found[1] if found else Path(path))
     with removed_on_error(run.path) if found else nullcontext():
         mine = (was_started_by(run, name), bool(run.steps()), platform.node())
         every = world.all_gather(mine if environment.local_rank == 0 else (False, False, ""))
-        resume = asked.resume or any(same for same, _, _ in every)
+        resume = wanted.resume or any(same for same, _, _ in every)
         others = [host for _, is_there, host in every[1:] if is_there and not every[0][1]]
         if others and not resume:
             raise UserError(
@@ -267,17 +261,16 @@ def open_run(
             if here and is_finished(run, resolved):
                 return None
             launched = {"launcher": environment.name, "job": name, "restart": environment.restart}
-            return training_job(resolved, run, asked.sinks, launched=launched)
+            return training_job(resolved, run, wanted.sinks, launched=launched)
 
         job = on_first(world, lead)
         has_work = world.broadcast(job is not None)
         is_other = has_work and environment.local_rank == 0 and not world.is_first
-        together(world, lambda: _lock_copy(run, token, held) if is_other else None)
+        on_all(world, lambda: _lock_copy(run, token, held) if is_other else None)
         return job
 
 
 def _lock_copy(run: RunDirectory, token: str, held: ExitStack) -> None:
-    """Lock this machine's run directory if it is writable; rank 0 may share the directory."""
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         with writing.token(run.path):
@@ -287,30 +280,30 @@ def _lock_copy(run: RunDirectory, token: str, held: ExitStack) -> None:
     held.enter_context(locked(run, run.recipe.exists() or bool(run.steps()), token))
 
 
-def _is_mine(path: Path) -> bool:
-    """Check whether this user owns a folder or its nearest existing parent.
+def _is_own(path: Path) -> bool:
+    """Check whether this user owns ``path`` or its nearest existing parent.
 
-    This matters because every user can write to a launcher's store.
+    The path comes from the launcher's store, to which every user can write.
     """
     there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     return there.stat().st_uid == os.geteuid()
 
 
-def _job_and_path(world: World, asked: Wanted) -> tuple[str, Path]:
-    """Return the job's name ("" if restarts cannot be recognized) and its run directory."""
+def _job_and_path(world: World, wanted: Wanted) -> tuple[str, Path]:
+    """Return the name of the job ("" if restarts cannot be recognized) and its run directory."""
     cluster = environments.job()
     name = cluster or world.recall("job")
     if not name and world.launcher_store is not None:
         name = uuid.uuid4().hex
         world.remember("job", name)
     before = Path(world.recall("run"))
-    if asked.run is not None:
-        path = asked.run
-    elif before != Path() and _is_mine(before):
+    if wanted.run is not None:
+        path = wanted.run
+    elif before != Path() and _is_own(before):
         path = before
     elif cluster:
-        path = Path("runs") / f"{asked.name}-{cluster}"
+        path = Path("runs") / f"{wanted.name}-{cluster}"
     else:
-        path = numbered_folder(Path("runs", asked.name), "--run")
+        path = numbered_folder(Path("runs", wanted.name), "--run")
     world.remember("run", str(path.absolute()))
     return name, path

@@ -1,4 +1,4 @@
-"""Steps that every start of a training run shares: checks, run directory, reports, journal entries."""
+"""Steps shared by all launchers: checks, the run directory, reports and journal entries."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from rankless.tasks.custom import BUILT_IN, absolute, name_of, refuse_while_open
 def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]) -> tuple[Recipe, list[str]]:
     """Check the task, the sinks and the instruction set.
 
-    Return the recipe with the task's full name, and the names of the sinks.
+    Return the recipe with the full name of the task, and the names of the sinks.
     """
     refuse_while_opening()
     if not isinstance(recipe, Recipe):
         raise UserError(
-            f"recipe is {recipe!r:.80}; expected a Recipe, such as rankless.load_recipe('digits') returns"
+            f"recipe is {recipe!r:.80}; expected a Recipe, as returned by rankless.load_recipe('digits')"
         )
     refuse_unable(recipe.cpu_isa)
     names = [absolute(name_of(sink, "sink")) for sink in sinks]
@@ -53,10 +53,9 @@ def checked(recipe: Recipe, task: type | str | None, sinks: Sequence[type | str]
 
 @contextmanager
 def opened(run: RunDirectory, recipe: Recipe, *, resume: bool, token: str = "") -> Iterator[Recipe]:
-    """Lock a run directory and yield the recipe with its precision resolved.
+    """Lock a run directory and yield the recipe with its precision resolved; ``token`` as for :func:`locked`.
 
-    Raise a UserError if another process trains there, or the directory has other files or another recipe.
-    ``token`` is as for :func:`locked`.
+    Raise a UserError if another process trains there or the directory contains other files or another recipe.
     """
     with locked(run, resume, token):
         recipe = with_precision(check_resume(run, recipe) if resume else recipe)
@@ -66,7 +65,7 @@ def opened(run: RunDirectory, recipe: Recipe, *, resume: bool, token: str = "") 
 
 
 def begin(run: RunDirectory, recipe: Recipe) -> None:
-    """Write the recipe of a new run, and an empty list of its starts."""
+    """Write the recipe of a new run and an empty list of starts."""
     try:
         write_atomically(run.recipe, dump(recipe))
         write_atomically(run.environment, "[]\n")  # rank 0 adds its hardware and versions
@@ -84,7 +83,7 @@ def training_job(
     traced: bool = False,
     launched: Mapping[str, Any] | None = None,
 ) -> Job:
-    """Return the job that trains ``recipe``; ``launched`` is added to the record of this start."""
+    """Return a training job; ``launched`` is added to the record of this start."""
     return Job(
         "train",
         to_json(recipe),
@@ -106,9 +105,9 @@ def this_start() -> dict[str, Any]:
 
 
 def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool = False) -> int:
-    """Print how a run ended and return the exit code; ``number`` is the signal that ended the run, if any.
+    """Print how a run ended, and return the exit code; ``number`` is the signal that stopped it, if any.
 
-    With ``quiet``, print nothing about a finished or stopped run.
+    If ``quiet``, print only errors.
     """
     again = run.again
     if finished:
@@ -124,9 +123,9 @@ def report(finished: bool, number: int | None, run: RunDirectory, *, quiet: bool
 
 
 def report_stopped(by: signal.Signals, step: int | None, again: str, *, known: bool = True) -> int:
-    """Print which signal stopped a run, which step is saved (if known), and how to continue.
+    """Print which signal stopped a run, which step is saved, and how to continue; return the exit code.
 
-    Return the exit code.
+    ``known`` is False if the saved step cannot be determined.
     """
     saved = f"saved after step {step}" if step else "nothing was saved yet"
     saved = saved if known else "what was saved is on the hosts that were lost"
@@ -143,8 +142,8 @@ def report_nothing_left(run: Path, step: int, epochs: int, again: str) -> None:
 
 
 @contextmanager
-def _output_is_optional(run: RunDirectory) -> Iterator[None]:
-    """Within the block, only warn if the standard output cannot be written: the run is saved."""
+def _optional_output(run: RunDirectory) -> Iterator[None]:
+    """Warn instead of raising an error if the standard output cannot be written, because the run is saved."""
     try:
         yield
         sys.stdout.flush()
@@ -153,7 +152,7 @@ def _output_is_optional(run: RunDirectory) -> Iterator[None]:
     except OSError as error:
         discard_output(sys.stdout)
         say(
-            f"warning: the run is finished and saved in {run.path}; the output could not be written "
+            f"warning: the run is finished and saved in {run.path}, but the output could not be written "
             f"({error.strerror or error})",
             file=sys.stderr,
         )
@@ -164,9 +163,9 @@ def report_finished(run: RunDirectory) -> None:
     scores = [entry for entry in journal.read(run.journal) if "evaluation" in entry]
     best, task = run.pointed("best"), load(run.recipe).task
     following = f"rankless predict {shell_word(run.path)} IMAGES"
-    if task not in BUILT_IN:  # predict does not know custom tasks
+    if task not in BUILT_IN:  # predict does not support custom tasks
         following = f"rankless evaluate {shell_word(run.path)} --task {shlex.quote(task)}"
-    with _output_is_optional(run):
+    with _optional_output(run):
         for entry in scores:
             if best is not None and entry["evaluation"] == best:
                 print_best(best, entry["scores"])
@@ -185,35 +184,30 @@ def is_finished(run: RunDirectory, recipe: Recipe) -> bool:
     return bool(step)
 
 
-def cards() -> int:
+def gpu_count() -> int:
     """Return the number of GPUs that the ranks may use."""
-    return torch.cuda.device_count() if device().type == "cuda" else 0
+    return torch.cuda.device_count() if compute_device().type == "cuda" else 0
 
 
 def devices_here(threads: int) -> int:
-    """Return the number of ranks for this machine: one per GPU, or one per ``threads`` cores."""
-    return cards() or max(usable_cores() // threads, 1)
+    """Return the default number of ranks, which is one per GPU or one per ``threads`` cores."""
+    return gpu_count() or max(usable_cores() // threads, 1)
 
 
 def with_precision(recipe: Recipe) -> Recipe:
     """Return the recipe with ``precision: auto`` resolved for this machine."""
-    return replace(recipe, precision=resolve(recipe.precision, device(), recipe.cpu_isa))
-
-
-def device() -> torch.device:
-    """Return the device on which the ranks compute."""
-    return compute_device()
+    return replace(recipe, precision=resolve(recipe.precision, compute_device(), recipe.cpu_isa))
 
 
 def record_death(run: RunDirectory, death: Death) -> None:
-    """Add a death to the journal of a run whose ranks have all ended."""
+    """Add the death of a rank to the journal of a run whose ranks have all ended."""
     how = {"signal": signal.Signals(-death.code).name} if death.code < 0 else {"code": death.code}
     who = {} if death.rank is None else {"rank": death.rank}
     _append(run, {"event": "death", "at": _step(run), **who, **how, "text": death.text})
 
 
 def record_error(run: RunDirectory, errors: Sequence[str]) -> None:
-    """Add the error that ended a run to its journal and report, if the run had begun."""
+    """Add the error that ended a run to its journal and report if the run had started."""
     if run.journal.exists():
         _append(run, {"event": "error", "at": _step(run), "text": "\n".join(errors)})
         if run.report.exists():  # rank 0 wrote the report without the error

@@ -1,4 +1,4 @@
-"""Let a user's own training loop join the ranks of a launcher."""
+"""Join the ranks of a launcher from a user's own training loop."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def join(threads: int = 1) -> Iterator[World]:
     bits.
 
     Args:
-        threads: number of CPU threads per rank; use the same number whatever the number of ranks.
+        threads: the number of CPU threads per rank, which should not depend on the number of ranks.
 
     Yields:
-        This rank: ``rank``, ``size``, ``device``, and ``is_first``; only the first rank should print and
-        save.
+        This rank, with the attributes ``rank``, ``size``, ``device`` and ``is_first``. Only the first rank
+        should print and save.
 
     Raises:
         UserError: the launcher's variables are invalid, or the ranks did not meet.

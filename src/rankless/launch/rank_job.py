@@ -1,6 +1,6 @@
-"""The work of one rank under Rankless's launcher (``worker``) or a cluster's launcher (``member``).
+"""The work of one rank of Rankless's launcher (``worker``) or a cluster's launcher (``member``).
 
-This module imports PyTorch, so set the instruction set before importing it.
+This module imports PyTorch, so the instruction set must be fixed before it is imported.
 """
 
 from __future__ import annotations
@@ -44,28 +44,31 @@ from rankless.world.process_group import TIMEOUT, LostPeerError, World, is_lost_
 
 
 def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> int:
-    """Do a job as a rank of Rankless's launcher, leave a note of how it ended, and return the exit code.
+    """Run a job as a rank of Rankless's launcher, leave a note about how it ended, and return the exit code.
 
     Args:
-        path: the job's file, beside which notes are left.
+        job: the job to run.
+        path: the file of the job; notes are written to the same folder.
+        rank: the number of this rank.
         meeting: the file at which the ranks of one machine meet; None uses the address in the environment.
-        screen: a descriptor of the launcher's standard error, where rank 0 shows an evaluation's progress.
+        screen: a descriptor of the launcher's standard error, where rank 0 shows the progress of an
+            evaluation.
     """
     try:
         stop = StopRequest()
         stop.listen()
         if job.verb == "train":
-            answer = train_and_answer(job, path, rank, stop, meeting)
+            note = run_training(job, path, rank, stop, meeting)
         else:
-            answer = evaluate_and_answer(job, screen, meeting)
+            note = run_evaluation(job, screen, meeting)
     except UserError as error:
-        return _left(error, job, path, rank)
+        return _leave_error(error, job, path, rank)
     except LeftOutError as error:
         leave_cause(path, rank, str(error))
         return LEFT_OUT if rank in error.ranks else LOST_PEER
     except Exception as error:
         if not shortage(error) and is_lost_peer(error):
-            # The launcher names the rank that died; tracebacks of the ranks that lost it add nothing.
+            # The launcher names the rank that died; tracebacks of the ranks that lost it do not help.
             print(f"rank {rank}: lost a peer: {str(error).splitlines()[0]}", file=sys.stderr)
             if isinstance(error, LostPeerError):
                 leave_cause(path, rank, str(error))
@@ -73,17 +76,16 @@ def do(job: Job, path: Path, rank: int, meeting: Path | None, screen: int) -> in
         if known := understood(error):
             with contextlib.suppress(OSError):  # the disk of the log may be full
                 traceback.print_exc()
-            return _left(known, job, path, rank)
+            return _leave_error(known, job, path, rank)
         if isinstance(error, LoaderDiedError):
             leave_cause(path, rank, f"a loader process of rank {rank} {error}")
         raise
     if rank == 0:
-        leave_note(path, rank, answer)
+        leave_note(path, rank, note)
     return 0
 
 
-def _left(error: UserError, job: Job, path: Path, rank: int) -> int:
-    """Leave a note of an error that a restart would only repeat, and return the exit code."""
+def _leave_error(error: UserError, job: Job, path: Path, rank: int) -> int:
     note = note_of(error, job)
     try:
         leave_note(path, rank, note)
@@ -93,10 +95,8 @@ def _left(error: UserError, job: Job, path: Path, rank: int) -> int:
     return error.exit_code
 
 
-def train_and_answer(
-    job: Job, path: Path, rank: int, stop: StopRequest, meeting: Path | None
-) -> dict[str, Any]:
-    """Join the other ranks, train, and return a note of how the training ended."""
+def run_training(job: Job, path: Path, rank: int, stop: StopRequest, meeting: Path | None) -> dict[str, Any]:
+    """Join the other ranks, train, and return a note about how the training ended."""
     recipe = from_json(job.recipe)
     pulse = partial(leave_pulse, path, rank)
     pulse(0, TIMEOUT.total_seconds(), "starting")
@@ -109,15 +109,15 @@ def train_and_answer(
     return {"exit": 0, "finished": finished, "signal": 0 if finished else stop.signal or signal.SIGTERM}
 
 
-def evaluate_and_answer(job: Job, screen: int, meeting: Path | None) -> dict[str, Any]:
-    """Join the other ranks, score the weights, and return the note with the scores."""
+def run_evaluation(job: Job, screen: int, meeting: Path | None) -> dict[str, Any]:
+    """Join the other ranks, evaluate the weights, and return a note with the scores."""
     recipe = from_json(job.recipe)
     fork_loaders_early(recipe)
     with computes_like(recipe), join(meeting) as world:
         with os.fdopen(screen, "w") as file:
-            answer = evaluate(job, recipe, world, file if world.is_first else None)
+            note = evaluate(job, recipe, world, file if world.is_first else None)
         world.barrier()
-    return {"exit": 0, **answer}
+    return {"exit": 0, **note}
 
 
 def train(
@@ -129,10 +129,10 @@ def train(
     task: Task | None = None,
     pulse: Pulse | None = None,
 ) -> bool:
-    """Train as one of the ranks and return whether all steps are done.
+    """Train as one of the ranks, and return whether all steps are done.
 
     ``stop`` must already listen for signals, ``trace`` observes a dry run, and ``pulse`` is as for
-    :func:`rankless.engine.loop.train`. If ``task`` is None, the recipe's task is opened.
+    :func:`rankless.engine.loop.train`. By default, ``task`` is the task of the recipe.
     """
     return loop.train(
         recipe,
@@ -150,7 +150,7 @@ def train(
 
 
 def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = None) -> dict[str, Any]:
-    """Score weights as one of the ranks, with the progress shown on ``screen``, if given.
+    """Evaluate weights as one of the ranks; if ``screen`` is given, show the progress on it.
 
     Returns:
         ``scores`` (on rank 0 only), ``images`` (number of images in the data), ``notes`` about the classes,
@@ -162,9 +162,9 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
     task = open_task(recipe, weights.class_names or None, exported=trained.is_exported(weights))
     if weights.class_names and tuple(task.class_names) != weights.class_names:  # a user's own task
         raise UserError(
-            f"{job.weights} knows {len(weights.class_names)} classes "
+            f"{job.weights}: has {len(weights.class_names)} classes "
             f"({', '.join(weights.class_names[:8])} …), but the task has {len(task.class_names)} "
-            f"({', '.join(task.class_names[:8])} …): give the data it was trained for, as in "
+            f"({', '.join(task.class_names[:8])} …); use the data that the weights were trained on, as in "
             f"data.root=FOLDER (now '{recipe.data.root}')"
         )
     model = trained.model(task, weights, job.weights)
@@ -185,8 +185,8 @@ def evaluate(job: Job, recipe: Recipe, world: World, screen: IO[str] | None = No
 
 
 def fork_loaders_early(recipe: Recipe) -> None:
-    """Start the loader server, which forks loader processes, before this rank computes anything."""
-    # Do not ask PyTorch for GPUs yet: starting CUDA starts threads.
+    """Start the server that forks loader processes, before this rank computes anything."""
+    # Do not ask PyTorch for GPUs yet, because starting CUDA starts threads.
     on_gpus = Path("/proc/driver/nvidia").exists() and not os.environ.get("RANKLESS_CPU")
     kind = "cuda" if on_gpus else "cpu"
     if sys.platform == "linux" and loader_processes(recipe, ranks_here(), kind):
@@ -203,23 +203,22 @@ def understood(error: Exception) -> UserError | None:
 def note_of(error: UserError, job: Job) -> dict[str, Any]:
     """Return a rank's note about an error, with advice that depends on the recipe and the run.
 
-    Of the errors whose note contains ``once``, only one is reported, because ranks may word them differently.
+    If ``once`` is true in the notes, only one of the errors is reported, because their texts may differ.
     """
     once = isinstance(error, TaskError | ShortageError)
     if isinstance(error, TaskError):
-        error = _with_a_way_on(error, job)
+        error = _with_resume_command(error, job)
     elif isinstance(error, ShortageError):
-        error = _with_less(error, job)
+        error = _with_memory_advice(error, job)
     return {"exit": error.exit_code, "problems": list(error.problems), "once": once}
 
 
-def _with_less(error: ShortageError, job: Job) -> UserError:
-    """Extend an out-of-memory error with advice about what to change."""
+def _with_memory_advice(error: ShortageError, job: Job) -> UserError:
     recipe = from_json(job.recipe)
     micro, images = recipe.batch.micro, recipe.batch.images
     if job.verb == "train" and recipe.batch_norm == "sync":
         advice = (
-            "with batch_norm: sync a device holds all its micro-batches at once, so use more devices, or a "
+            "with batch_norm: sync, a device holds all its micro-batches at once, so use more devices or a "
             f"smaller batch.images (now {images})"
         )
     elif micro > 1:
@@ -227,18 +226,17 @@ def _with_less(error: ShortageError, job: Job) -> UserError:
         if recipe.evaluate.batch != "auto":
             advice += f" or evaluate.batch (now {recipe.evaluate.batch})"
         if job.verb == "train":
-            advice += f"; the global batch (batch.images: {images}) and the learning rate stay as they are"
+            advice += f"; the global batch (batch.images: {images}) and the learning rate stay the same"
             if recipe.batch_norm == "micro":
                 advice += ", but each batch norm then sees fewer images unless batch_norm is sync or frozen"
     else:
-        advice = "batch.micro is 1 already, so use a smaller model or smaller images"
+        advice = "batch.micro is already 1, so use a smaller model or smaller images"
     if job.verb == "train" and not recipe.model.checkpointing:
-        advice += "; model.checkpointing=true takes less memory and more time, and gives the same bits"
+        advice += "; model.checkpointing=true needs less memory but more time, and gives the same bits"
     return UserError(f"{'; '.join(error.problems)}; {advice}")
 
 
-def _with_a_way_on(error: TaskError, job: Job) -> TaskError:
-    """Extend an error in the user's code with the task's name and the command that continues the run."""
+def _with_resume_command(error: TaskError, job: Job) -> TaskError:
     text = f"the task {from_json(job.recipe).task} failed: {error}"
     run = RunDirectory(Path(job.run))
     step = run.pointed("last") if job.run else None

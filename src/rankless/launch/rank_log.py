@@ -1,4 +1,4 @@
-"""The output of ranks: rank 0 prints on the terminal, and all other output is appended to logs."""
+"""Send the output of ranks to logs, except for the standard output of rank 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankless.runs.directory import RunDirectory
 from rankless.runs.journal import ending
 
 LIMIT = 4 << 20
-"""Size in bytes above which a start renames the log to ``.log.1``, replacing an older one."""
+"""Size in bytes above which the next start renames a log to ``.log.1``."""
 _START = "=== "
 
 
@@ -35,12 +35,12 @@ def open_log(path: Path, why: str) -> int:
 
 
 def streams_of(rank: int) -> tuple[int, ...]:
-    """Return the streams that go into a rank's log; rank 0's standard output stays on the terminal."""
-    return (1, 2) if rank else (2,)  # libraries also print on rank 0's standard error
+    """Return the streams that go into a rank's log; the standard output of rank 0 does not."""
+    return (1, 2) if rank else (2,)  # libraries print on the standard error, too
 
 
 def log_or_nothing(path: Path, why: str) -> int:
-    """Open a log with :func:`open_log`, or the null device if that fails."""
+    """Open a log with :func:`open_log`; if that fails, open the null device."""
     try:
         return open_log(path, why)
     except OSError:  # a full disk, which is reported elsewhere
@@ -48,7 +48,7 @@ def log_or_nothing(path: Path, why: str) -> int:
 
 
 def last_traceback(path: Path) -> list[str]:
-    """Return the lines from the last traceback of the last start to the end; empty if it has no traceback."""
+    """Return the lines from the last traceback since the last start to the end, or an empty list."""
     try:
         lines = _lines(path)
     except OSError:
@@ -68,7 +68,7 @@ def _lines(path: Path) -> list[str]:
 class RankOutput:
     """The standard output and error of a rank that a cluster's launcher has started.
 
-    Until the run directory is known, output of ranks other than 0 goes into an unnamed temporary file.
+    Until the run directory is known, the output of ranks other than 0 goes into an unnamed temporary file.
     """
 
     def __init__(self, rank: int) -> None:
@@ -81,8 +81,8 @@ class RankOutput:
             self._send_to(self._early.fileno())
 
     def log_to(self, run: RunDirectory, verb: str) -> None:
-        """Redirect the output into this rank's log in the run directory, or discard it if that fails."""
-        log = log_or_nothing(log_of(run.logs, self.rank), ending(run.journal) or f"{verb} begins")
+        """Redirect the output to this rank's log in the run directory, or discard it if that fails."""
+        log = log_or_nothing(log_of(run.logs, self.rank), ending(run.journal) or f"{verb} starts")
         _flush()
         if self._early:
             os.write(log, os.pread(self._early.fileno(), 1 << 20, 0))

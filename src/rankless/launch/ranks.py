@@ -1,4 +1,4 @@
-"""Start, supervise and end the ranks of one machine in one round."""
+"""Start, supervise and end one machine's ranks in one round."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Protocol
 
 from rankless.errors import UserError
 from rankless.launch.fork_server import ForkServer
-from rankless.launch.hanging import FORK_SERVER, Hanging
+from rankless.launch.hanging import FORK_SERVER, HangDetector
 from rankless.launch.job import Job, Place, leave_cause, log_of, read_notes, read_pulse, take_cause
 from rankless.launch.rank_log import last_traceback
-from rankless.launch.requests import ASKS, Requests
+from rankless.launch.requests import STOP_SIGNALS, Requests
 from rankless.launch.supervisor import Death, Failure, RoundEnd, how_it_ended
 from rankless.runs.directory import RunDirectory
 from rankless.runs.saving import saving_process
 from rankless.world.rendezvous import private_meeting
 
-NOTICE = 3.0  # seconds for ranks that lost another rank to end by themselves
+NOTICE = 3.0  # seconds for ranks to end by themselves after they lost another rank
 SHOWN = 30
 """Maximum number of lines printed from a log."""
-# -P: do not import files of the current folder as if they were libraries.
+# -P prevents the import of files in the current folder in place of libraries.
 _INTERPRETER = (sys.executable, "-P", "-m", "rankless.launch.worker")
 _POLL = 0.05
 _UNKILLABLE = 30.0  # seconds that a killed process may take to end
@@ -35,7 +35,7 @@ _TOUCH = 3600.0  # seconds; systems remove temporary files that are days old
 
 
 class Process(Protocol):
-    """A rank's process, which leads its own process group."""
+    """The process of a rank, which leads its own process group."""
 
     pid: int
 
@@ -45,18 +45,18 @@ class Process(Protocol):
 
 
 class Ranks:
-    """The ranks of a round on this machine.
+    """The ranks of one round on this machine.
 
     Args:
-        path: the job's file, which the ranks read.
+        path: file of the job, which the ranks read.
         count: number of ranks.
-        server: forks the ranks while it is alive; None starts them as new interpreters.
+        server: fork server for the ranks; None starts them as new interpreters.
         grace: seconds for the ranks to end after a request to stop.
-        number: number of the round, from 1.
-        place: place among the ranks of other machines; None if there are no others.
-        abandoned: returns whether ranks of other machines are gone, so that these ranks cannot continue.
+        number: number of the round, starting at 1.
+        place: position among the ranks of several machines; None if all ranks are on this machine.
+        abandoned: returns whether ranks on other machines are gone, so that these ranks cannot continue.
         watching: called repeatedly while the ranks run.
-        more: further environment variables of the ranks.
+        more: further environment variables for the ranks.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Ranks:
         self.abandoned, self.watching, self.more = abandoned, watching, more or {}
         self.first = place.first if place else 0
         self.processes: dict[int, Process] = {}
-        self.hanging = Hanging(partial(read_pulse, path))
+        self.hang_detector = HangDetector(partial(read_pulse, path))
         self._touched = time.monotonic()
 
     def run(self) -> RoundEnd:
@@ -90,12 +90,11 @@ class Ranks:
                 failed = self._watch(meeting)
             finally:
                 self._kill_all()
-        return self._ended(failed)
+        return self._outcome(failed)
 
     def _start(self, meeting: Path | None) -> None:
-        """Start the ranks, with signals blocked in each until it listens for them."""
         words = [str(self.path), str(os.getpid()), *([str(meeting)] if meeting else [])]
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ASKS)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             for local in range(self.count):
                 environment = {**os.environ, **self.more, **self._variables(local)}
@@ -108,7 +107,6 @@ class Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _variables(self, local: int) -> dict[str, str]:
-        """Return a rank's environment variables, with the names that torchrun uses."""
         place = self.place
         found = {
             "RANK": self.first + local,
@@ -127,68 +125,61 @@ class Ranks:
     def _watch(self, meeting: Path | None) -> dict[int, int]:
         """Wait until all ranks have ended, and return the exit codes of ranks that failed by themselves.
 
-        A failed rank, or a request to stop, ends the others.
+        After the failure of a rank or a request to stop, end the other ranks.
         """
         while None in (codes := self._codes()).values():
             if self.requests.first is not None:
                 self._stop(self.requests.first)
                 return {}
             if any(codes.values()) or self.abandoned():
-                return self._end_the_rest()
+                return self._end_others()
             self._kill_hung()
             self._touch(meeting)
             time.sleep(_POLL)
         return {} if self.requests.first else {rank: code for rank, code in codes.items() if code}
 
     def _codes(self) -> dict[int, int | None]:
-        """Return the exit code of each rank, or None if the rank is running."""
         return {rank: process.poll() for rank, process in self.processes.items()}
 
     def _stop(self, by: signal.Signals) -> None:
-        """Ask the ranks to end and wait for them."""
         for process in self.processes.values():
             process.send_signal(signal.SIGINT if by is signal.SIGINT else signal.SIGTERM)
         self._wait_for_all(self.grace)
 
-    def _end_the_rest(self) -> dict[int, int]:
+    def _end_others(self) -> dict[int, int]:
         """Give the other ranks time to end after a failure, and return the exit codes of failed ranks."""
         self._wait_for_all(NOTICE)
-        if self._is_saving():  # the other ranks may wait for it, or have ended already
+        if self._is_saving():  # the other ranks may wait for the saving rank, or have already ended
             self._wait_for_all(self.grace, self._is_saving)
             self._wait_for_all(NOTICE)
         return {rank: code for rank, code in self._codes().items() if code}
 
-    def _wait_for_all(self, seconds: float, going_on: Callable[[], bool] = lambda: True) -> None:
-        """Wait up to ``seconds`` until all ranks have ended.
-
-        Return earlier if ``going_on()`` is false or a second signal arrives.
-        """
+    def _wait_for_all(self, seconds: float, proceed: Callable[[], bool] = lambda: True) -> None:
+        """Wait up to ``seconds`` for all ranks to end, but only while ``proceed`` returns True."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.requests.hurry and None in self._codes().values():
-            if not going_on():
+            if not proceed():
                 break
             self._kill_hung()
             time.sleep(0.02)
 
     def _is_saving(self) -> bool:
-        """Check whether a running rank is writing a checkpoint."""
         saving = saving_process(RunDirectory(Path(self.job.run))) if self.job.run else None
         return any(one.pid == saving and one.poll() is None for one in self.processes.values())
 
     def _kill_hung(self) -> None:
-        """Kill hanging processes with their process groups; the other ranks then end as after any death."""
         self.watching()
         alive = {rank: one.pid for rank, one in self.processes.items() if one.poll() is None}
         if self.server is not None and alive:
             alive[FORK_SERVER] = self.server.pid
-        for rank, text in self.hanging.look(alive).items():
+        for rank, text in self.hang_detector.check(alive).items():
             if rank != FORK_SERVER:
                 leave_cause(self.path, rank, text)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(alive[rank], signal.SIGKILL)
 
     def _kill_all(self) -> None:
-        """Kill the remaining ranks with their process groups; raise a UserError if one does not end."""
+        """Kill the remaining ranks with their process groups; raise a UserError if a rank does not end."""
         left = {rank: one for rank, one in self.processes.items() if one.poll() is None}
         for process in left.values():
             with contextlib.suppress(ProcessLookupError):
@@ -198,13 +189,13 @@ class Ranks:
                 process.wait(_UNKILLABLE)
             except subprocess.TimeoutExpired:
                 raise UserError(
-                    f"rank {rank} (process {process.pid}) does not end when it is killed: "
-                    "it probably waits for a driver or a disk that does not answer; see dmesg, restart the "
-                    "machine if that does not help, and continue with --resume"
+                    f"rank {rank} (process {process.pid}) does not end when it is killed, probably because "
+                    "a driver or a disk does not respond; see dmesg, restart the machine if that does not "
+                    "help, and continue with --resume"
                 ) from None
 
     def _touch(self, meeting: Path | None) -> None:
-        """Touch the job file and the meeting file regularly, so that no cleanup removes them as old."""
+        """Touch the job file and the meeting file regularly, so that cleanup tools do not remove them."""
         if time.monotonic() < self._touched + _TOUCH:
             return
         self._touched = time.monotonic()
@@ -213,8 +204,7 @@ class Ranks:
                 with contextlib.suppress(OSError):  # the file was removed meanwhile
                     os.utime(path)
 
-    def _ended(self, codes: dict[int, int]) -> RoundEnd:
-        """Return the outcome of the round, with the notes and logs of the ranks."""
+    def _outcome(self, codes: dict[int, int]) -> RoundEnd:
         death = None
         if codes and self.server is not None and not self.server.alive:
             code = self.server.code or 0

@@ -8,15 +8,15 @@ from types import TracebackType
 from typing import Any
 
 # Slurm and spot markets send SIGUSR1 some time before they end a job.
-ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 TWICE = 0.25  # seconds within which two signals count as one: ``timeout`` and some schedulers send each twice
 
 
 class Requests:
-    """A context that records the signals SIGTERM, SIGINT, SIGHUP and SIGUSR1 unless they were ignored before.
+    """A context that records SIGTERM, SIGINT, SIGHUP and SIGUSR1, except for signals that are ignored.
 
     Attributes:
-        first: the first signal.
+        first: the first signal; None if there was none.
         hurry: whether a second signal followed.
     """
 
@@ -27,7 +27,7 @@ class Requests:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Requests:
-        for number in ASKS:
+        for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 try:
                     self._before[number] = signal.signal(number, self._note)
@@ -42,7 +42,7 @@ class Requests:
             signal.signal(number, handler)
 
     def ask(self, number: int) -> None:
-        """Record a request that arrived by some means other than a signal."""
+        """Record a request that did not arrive as a signal."""
         self._note(number, None)
 
     def _note(self, number: int, frame: object) -> None:

@@ -25,17 +25,17 @@ _ROOT = "data.root"  # may change if the data is the same
 def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
     """Return the recipe with which to resume a run, given the requested recipe.
 
-    Raise a UserError that names every differing key that affects past results, with both values.
+    Raise a UserError if keys that affect past results differ; it gives both values of each key.
     """
     before = _recipe_in_checkpoint(run, recipe) or recipe_of_run(run)
     if recipe.precision == "auto":
-        # Keep the run's precision: ``auto`` may mean another one on this machine.
+        # Keep the run's precision, because ``auto`` may mean a different one on this machine.
         recipe = replace(recipe, precision=before.precision)
     different = deciding(before, recipe)
     if [key for key, _, _ in different] == [_ROOT]:
         _refuse_other_data(run, before, recipe)
     elif different:
-        # Leave out keys that only one recipe has: naming the task, network or loss they belong to is enough.
+        # Omit keys that only one recipe has; naming the task, network or loss to which they belong is enough.
         both = [one for one in different if one[1] is not None and one[2] is not None] or different
         listed = [f"{key}: {old} in the run, {new} now" for key, old, new in both]
         raise UserError(
@@ -44,18 +44,18 @@ def check_resume(run: RunDirectory, recipe: Recipe) -> Recipe:
                 f"{counted(len(both), 'key differs', 'keys differ')}:",
                 *listed,
                 "restore the run's values, or start a new run; a resumed run may change only "
-                f"{', '.join(free_keys())}, and {_ROOT} if the same data is there",
+                f"{', '.join(free_keys())}, and {_ROOT} if the data is the same",
             ]
         )
-    _refuse_the_past(run, recipe)
-    _warn_of_a_rise(run, before, recipe)
+    _refuse_fewer_steps(run, recipe)
+    _warn_of_rising_rate(run, before, recipe)
     return recipe
 
 
 def recipe_of_run(
     run: RunDirectory, overrides: Sequence[str] = (), warn: Callable[[str], None] = warn
 ) -> Recipe:
-    """Return a run's recipe with ``overrides``; if ``recipe.yaml`` is unusable, the last checkpoint's.
+    """Return a run's recipe with ``overrides``, from ``recipe.yaml`` or else from the last checkpoint.
 
     ``warn`` is called if ``recipe.yaml`` is damaged or missing. Raise a UserError if there is also no
     complete checkpoint, if an older version wrote the recipe, or if the overrides have errors.
@@ -74,7 +74,7 @@ def recipe_of_run(
 
 
 def was_started_by(run: RunDirectory, job: str) -> bool:
-    """Check whether ``job`` last started this run and the run has a checkpoint; False without a name."""
+    """Check whether a run has a checkpoint and was last started by the given job."""
     if not job or not run.steps():
         return False
     before, _ = starts.read(run.environment)
@@ -82,7 +82,6 @@ def was_started_by(run: RunDirectory, job: str) -> bool:
 
 
 def _damage(run: RunDirectory) -> str:
-    """Describe the damage to a run's ``recipe.yaml``; return "" if there is none."""
     if not os.path.lexists(run.recipe):
         return "is missing"
     try:
@@ -95,8 +94,7 @@ def _damage(run: RunDirectory) -> str:
 def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> Recipe | None:
     """Return the recipe in the newest complete checkpoint, or None if there is none.
 
-    A checkpoint with the ``expected`` recipe need not be complete, because damage cannot turn another recipe
-    into it.
+    A checkpoint with the ``expected`` recipe need not be complete, because damage cannot produce that recipe.
     """
     for step in reversed(run.steps()):
         folder = run.step_directory(step)
@@ -108,12 +106,11 @@ def _recipe_in_checkpoint(run: RunDirectory, expected: Recipe | None = None) -> 
 
 
 def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> None:
-    """Raise a UserError unless the data was only moved: its classes, sizes and annotations are the same."""
     if run.pointed("last") is None:
         return  # no step has used the data yet
     used, now = _state(run).get("data"), data_digest(recipe)
     if used is None or now is None:
-        why = "whether that is the same data cannot be determined"
+        why = "it cannot be determined whether that is the same data"
     elif used != now:
         why = "the annotations there differ from those of the run"
     else:
@@ -126,14 +123,13 @@ def _refuse_other_data(run: RunDirectory, before: Recipe, recipe: Recipe) -> Non
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """Return the training state in the newest checkpoint, or an empty dict if it cannot be read."""
     with suppress(UserError):
         return read_state(run.step_directory(run.pointed("last") or 0))
     return {}
 
 
 def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Return the last step of a run with nothing left to do or repair, or None for any other run."""
+    """Return the last step of a run that is finished and needs no repair; otherwise, return None."""
     step, repairs = run.pointed("last"), list[str]()
     if step is None or _steps(run, recipe) != step or _state(run).get("unscored") is not False:
         return None
@@ -145,27 +141,24 @@ def finished_at(run: RunDirectory, recipe: Recipe) -> int | None:
 
 
 def _steps(run: RunDirectory, recipe: Recipe) -> int | None:
-    """Return the number of steps that the recipe asks for, or None if the run has not saved yet."""
+    """Return the total number of steps of a run, or None if the run has not saved yet."""
     samples = _state(run).get("images")
     if type(samples) is not int or samples < 1:
         return None
     return -(-recipe.epochs * samples // recipe.batch.images)
 
 
-def _refuse_the_past(run: RunDirectory, recipe: Recipe) -> None:
-    """Raise a UserError if the recipe ends before the step that the run has reached."""
+def _refuse_fewer_steps(run: RunDirectory, recipe: Recipe) -> None:
     step, steps = run.pointed("last"), _steps(run, recipe)
     if step and steps is not None and steps < step:
         samples = _state(run)["images"]
         raise UserError(
-            f"{run.path} has done {counted(step, 'step')}, which is epoch "
-            f"{step * recipe.batch.images / samples:.2f}; "
-            f"'epochs' is {recipe.epochs}, which ends after step {steps}: expected more epochs than are done"
+            f"{run.path}: epochs is {recipe.epochs}, which ends after step {steps}, but the run has finished "
+            f"{counted(step, 'step')} (epoch {step * recipe.batch.images / samples:.2f}); use more epochs"
         )
 
 
-def _warn_of_a_rise(run: RunDirectory, before: Recipe, now: Recipe) -> None:
-    """Warn if additional epochs stretch the schedule so that the learning rate rises again."""
+def _warn_of_rising_rate(run: RunDirectory, before: Recipe, now: Recipe) -> None:
     step, samples = run.pointed("last"), _state(run).get("images")
     if not step or type(samples) is not int or samples < 1 or before.epochs == now.epochs:
         return

@@ -1,4 +1,4 @@
-"""Lock a run directory, so that only one training run uses it at a time, and clean it up."""
+"""Lock a run directory so that only one training run uses it at a time, and clean it up."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ from rankless.runs.directory import RunDirectory, damage, dangling, recover
 from rankless.runs.overview import DETACHED
 
 _MARK = "rankless run\n"
-"""Beginning of the lock file, which shows that the other files in the directory are a run's."""
+"""Start of the lock file, which shows that the other files in the directory belong to a run."""
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 
 
 @contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """Turn an OSError into a UserError that names the run directory."""
     try:
         yield
     except OSError as error:
         why = unusable(path) or reason(error)
-        raise UserError(f"{path}: cannot be used as a run directory ({why}); give another --run") from error
+        raise UserError(f"{path}: cannot be used as a run directory ({why}); use another --run") from error
 
 
 @contextmanager
 def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
-    """Lock a run directory and yield whether this process is the first of its training run there.
+    """Lock a run directory, and yield whether this is the first process of its training run to do so.
 
-    With ``resume``, the directory may contain a run. Hosts of one training run pass the same ``token``; hosts
-    that share the directory hold its lock together. The system releases the lock of a dead process. Raise a
-    UserError if another run holds the lock or the directory cannot be used.
+    If ``resume``, the directory may contain a run. Hosts of one training run pass the same ``token``, so that
+    hosts that share the directory also share its lock. The system releases the lock when a process dies.
+    Raise a UserError if another run has the lock or the directory cannot be used.
     """
     if resume:
-        refuse_nothing(run)
-    _refuse_a_strangers(run)
+        refuse_no_run(run)
+    _refuse_other_files(run)
     with _locked_file(run, fcntl.LOCK_SH if token else fcntl.LOCK_EX) as file:
         mark = (_MARK + token).encode("ascii")
         is_marked = os.pread(file.fileno(), len(mark) + 1, 0) == mark
@@ -53,12 +52,12 @@ def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
             return
         if token:
             _take(file, run.path, fcntl.LOCK_EX)
-        _refuse_another(run, resume)  # only after locking, so that another run here is reported first
+        _refuse_existing_run(run, resume)  # only after locking, which reports a run in progress
         _sweep(run)
-        _refuse_another(run, resume)  # a checkpoint may have been restored
+        _refuse_existing_run(run, resume)  # a checkpoint may have been restored
         if not resume and run.journal.exists():
             run.journal.unlink()  # left by a start that died before its first checkpoint
-        if not is_marked:  # not again: the disk may be full
+        if not is_marked:  # do not write again, because the disk may be full
             with _usable(run.path):
                 os.ftruncate(file.fileno(), os.pwrite(file.fileno(), mark, 0))
         if token:
@@ -71,34 +70,36 @@ def locked(run: RunDirectory, resume: bool, token: str = "") -> Iterator[bool]:
             raise
 
 
-def refuse_nothing(run: RunDirectory) -> None:
-    """Raise a UserError if there is no run to resume: neither a recipe nor a checkpoint."""
+def refuse_no_run(run: RunDirectory) -> None:
+    """Raise a UserError if the directory has neither a recipe nor a checkpoint."""
     if not run.recipe.exists() and not run.steps():
         raise UserError(
             f"{run.path}: nothing to resume: there is no recipe.yaml and no checkpoint; give the directory "
-            "of a run that was started, or leave --resume out"
+            "of an existing run, or remove --resume"
         )
 
 
-def _refuse_a_strangers(run: RunDirectory) -> None:
-    """Raise a UserError if the directory contains files that do not belong to a run."""
+def _refuse_other_files(run: RunDirectory) -> None:
     there = list[str]()
     with suppress(OSError):  # the directory is new, or not a folder
-        there = sorted(path.name for path in run.path.iterdir() if not _is_of_this_start(path))
+        there = sorted(path.name for path in run.path.iterdir() if not _may_precede_run(path))
     if there and not _is_run(run):
         raise UserError(
             f"{run.path}: is not a run directory, but contains {listed(there)}; expected a run, or a new or "
-            "empty folder; give another --run"
+            "empty folder; use another --run"
         )
 
 
-def _is_of_this_start(path: Path) -> bool:
+def _may_precede_run(path: Path) -> bool:
     """Check whether a detached start, a shell or Slurm (``-o runs/a/%j.out``) may have written the file."""
     return path.name == DETACHED or path.stem == "coordinator" or path.suffix in {".out", ".err", ".log"}
 
 
 def _is_run(run: RunDirectory) -> bool:
-    """Check whether the lock or the record of starts shows a run; earlier versions left the lock empty."""
+    """Check whether the lock file or the record of starts belongs to a run.
+
+    Earlier versions left the lock file empty.
+    """
     mark = recorded = ""
     with suppress(OSError):
         mark = read_text(run.path / ".lock", POINTER, errors="replace")
@@ -108,7 +109,6 @@ def _is_run(run: RunDirectory) -> bool:
 
 
 def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
-    """Open and lock the lock file without following links or changing its content."""
     path, flags = run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         with _usable(run.path):
@@ -128,33 +128,32 @@ def _locked_file(run: RunDirectory, how: int) -> io.FileIO:
 
 
 def _take(file: io.FileIO, path: Path, how: int) -> None:
-    """Take the lock, or warn if the file system does not support locks, as on some Lustre and NFS mounts."""
+    """Take the lock; warn if the file system does not support locks, as with some Lustre and NFS mounts."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UserError(
-            f"{path}: another process trains in this directory now; wait for it, or give another --run"
+            f"{path}: another process is training in this directory; wait for it, or use another --run"
         ) from error
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
-            raise UserError(f"{path}: cannot be locked ({error}); give another --run") from error
+            raise UserError(f"{path}: cannot be locked ({error}); use another --run") from error
         if how == fcntl.LOCK_EX:  # warn once
             warn(
-                f"{path}: its file system cannot lock files ({error.strerror}), so a second training in this "
-                "directory would not be noticed: do not start one"
+                f"{path}: its file system cannot lock files ({error.strerror}), so a second training run in "
+                "this directory would not be detected; do not start one"
             )
 
 
-def _refuse_another(run: RunDirectory, resume: bool) -> None:
+def _refuse_existing_run(run: RunDirectory, resume: bool) -> None:
     if not resume and (steps := run.steps()):
         raise UserError(
-            f"{run.path}: already contains a run (last step {steps[-1]}); continue with --resume "
-            "(resume=True in Python), or name another run"
+            f"{run.path}: already contains a run (last step {steps[-1]}); continue it with --resume "
+            "(resume=True in Python), or use another --run"
         )
 
 
 def _has_trained(run: RunDirectory) -> bool:
-    """Check whether the run has finished a step or saved anything."""
     if run.checkpoints.exists():
         return True
     try:
@@ -166,7 +165,6 @@ def _has_trained(run: RunDirectory) -> bool:
 
 
 def _vacate(run: RunDirectory) -> None:
-    """Remove a run that an error prevented from starting, so that its name is free again."""
     files = (run.recipe, run.environment, run.data_sums, run.journal, run.report, run.evaluation)
     for path in (*files, run.path / ".lock"):
         path.unlink(missing_ok=True)
@@ -176,17 +174,16 @@ def _vacate(run: RunDirectory) -> None:
 
 
 def _sweep(run: RunDirectory) -> None:
-    """Remove half-written files and restore complete checkpoints, once the lock is held."""
     sweep(run.path)
     sweep(run.checkpoints)
     recover(run)
-    _put_last_right(run)
+    _repair_last(run)
 
 
-def _put_last_right(run: RunDirectory) -> None:
+def _repair_last(run: RunDirectory) -> None:
     """Point the link ``last`` to the newest complete checkpoint, in case a killed process did not."""
     steps, named = run.steps(), run.pointed("last")
-    if named in steps[-1:]:  # reading it checks whether it is complete
+    if named in steps[-1:]:  # whoever reads the checkpoint verifies that it is complete
         return
     whole = (step for step in reversed(steps) if damage(run.step_directory(step)) is None)
     if (newest := next(whole, named)) is None or newest == named:

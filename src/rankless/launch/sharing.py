@@ -1,4 +1,4 @@
-"""Limits on the number of devices and hosts that share a step: each needs a micro-batch."""
+"""Limit the devices and hosts that share a step, because each needs a micro-batch."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from rankless.recipe.schema import Recipe
 
 
 def too_few(ranks: int, devices: int, kind: str) -> str:
-    """Return a note that only ``ranks`` of ``devices`` devices have a micro-batch; ``kind`` is plural."""
+    """Return a message that only ``ranks`` of ``devices`` devices will train; ``kind`` names the devices."""
     return (
         f"a step has only {counted(ranks, 'micro-batch', 'micro-batches')} (batch.images / batch.micro), so "
         f"only {ranks} of the {devices} {kind} will train"
     )
 
 
-def refuse_idle(asked: str, counts: Sequence[int], recipe: Recipe) -> None:
+def refuse_idle(option: str, counts: Sequence[int], recipe: Recipe) -> None:
     """Raise a UserError if any of ``counts`` exceeds the number of micro-batches per step.
 
-    ``asked`` describes the user's option, with ``{}`` in place of the numbers.
+    ``option`` describes the user's option, with ``{}`` in place of the numbers.
     """
     most = recipe.batch.micro_batches
     if over := [str(count) for count in counts if count > most]:
         raise UserError(
-            f"{asked.format(', '.join(over))}, but a step has only "
-            f"{counted(most, 'micro-batch', 'micro-batches')} to share (batch.images / batch.micro): "
-            f"use at most {most}, a larger batch.images or a smaller batch.micro"
+            f"{option.format(', '.join(over))}, but a step has only "
+            f"{counted(most, 'micro-batch', 'micro-batches')} (batch.images / batch.micro); use at most "
+            f"{most}, a larger batch.images or a smaller batch.micro"
         )

@@ -1,6 +1,6 @@
-"""The supervisor, which runs rounds of ranks on one or several machines until they are done.
+"""Run rounds of ranks on one or several machines until the training is done.
 
-A round is one start of all ranks, on all hosts, and continues from the newest checkpoint. No further round
+A round is one start of all ranks on all hosts and continues from the newest checkpoint. No further round
 follows if the ranks ended on purpose, if the supervisor was asked to stop, or if restarts do not help.
 """
 
@@ -27,7 +27,7 @@ class Death(msgspec.Struct):
     Attributes:
         rank: number of the rank; None for the fork server or a host.
         code: exit code, or negative number of the signal.
-        text: a sentence about the death.
+        text: sentence that describes the death.
     """
 
     rank: int | None
@@ -36,7 +36,7 @@ class Death(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """A rank's failure: its exit code, its cause, and the end of the log."""
+    """The failure of a rank, with its exit code, its cause, and the last traceback in its log."""
 
     code: int
     cause: str
@@ -47,14 +47,14 @@ class RoundEnd(msgspec.Struct):
     """The outcome of a round, on one host or on all hosts.
 
     Attributes:
-        notes: the notes that the ranks left, in order of the ranks.
-        failed: failures by rank; ranks that were killed because of another rank's failure are left out.
+        notes: notes that the ranks left, in order of the ranks.
+        failed: failures by rank, without ranks that were killed because of another rank's failure.
         signal: signal that ended the round; 0 if none did.
         step: newest saved step.
         fork_server: death of the fork server; None if it did not die.
         traces: traces of a dry run on several hosts, by rank.
         lost: names of the lost hosts.
-        regrouping: whether the round was asked to end so that a host can join.
+        regrouping: whether the round was stopped so that a host can join.
     """
 
     notes: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def error(self) -> UserError | None:
-        """The ranks' error that a restart would only repeat; None if there is none."""
+        """The error that the ranks reported; None if there is none."""
         return error_in(self.notes)
 
     @property
@@ -97,7 +97,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def stopped_by(self) -> int:
-        """The signal that a host or a rank received from outside; 0 if there was none."""
+        """The signal that a host or a rank received from the user or the system; 0 if there was none."""
         if self.regrouping:  # the supervisor sent the signal
             return 0
         return self.signal or next((note["signal"] for note in self.notes if note.get("signal")), 0)
@@ -124,7 +124,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def culprit(self) -> int | None:
-        """The rank whose failure ended the round, if possible one that has not just lost another rank."""
+        """The rank whose failure ended the round, preferably one that did not merely lose another rank."""
         codes = {rank: failure.code for rank, failure in self.failed.items()}
         return min(codes, key=lambda rank: (codes[rank] == LOST_PEER, codes[rank]), default=None)
 
@@ -139,7 +139,7 @@ class RoundEnd(msgspec.Struct):
 
     @property
     def deaths(self) -> list[Death]:
-        """The deaths that no other death has caused; the culprit's comes last."""
+        """The deaths that were not caused by other deaths, with the culprit's last."""
         if self.fork_server:
             return [self.fork_server]
         ranks = sorted(self.failed, key=lambda rank: rank == self.culprit)
@@ -151,24 +151,20 @@ class RoundEnd(msgspec.Struct):
 
 
 def how_it_ended(code: int) -> str:
-    """Describe how a process ended, as the end of a sentence."""
+    """Describe how a process ended, as a predicate such as ``was killed by SIGKILL``."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return "lost the connection to the others" if code == LOST_PEER else f"ended with code {code}"
 
 
 class Progress:
-    """A counter of restarts that saved nothing new.
-
-    Args:
-        step: newest saved step before the first round.
-    """
+    """A counter of successive rounds without progress; ``step`` is the newest saved step."""
 
     def __init__(self, step: int) -> None:
         self.step, self.stuck = step, 0
 
     def count(self, step: int) -> bool:
-        """Record the newest saved step and return whether the round saved anything new."""
+        """Record the newest saved step after a round, and return whether the round has made progress."""
         further = step > self.step
         self.stuck = 0 if further else self.stuck + 1
         self.step = max(self.step, step)
@@ -176,24 +172,24 @@ class Progress:
 
 
 class Hosts(Protocol):
-    """The hosts that run a job; without SSH, only this machine."""
+    """The hosts that run a job: this machine, or several machines over SSH."""
 
     progress: Progress
 
     def rounds(self) -> Iterator[RoundEnd]:
-        """Run rounds while there are enough hosts, and yield how each one ended."""
+        """Run rounds while there are enough hosts, and yield the outcome of each round."""
 
     def record(self, end: RoundEnd) -> None:
-        """Record a round's progress, and add its deaths to the run's journal."""
+        """Record the progress of a round, and add its deaths to the run's journal."""
 
     def resumes(self, end: RoundEnd) -> str:
-        """Describe where, and on which hosts, the next round starts."""
+        """Describe from which checkpoint and on which hosts the next round starts."""
 
 
 def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | None:
-    """Run rounds until the ranks are done, and report why each ended.
+    """Run rounds until the ranks are done, and report why each round ended.
 
-    Return how the last round ended, or None if there were too few hosts for another round.
+    Return the outcome of the last round, or None if there were too few hosts for another round.
     """
     for end in hosts.rounds():
         if end.is_final:
@@ -211,7 +207,7 @@ def supervise(hosts: Hosts, report: Callable[[str], None] = warn) -> RoundEnd | 
 
 
 def where_from(step: int | None) -> str:
-    """Describe where the ranks restart; ``step`` is the last saved step (0 if none, None if unknown)."""
+    """Describe where the ranks restart, given the last saved step (0 if none, None if unknown)."""
     if step is None:
         return "the newest checkpoint, if there is one,"
     return "the newest checkpoint" if step else "the beginning, as nothing was saved yet"

@@ -1,4 +1,4 @@
-"""Check on the user's machine that a recipe gives the same bits with every number of ranks."""
+"""Verify on the user's machine that a recipe gives the same bits with different numbers of ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from rankless.errors import INTERRUPTED, UserError, counted
 from rankless.launch import local
-from rankless.launch.hosts.channel import Way
+from rankless.launch.hosts.channel import Access
 from rankless.launch.hosts.coordinator import Coordinator
 from rankless.launch.hosts.names import Host
 from rankless.launch.job import Wanted
@@ -27,7 +27,7 @@ from rankless.runs.directory import RunDirectory
 
 Trace = list[dict[str, Any]]
 
-_WARM_UP = 2  # steps that do not count for the speed
+_WARM_UP = 2  # steps that are excluded from the speed
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class WorldResult:
 
     Attributes:
         world: number of ranks.
-        digest: SHA-256 of the weights after the last step.
-        images_per_second: median over the steps after the first two.
-        difference: first difference between the ranks, or from the first world; None if there is none.
+        digest: SHA-256 digest of the weights after the last step.
+        images_per_second: median speed, without the first two steps.
+        difference: first difference between the ranks or from the first world size; None if there is none.
     """
 
     world: int
@@ -52,8 +52,8 @@ class VerifyReport:
     """The result of :func:`verify`.
 
     Attributes:
-        steps: number of steps in each world.
-        worlds: one result per number of ranks, in the order given.
+        steps: number of steps with each number of ranks.
+        worlds: result for each number of ranks, in the given order.
     """
 
     steps: int
@@ -61,7 +61,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all worlds gave the same bits at every step."""
+        """Whether the bits were the same at every step with all numbers of ranks."""
         return all(result.difference is None for result in self.worlds)
 
     def as_json(self) -> dict[str, Any]:
@@ -70,11 +70,11 @@ class VerifyReport:
 
 
 def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[str], None]) -> VerifyReport:
-    """Train the first steps with each number of ranks and compare every tensor after every step.
+    """Train the first steps with each number of ranks, and compare every tensor after every step.
 
-    The comparison covers the weights, their average, the running statistics, the optimizer's state, and the
-    scores of two evaluations on a few images. The ranks of each world are also compared with each other.
-    ``echo`` receives the table line by line.
+    The comparison covers the weights, their average, the running statistics, the optimizer state, and the
+    scores of two evaluations on a few images. The ranks of one training run are also compared with each
+    other. ``echo`` receives the table line by line.
     """
     refuse_idle("--worlds has {}", worlds, recipe)
     if len(worlds) < 2:
@@ -90,9 +90,9 @@ def verify(recipe: Recipe, worlds: Sequence[int], steps: int, echo: Callable[[st
 
 
 def verify_on_hosts(
-    recipe: Recipe, hosts: Sequence[Host], steps: int, way: Way, echo: Callable[[str], None]
+    recipe: Recipe, hosts: Sequence[Host], steps: int, access: Access, echo: Callable[[str], None]
 ) -> VerifyReport:
-    """Train the first steps with all hosts, then with one device of the first; compare every tensor.
+    """Train the first steps on all hosts, then on one device of the first host, and compare every tensor.
 
     The runs are removed from the hosts. ``echo`` receives the table line by line.
     """
@@ -101,14 +101,14 @@ def verify_on_hosts(
         run = Path("runs") / f".verify-{uuid.uuid4().hex[:12]}"
         wanted = Wanted(recipe, "", run=run, least=len(there), dry_run_steps=steps)
         with Requests() as requests:
-            coordinator = Coordinator(wanted, there, way, requests)
+            coordinator = Coordinator(wanted, there, access, requests)
             code = coordinator.train()
             if code == INTERRUPTED:
                 raise KeyboardInterrupt
             if code:
                 raise UserError(f"{', '.join(map(str, there))} did not finish (code {code})")
         outcome, traces = coordinator.outcome, coordinator.traces
-        return judged(coordinator.training.recipe, traces, outcome.digest, outcome.seconds, first)
+        return _result(coordinator.training.recipe, traces, outcome.digest, outcome.seconds, first)
 
     # Train on all hosts first, so that an unusable host is found before anything is trained.
     worlds = (list(hosts), [replace(hosts[0], devices=1)])
@@ -118,10 +118,10 @@ def verify_on_hosts(
 def compare(
     worlds: Sequence[Callable[[Trace], tuple[WorldResult, Trace]]], steps: int, echo: Callable[[str], None]
 ) -> VerifyReport:
-    """Train with one number of ranks after another and report the differences.
+    """Train with each number of ranks in turn, and report the differences.
 
-    Each function in ``worlds`` receives the trace of the first world, empty at first. ``echo`` receives the
-    table line by line.
+    Each function in ``worlds`` receives the trace of the first one, or an empty trace at first. ``echo``
+    receives the table line by line.
     """
     report = VerifyReport(steps)
     echo(f"{'world size':>10}  {'SHA-256 of the weights':<64}  {'img/s':>7}")
@@ -140,7 +140,6 @@ def compare(
 
 
 def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -> tuple[WorldResult, Trace]:
-    """Train with ``world`` ranks and compare the result with the first world's trace."""
     run = RunDirectory(folder / "run")
     code = local.train(recipe, run.path, devices=world, resume=False, dry_run_steps=steps, traces=folder)
     last = run.pointed("last")
@@ -148,13 +147,12 @@ def _world(recipe: Recipe, world: int, steps: int, folder: Path, first: Trace) -
         raise UserError(f"world size {world} did not finish (code {code})")
     traces = [(folder / f"trace-{rank}.jsonl").read_text(encoding="utf-8") for rank in range(world)]
     digest = digest_file(run.step_directory(last) / "model.safetensors")
-    return judged(recipe, traces, digest, journal.step_seconds(run.journal), first)
+    return _result(recipe, traces, digest, journal.step_seconds(run.journal), first)
 
 
-def judged(
+def _result(
     recipe: Recipe, texts: Sequence[str], digest: str, seconds: Sequence[float], first: Trace
 ) -> tuple[WorldResult, Trace]:
-    """Compare the traces of all ranks with each other and with the first world's trace, if there is one."""
     traces = [[json.loads(line) for line in text.splitlines()] for text in texts]
     difference = None
     for rank, trace in enumerate(traces[1:], 1):
@@ -166,7 +164,6 @@ def judged(
 
 
 def _first_difference(one: Trace, other: Trace, who: str) -> str | None:
-    """Return the first step and tensor in which two traces differ, or None if they are equal."""
     for a, b in zip(one, other, strict=False):
         both = {**a["tensors"], **b["tensors"]}
         names = [name for name in both if a["tensors"].get(name) != b["tensors"].get(name)]

@@ -1,4 +1,4 @@
-"""A live view of a run in the terminal, read from its journal on this or another machine."""
+"""Show a run live in the terminal, from its journal on this machine or another one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _ENDS = {
 
 
 def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None) -> int:
-    """Show a run until it has ended; return 1 if it failed or was interrupted, otherwise 0.
+    """Show a run until it ends; return 1 if it failed or was interrupted, otherwise 0.
 
-    ``target`` is a local run directory or ``HOST:DIRECTORY``, which the command ``ssh`` reaches and the
-    host's ``python`` reads. A run that was detached from here is followed on its host.
+    ``target`` is a local run directory or ``HOST:DIRECTORY``. The host is reached with the command ``ssh``,
+    and its interpreter ``python`` reads the run. A run that was detached from here is followed on its host.
     """
     run, coordinator = Path(target), None
     if not run.exists() and ":" in target:
@@ -41,7 +41,7 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
         coordinator = recorded(run)
     if coordinator is None:
         wait_for(run)
-    source = _here(run) if coordinator is None else _there(run, coordinator)
+    source = _local_run(run) if coordinator is None else _remote_run(run, coordinator)
     try:
         with source as (head, lines):
             device, in_threads = _ranks(head)
@@ -58,47 +58,45 @@ def watch(target: str, ssh: Sequence[str] = ("ssh",), python: str | None = None)
         f"{target}: interrupted after step {replay.step}; continue with: "
         f"rankless train --resume --run {shell_word(target)}"
         if replay.last
-        else f"{target}: no training has begun here"
+        else f"{target}: no training has started here"
     )
     return 1
 
 
 def wait_for(run: Path) -> None:
-    """Wait for a run on this machine that may be about to begin; raise a UserError if it does not begin."""
+    """Wait for a run on this machine that may be about to start; raise a UserError if it does not start."""
     if (run / "journal.jsonl").exists() or not following.may_begin(run):
         return
-    say(f"{run}: no training here yet; waiting for one to begin, {following.PATIENCE:.0f} s at most")
+    say(f"{run}: no training here yet; waiting up to {following.PATIENCE:.0f} s for one to start")
     sys.stdout.flush()
     if not following.begins(run):
         raise UserError(
-            f"{run}: no training has begun here in {following.PATIENCE:.0f} s; expected a run directory; "
-            "rankless runs lists those in a folder"
+            f"{run}: no training has started here within {following.PATIENCE:.0f} s; expected a run "
+            "directory; list the runs in a folder with rankless runs"
         )
 
 
 @contextmanager
-def _here(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
-    """Yield the recipe and the record of a run on this machine, and the lines of its journal."""
+def _local_run(run: Path) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
     try:
         head = following.described(run)
     except FileNotFoundError:
         raise UserError(
-            f"{run}: not a run directory (no recipe.yaml); expected one, or HOST:DIRECTORY; rankless runs "
-            "lists those in a folder"
+            f"{run}: is not a run directory (no recipe.yaml); expected a run directory or HOST:DIRECTORY; "
+            "list the runs in a folder with rankless runs"
         ) from None
     except OSError as error:
-        raise UserError(f"{run}: cannot be read ({error.strerror or error}); give another run") from None
+        raise UserError(f"{run}: cannot be read ({error.strerror or error}); use another run") from None
     yield head, following.lines(run)
 
 
 @contextmanager
-def _there(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
-    """Yield the recipe and the record of a run on another machine, and the lines of its journal."""
+def _remote_run(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterator[str]]]:
     command = sent(following, of.host, of.ssh, of.python)
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     except OSError as error:
-        raise UserError(f"{command[0]}: cannot be started ({error}); give another --ssh") from None
+        raise UserError(f"{command[0]}: cannot be started ({error}); use another --ssh") from None
     with process:
         stdin, stdout = process.stdin, process.stdout
         if stdin is None or stdout is None:
@@ -108,13 +106,13 @@ def _there(run: Path, of: Coordinator) -> Iterator[tuple[dict[str, str], Iterato
             stdin.flush()
             head = json.loads(stdout.readline() or "null")
             if not isinstance(head, dict):
-                raise UserError(f"{of.host.name}: {run}: cannot be followed there; see the line above")
+                raise UserError(f"{of.host.name}: {run}: cannot be followed; see the message above")
             yield head, iter(stdout)
             if process.wait() == 255:
-                raise UserError(f"{of.host.name}: does not answer; the training continues if that host is up")
+                raise UserError(f"{of.host.name}: does not respond; the training continues if the host is up")
         except BrokenPipeError:
             raise UserError(
-                f"{of.host.name}: does not answer; check that it is up and has {of.python}"
+                f"{of.host.name}: does not respond; check that it is up and has {of.python}"
             ) from None
         finally:
             process.kill()
@@ -126,7 +124,7 @@ def _recipe(head: dict[str, str]) -> dict[str, Any]:
 
 
 def _ranks(head: dict[str, str]) -> tuple[str, bool]:
-    """Return the type of the ranks' devices at the last start, and whether the ranks were threads."""
+    """Return the device type of the last start, and whether the ranks were threads."""
     try:
         start = json.loads(head["environment"])[-1]
         return "cpu" if start["hardware"]["device"] == "cpu" else "cuda", start.get("backend") == "threads"

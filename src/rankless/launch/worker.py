@@ -1,9 +1,9 @@
-"""One rank of Rankless's own launcher: ``python -m rankless.launch.worker JOB.json [PID [MEETING]]``.
+"""Run one rank of Rankless's launcher: ``python -m rankless.launch.worker JOB.json [PID [MEETING]]``.
 
-PID is the process id of the launcher. MEETING is the file at which the ranks of one machine meet; ranks of
+PID is the process id of the launcher. MEETING is the file at which the ranks of one machine meet; ranks on
 several machines meet at the address in the environment. This module sets up the process and fixes its
-instruction set before PyTorch is imported. Only rank 0 prints, on the standard output; all output of
-libraries and interpreters goes into logs.
+instruction set before PyTorch is imported. Only rank 0 prints on the standard output; all other output goes
+into logs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rankless.runs.journal import ending
 
 
 def main() -> int:
-    """Do the job in the file given as the first argument, and return the exit code."""
+    """Run the job in the file given as the first argument, and return the exit code."""
     path = Path(sys.argv[1])
     job = read_job(path)
     rank = int(os.environ.get("RANK", "0"))
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _init_process(job: Job, rank: int, launcher: int) -> int:
-    """Bind the process to its launcher, redirect its output into its log, and return the old stderr."""
+    """Bind the process to its launcher, redirect its output to its log, and return the old stderr."""
     screen = os.dup(2)
     die_with_parent(launcher)
     name_process(f"rank {rank}")
@@ -51,7 +51,7 @@ def _init_process(job: Job, rank: int, launcher: int) -> int:
     if job.dry_run_steps:  # verify: reading uninitialized memory must show as a difference
         fill_with_nan()
     before = ending(RunDirectory(Path(job.run)).journal) if job.run else None
-    log = log_or_nothing(log_of(Path(job.logs), rank), before or f"{job.verb} begins")
+    log = log_or_nothing(log_of(Path(job.logs), rank), before or f"{job.verb} starts")
     for stream in streams_of(rank):
         os.dup2(log, stream)
     os.close(log)

@@ -183,7 +183,7 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(server: str) -> None:
 def test_a_server_that_goes_on_failing_is_a_sentence(server: str) -> None:
     data = open_annotations(server, "val")
     Handler.failures = [503] * 50
-    with pytest.raises(UnreadableImage, match=r"it could not be read in 5 tries: 503"):
+    with pytest.raises(UnreadableImage, match=r"it could not be read in 5 attempts: 503"):
         content(data, 0)
     assert len(Handler.failures) == 45
     Handler.failures = [403]
@@ -221,7 +221,7 @@ def test_a_damaged_shard_is_a_sentence(server: str, folder: Path) -> None:
 def test_a_server_without_ranges_is_a_sentence(server: str) -> None:
     data = open_annotations(server, "val")
     Handler.ranges = False
-    with pytest.raises(UnreadableImage, match="its server sends whole objects, not ranges of bytes"):
+    with pytest.raises(UnreadableImage, match="its server sends whole objects; use a server"):
         content(data, 0)
 
 
@@ -236,7 +236,7 @@ def test_an_address_without_shards_is_a_sentence(server: str, folder: Path) -> N
 
 def test_a_server_that_is_not_there_is_a_sentence(monkeypatch) -> None:
     monkeypatch.setattr(remote, "_PAUSE", 0.0)
-    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9/data: it could not be read in 5 tries"):
+    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9/data: it could not be read in 5 attempts"):
         open_annotations("http://127.0.0.1:9/data", "val")
 
 

@@ -294,7 +294,7 @@ def test_a_cache_in_memory_that_others_can_enter_is_not_used(known: Annotations,
     home.chmod(0o777)
     images, (note,) = open_images(known, SHOWN, "ram")
     assert isinstance(images, FileImages)
-    assert re.search(rf"not cached in memory .*: {home} is another user's, or open to others", note)
+    assert re.search(rf"not cached in memory .*: {home} belongs to another user or is open to others", note)
 
 
 @pytest.mark.processes

@@ -17,7 +17,7 @@ from rankless.cli import main
 from rankless.errors import UserError
 from rankless.hardware.memory import peak
 from rankless.launch.planning.fit import Tried, _Search, _sizes, fit
-from rankless.launch.planning.memory_guard import guarded
+from rankless.launch.planning.measurement_worker import guarded
 from rankless.recipe.load import load
 from rankless.recipe.schema import Recipe
 
@@ -116,7 +116,7 @@ def test_what_never_fits_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sentence.startswith(
         "a micro-batch of 1 image does not fit into the memory of this device (0.05 GiB free)"
     )
-    assert sentence.endswith("took more than 0.05 GiB; use a smaller model or smaller images")
+    assert sentence.endswith("needs more than 0.05 GiB; use a smaller model or smaller images")
 
 
 @pytest.mark.processes
@@ -152,4 +152,4 @@ def test_micro_batches_too_small_for_batch_norm_are_passed_over(capfd: pytest.Ca
     assert "the largest that fits: batch.micro=4" in said
     assert main(["fit", *ONE_PIXEL, "batch.images=1", "batch.micro=1"]) == 2
     said = capfd.readouterr().err
-    assert "one value per channel even in 1 image" in said and "use a larger model.image_size" in said
+    assert "one value per channel even with 1 image" in said and "use a larger model.image_size" in said

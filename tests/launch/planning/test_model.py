@@ -12,14 +12,14 @@ from rankless.launch.planning.measuring import SIZES, contended, fitted
 from rankless.launch.planning.model import (
     OVERHEAD,
     Bucket,
-    Gang,
+    Layout,
     Link,
     Machine,
     adding,
     all_to_all,
     buckets_exposed,
-    gang,
     gather,
+    layout,
     memory_exposed,
     parts_exposed,
     ring_all_reduce,
@@ -83,7 +83,7 @@ def test_one_device_has_no_network(step, machine, link):
 
 
 def test_the_tree_sends_what_a_ring_sends_where_every_rank_owns_a_node():
-    ranks, link, size = gang(8, 1, 16), Link(1e9, 1e-9), 1 << 26
+    ranks, link, size = layout(8, 1, 16), Link(1e9, 1e-9), 1 << 26
     tree = all_to_all(ranks, link, size) + adding(ranks, 1e-10, size) + gather(ranks, link, size)
     assert (ranks.most, ranks.nodes) == (1, 8)
     assert tree == pytest.approx(ring_all_reduce(ranks, link, 1e-10, size), rel=1e-5)
@@ -92,14 +92,17 @@ def test_the_tree_sends_what_a_ring_sends_where_every_rank_owns_a_node():
 
 def test_uneven_ranks_send_more():
     # Eight micro-batches on three ranks: 0-2, 3-5, 6-7 are 2, 2 and 1 whole nodes of the tree.
-    ranks = gang(3, 1, 8)
+    ranks = layout(3, 1, 8)
     assert (ranks.most, ranks.least, ranks.nodes) == (2, 1, 5)
     assert all_to_all(ranks, Link(1e9, 0.0), 3000) == pytest.approx(4 * 1000 / 1e9)
 
 
 def test_the_devices_of_a_machine_share_its_network():
     link = Link(1e9, 0.0)
-    apart, shared = all_to_all(Gang(8, 1, 1, 1, 8), link, 8000), all_to_all(Gang(8, 4, 1, 1, 8), link, 8000)
+    apart, shared = (
+        all_to_all(Layout(8, 1, 1, 1, 8), link, 8000),
+        all_to_all(Layout(8, 4, 1, 1, 8), link, 8000),
+    )
     assert apart == pytest.approx(7 * 1000 / 1e9)
     assert shared == pytest.approx(4 * 4 * 1000 / 1e9)  # each of four to each of four elsewhere
 
@@ -107,7 +110,7 @@ def test_the_devices_of_a_machine_share_its_network():
 def test_a_backward_pass_hides_all_but_the_last_buckets():
     # Adding is computing; and a bucket is gathered when the next one is ready.
     step, one = work(totals=0, add=0.0), work(buckets=2, totals=0, add=0.0)
-    ranks, link = gang(8, 1, 8), Link(1e12, 1e-7)
+    ranks, link = layout(8, 1, 8), Link(1e12, 1e-7)
     assert tree_exposed(step, ranks, link, 1.0) == pytest.approx(
         tree_exposed(one, ranks, link, 1.0), rel=0.01
     )
@@ -121,7 +124,7 @@ def test_a_backward_pass_hides_all_but_the_last_buckets():
 
 # Two ranks, two buckets of 4 MiB that are ready after 4 and 8 ms of a backward pass of 8 ms. A MiB takes 1 ms
 # on the link, so an all-to-all or a gather of a bucket takes 2 ms. Adding 1 MiB takes 1 ms: 2 ms a bucket.
-TWO, MIB = Gang(2, 1, 1, 1, 2), 1 << 20
+TWO, MIB = Layout(2, 1, 1, 1, 2), 1 << 20
 EXAMPLE = (Bucket(4 * MIB, 0.5), Bucket(4 * MIB, 1.0)), TWO, Link(MIB * 1e3, 0.0), 1e-3 / MIB, 8e-3
 
 
@@ -141,7 +144,7 @@ def test_the_order_over_gloo_agrees_with_a_case_by_hand():
 
 def test_the_network_carries_other_parts_while_it_waits_for_a_first_byte():
     # Eight parts of 1 ms: all-to-alls until 8 ms. All but the last of the eight gathers fill the latency.
-    ranks, late = Gang(2, 1, 1, 1, 2), Link(MIB * 1e3, 2e-3)
+    ranks, late = Layout(2, 1, 1, 1, 2), Link(MIB * 1e3, 2e-3)
     assert parts_exposed([Bucket(16 * MIB, 0.0)], ranks, late, 0.0, 0.0) == pytest.approx(
         (16 + 2) * 1e-3, abs=OVERHEAD * 10
     )
@@ -153,7 +156,7 @@ def test_the_network_carries_other_parts_while_it_waits_for_a_first_byte():
 def test_memory_is_copied_as_often_as_by_the_exchange_itself():
     # Four ranks, three micro-batches each: nodes of one and two leaves, eight in all. The shards of two nodes
     # for three others are copied, seven shards are added, and the total is copied.
-    ranks, link = gang(4, 4, 12), Link(1e9, 0.0, copy=1e-3)
+    ranks, link = layout(4, 4, 12), Link(1e9, 0.0, copy=1e-3)
     assert (ranks.most, ranks.nodes) == (2, 8)
     assert memory_exposed(ranks, link, 4) - memory_exposed(ranks, link, 0) == pytest.approx(
         (2 * 3 + 7 + 4) * 1e-3
@@ -220,7 +223,7 @@ def test_the_literature_is_asked_where_micro_batches_run_out(devices, words):
 
 
 def test_a_link_is_found_again_from_the_times_of_its_exchanges():
-    link, add, ranks = Link(2e9, 1e-4, overlaps=False, copy=2e-10), 1e-10, Gang(2, 2, 1, 1, 2)
+    link, add, ranks = Link(2e9, 1e-4, overlaps=False, copy=2e-10), 1e-10, Layout(2, 2, 1, 1, 2)
     sockets = {
         f"{size}": all_to_all(ranks, link, size) + adding(ranks, add, size) + gather(ranks, link, size)
         for size in SIZES

@@ -9,7 +9,6 @@ from small_plans import work
 
 from rankless import cli
 from rankless.launch.planning import plan as planning
-from rankless.launch.planning import report
 from rankless.launch.planning.model import Link, Machine, row, rows
 from rankless.launch.planning.plan import Checked
 from rankless.launch.planning.units import PlanOptions
@@ -93,7 +92,7 @@ def test_steps_and_the_network_are_measured_here(capsys, monkeypatch):
     assert [each.processes for each in found.checks] == [2]
     assert all(each.measured > 0 and each.predicted > 0 for each in found.checks)
     json.dumps(found.as_json())
-    text = "\n".join(report.lines(found))
+    text = "\n".join(planning.lines(found))
     assert "over gloo and the loopback interface" in text
     assert "predicted" in text
 
@@ -121,7 +120,7 @@ def test_the_table_marks_what_was_asked_and_where_the_batch_grows():
         step, machine, link, asked, rows(step, machine, link, 32), ["where from"], ["what is known"],
         [Checked(2, 0.21, 0.2)],
     )  # fmt: skip
-    lines = list(report.lines(found))
+    lines = list(planning.lines(found))
     assert lines[1].split() == ["2", "210", "ms", "200", "ms", "+5%"]
     marked = [line for line in lines if line.startswith("→")]
     assert marked[0].split()[:3] == ["→", "32", "128*"]

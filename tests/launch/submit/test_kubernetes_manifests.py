@@ -251,7 +251,7 @@ def test_kubectl_gets_the_manifests_and_its_refusal_is_reported(
     monkeypatch.setenv("PATH", str(tmp_path))
     command = [*WORDS.format(recipe="digits").split(), "--apply"]
     assert cli.main(command) == 2
-    assert "error: kubectl: no such command here" in capsys.readouterr().err
+    assert "error: kubectl: no such command on this machine" in capsys.readouterr().err
     fake = tmp_path / "kubectl"
     fake.write_text("#!/bin/bash\nexec >&2\necho forbidden\nexit 1\n")
     fake.chmod(0o755)

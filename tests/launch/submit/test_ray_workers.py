@@ -54,7 +54,7 @@ def test_workers_compute_on_what_was_asked_for_here(monkeypatch: pytest.MonkeyPa
 )
 def test_a_rank_takes_a_gpu_where_there_is_one(cluster: dict[str, float], expected: dict[str, float]) -> None:
     assert ray._resources(Request("digits", devices=4, cpus=2), cluster) == expected
-    with pytest.raises(ray.UserError, match=r"--devices: 5 ranks take .* has"):
+    with pytest.raises(ray.UserError, match=r"--devices: 5 ranks need .* has"):
         ray._resources(Request("digits", devices=5, cpus=2), cluster)
 
 

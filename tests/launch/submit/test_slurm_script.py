@@ -202,7 +202,7 @@ def test_sbatch_gets_the_script_and_its_refusal_is_reported(
     command = ["submit", "slurm", "digits", "--gres", "none"]
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(command) == 2
-    assert "error: sbatch: no such command here" in capsys.readouterr().err
+    assert "error: sbatch: no such command on this machine" in capsys.readouterr().err
     fake = tmp_path / "sbatch"
     fake.write_text("#!/bin/bash\nexec >&2\necho invalid partition\nexit 1\n")
     fake.chmod(0o755)
@@ -221,7 +221,7 @@ def test_sbatch_gets_the_script_and_its_refusal_is_reported(
         fake.write_text(f"#!/bin/bash\nexec >&2\necho 'Batch job submission failed: {words}'\nexit 1\n")
         assert cli.main(["submit", "slurm", "digits", "--devices", "2"]) == 2
         said = capsys.readouterr().err
-        assert words in said and "sinfo --format '%N %G'" in said and "or --gres none where" in said
+        assert words in said and "sinfo --format '%N %G'" in said and "or --gres none if" in said
     fake.write_text('#!/bin/bash\nwhile IFS= read -r line; do echo "$line"; done > script; echo "41;lab"\n')
     assert cli.main(command) == 0
     out = capsys.readouterr().out

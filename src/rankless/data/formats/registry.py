@@ -160,7 +160,7 @@ def _recognized_remote(root: str, format: str) -> str:
         )
     page = format_named(REMOTE)
     forget_states()
-    range_cache.user_cache().tidy()
+    range_cache.user_cache().trim()
     try:
         why = page.recognize(RemotePath(root))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The findings of ``rankless doctor``, each with an observed state and a fix, and a table of them."""
+"""The findings of ``rankless doctor``, and a table of findings."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Check:
 
     Attributes:
         name: name of the item.
-        level: ``error`` prevents training; ``warning`` may do so.
+        level: ``error`` if the finding prevents training, ``warning`` if it may do so, otherwise ``ok``.
         value: observed state.
-        fix: advice, if possible a command; empty if all is well.
+        fix: advice, if possible as a command; empty if the level is ``ok``.
         host: name of the host; empty for this machine, or for all hosts.
     """
 
@@ -49,36 +49,36 @@ def error(name: str, value: str, fix: str) -> Check:
     return Check(name, "error", value, fix)
 
 
-def run(looks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check]:
-    """Run all checks in parallel; a check that fails or exceeds ``seconds`` becomes a finding."""
+def run(checks: Mapping[str, Callable[[], Check]], seconds: float) -> list[Check]:
+    """Run checks in parallel; a check that fails or takes more than ``seconds`` becomes a finding."""
     found: dict[str, Check] = {}
 
-    def look(name: str) -> None:
+    def work(name: str) -> None:
         try:
-            found[name] = looks[name]()
+            found[name] = checks[name]()
         except UserError as problem:
             found[name] = error(name, "; ".join(problem.problems), "fix this problem")
         except Exception as problem:
             value = f"could not be checked ({type(problem).__name__}: {problem})"
             found[name] = warning(name, value, "check it by hand")
 
-    threads = [threading.Thread(target=look, args=(name,), daemon=True) for name in looks]
+    threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in checks]
     for thread in threads:
         thread.start()
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(until - time.monotonic(), 0))
-    slow = "a name server or a network disk does not answer; check it by hand"
+    slow = "a name server or a network disk does not respond; check it by hand"
     done = dict(found)
-    return [done.get(name) or error(name, f"no answer within {seconds:g} s", slow) for name in looks]
+    return [done.get(name) or error(name, f"no answer within {seconds:g} s", slow) for name in checks]
 
 
 _ORDER = ("ok", "warning", "error")
-_LONG = 24  # maximum width of the host names, in columns
+_LONG = 24  # maximum width of host names in columns
 
 
 def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
-    """Merge equal findings of several hosts and sort them by level, errors last.
+    """Merge equal findings of several hosts, and sort them by level, with errors last.
 
     ``hosts`` contains the names of all hosts; it is empty if only this machine was checked.
     """
@@ -94,15 +94,15 @@ def merged(checks: Sequence[Check], hosts: Sequence[str]) -> list[Check]:
 
 
 def lines(checks: Sequence[Check], hosts: Sequence[str], columns: int | None = None) -> list[str]:
-    """Return the lines of a table (level, item, hosts, value), with fixes below findings, and a summary."""
+    """Return the lines of a table of findings and fixes, followed by a summary."""
     rows = merged(checks, hosts)
     columns = max(columns or shutil.get_terminal_size((110, 24)).columns, 60)
-    thing = max([len(row.name) for row in rows], default=0)
+    item = max([len(row.name) for row in rows], default=0)
     host = min(max([len(row.host) for row in rows], default=0), _LONG)
     table = []
     for row in rows:
-        head = f"{row.level:7}  {row.name:{thing}}  " + (f"{row.host:{host}}  " if host else "")
-        indent = " " * (9 + thing + 2 + (host + 2 if host else 0))
+        head = f"{row.level:7}  {row.name:{item}}  " + (f"{row.host:{host}}  " if host else "")
+        indent = " " * (9 + item + 2 + (host + 2 if host else 0))
         table += _wrapped(row.value, head, indent, columns)
         if row.fix:
             table += _wrapped(row.fix, f"{indent}fix: ", f"{indent}     ", columns)

@@ -1,4 +1,4 @@
-"""Checks that each machine runs on itself: software, processors, limits, network, disks and ranks."""
+"""Check this machine: software, processors, limits, network, disks and ranks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def processor(model: str | None = None, flags: frozenset[str] | None = None) -> 
     value = f"{model}, {best or platform.machine()}"
     if flags and "avx2" not in flags:
         return warning(
-            "CPU", f"{value}: no AVX2, so training on it is slow", "use a newer processor, or cpu_isa=native"
+            "CPU", f"{value}: no AVX2, so training is slow", "use a newer processor, or cpu_isa=native"
         )
     return ok("CPU", value)
 
@@ -70,12 +70,12 @@ def cores(root: Path = Path("/"), every: int | None = None, threads: int = 1) ->
     usable, every = usable_cores(root), every or os.cpu_count() or 1
     value = f"{usable} of {every}"
     if usable < every:
-        value += " (the affinity or a control group allows no more)"
+        value += " (limited by the affinity or a control group)"
     if usable < threads:
         return warning(
             "cores",
             f"{value}, but a rank has {threads} threads",
-            f"threads={usable}, or give the container more, as in: docker run --cpus {threads}",
+            f"use threads={usable}, or give the container more cores, as in: docker run --cpus {threads}",
         )
     return ok("cores", value)
 
@@ -84,14 +84,14 @@ def memory(free: int | None = None) -> Check:
     """Check the available memory."""
     free = available() if free is None else free
     value = f"{in_gb(free)} free"
-    fix = "end other programs (see: ps aux --sort=-rss | head), or raise the container's limit"
+    fix = "close other programs (see: ps aux --sort=-rss | head), or raise the container's limit"
     if free < GB // 2:
         return error("memory", value, fix)
     return warning("memory", value, fix) if free < 2 * GB else ok("memory", value)
 
 
 def shared_memory(folder: Path = _SHM) -> Check:
-    """Check the size of /dev/shm, through which loader processes pass batches."""
+    """Check the free space in /dev/shm, through which loader processes pass batches."""
     fix = "docker run --shm-size 8g, or: mount -o remount,size=8G /dev/shm"
     try:
         usage = shutil.disk_usage(folder)
@@ -104,7 +104,7 @@ def shared_memory(folder: Path = _SHM) -> Check:
 
 
 def open_files(limit: int | None = None) -> Check:
-    """Check ``ulimit -n``, which limits the sockets to ranks and the files of loader processes."""
+    """Check ``ulimit -n``, which limits the number of open files and sockets."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = soft if limit is None else limit
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
@@ -117,7 +117,7 @@ def open_files(limit: int | None = None) -> Check:
 
 
 def locked_memory(limit: int | None = None, devices: Path = Path("/sys/class/infiniband")) -> Check:
-    """Check ``ulimit -l``, the memory that RDMA may register; it matters only with InfiniBand or RoCE."""
+    """Check ``ulimit -l``, which limits the memory for RDMA and matters only with InfiniBand or RoCE."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if limit is None else limit
     names = sorted(path.name for path in devices.iterdir()) if devices.is_dir() else []
     if soft == resource.RLIM_INFINITY:
@@ -135,11 +135,11 @@ class Cards:
 
     Attributes:
         names: names of the GPUs that PyTorch sees.
-        free: unused fraction of each GPU's memory.
+        free: free fraction (0–1) of each GPU's memory.
         driver: version of the kernel driver; empty without a driver.
         library: versions of CUDA and NCCL in PyTorch.
         switched: whether there is an NVSwitch.
-        managed: whether the fabric manager runs.
+        managed: whether the fabric manager is running.
     """
 
     names: Sequence[str]
@@ -151,7 +151,7 @@ class Cards:
 
 
 def cards(root: Path = Path("/")) -> Cards:
-    """Return the visible GPUs of this machine; ``root`` is the parent of ``dev`` and ``proc``."""
+    """Return the visible GPUs of this machine; ``root`` is the folder that contains ``dev`` and ``proc``."""
     import torch
 
     from rankless.engine.environment import nvidia_driver
@@ -181,7 +181,7 @@ def cards(root: Path = Path("/")) -> Cards:
 
 
 def gpus(seen: Cards | None = None) -> Check:
-    """Check that PyTorch sees the GPUs, and that they are of one kind, unused and connected."""
+    """Check that PyTorch sees the GPUs, and that they are of one kind, unused, and connected."""
     seen = seen or cards()
     if not seen.names:
         if not seen.driver:
@@ -189,8 +189,8 @@ def gpus(seen: Cards | None = None) -> Check:
         return error(
             "GPU",
             f"driver {seen.driver}, but PyTorch sees no GPU ({seen.library or 'built for CPUs'})",
-            "check that nvidia-smi lists them and CUDA_VISIBLE_DEVICES is not empty, and install a "
-            "PyTorch that is built for this driver's CUDA",
+            "check that nvidia-smi lists the GPUs and that CUDA_VISIBLE_DEVICES is not empty, and install a "
+            "version of PyTorch that is built for this driver's CUDA",
         )
     counts = {name: list(seen.names).count(name) for name in dict.fromkeys(seen.names)}
     kinds = ", ".join(f"{count} × {name}" for name, count in counts.items())
@@ -203,11 +203,15 @@ def gpus(seen: Cards | None = None) -> Check:
         )
     if len(counts) > 1:
         return warning(
-            "GPU", value, "CUDA_VISIBLE_DEVICES: use GPUs of one kind, because others round differently"
+            "GPU",
+            value,
+            "select GPUs of one kind with CUDA_VISIBLE_DEVICES, because others round differently",
         )
     if busy := [str(number) for number, share in enumerate(seen.free) if share < 0.5]:
         what = counted(len(busy), "GPU")
-        return warning("GPU", f"{value}; the memory of {what} is in use ({', '.join(busy)})", "nvidia-smi")
+        return warning(
+            "GPU", f"{value}; the memory of {what} is in use ({', '.join(busy)})", "see nvidia-smi"
+        )
     return ok("GPU", value)
 
 
@@ -217,7 +221,7 @@ def space(run: Path, free: int | None = None) -> Check:
     free = shutil.disk_usage(folder).free if free is None else free
     value, fix = (
         f"{in_gb(free)} free in {folder}",
-        f"make room (du -xsh {folder}/* | sort -h), or another --run",
+        f"make room (see: du -xsh {folder}/* | sort -h), or use another --run",
     )
     if free < GB:
         return error("disk", value, fix)
@@ -246,9 +250,9 @@ _STEPS: dict[str, Callable[[IO[bytes]], None]] = {"fsync": _flush, "flock": _loc
 
 
 def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = None) -> Check:
-    """Check that files in ``run`` or its nearest existing parent can be flushed, locked and renamed."""
+    """Check that files in ``run`` (or its nearest existing parent) can be flushed, locked and renamed."""
     folder, failed = existing(run), []
-    fix = f"let this user write to {folder}, or give a --run on a local disk, NFS 4 or Lustre with flock"
+    fix = f"let this user write to {folder}, or use a --run on a local disk, NFS 4 or Lustre with flock"
     try:
         file = tempfile.NamedTemporaryFile("wb", buffering=0, prefix=".rankless-doctor-", dir=folder)  # noqa: SIM115
     except OSError as problem:
@@ -260,12 +264,12 @@ def writing(run: Path, steps: dict[str, Callable[[IO[bytes]], None]] | None = No
             except OSError as problem:
                 failed.append(f"{name} ({problem.strerror})")
     if failed:
-        return error("run directory", f"{folder}: cannot do {', '.join(failed)}", fix)
-    return ok("run directory", f"{folder}: writes, locks and renames")
+        return error("run directory", f"{folder}: not supported: {', '.join(failed)}", fix)
+    return ok("run directory", f"{folder}: can be written, locked and renamed")
 
 
 def existing(path: Path) -> Path:
-    """Return the path if it exists, otherwise its nearest existing parent."""
+    """Return ``path`` if it is a folder; otherwise, return its nearest existing parent."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
@@ -278,18 +282,20 @@ _CONTAINERS = ("docker", "br-", "virbr", "cni", "flannel", "veth", "podman")
 def own_name(
     name: str | None = None, found: Sequence[str] | None = None, own: Sequence[str] | None = None
 ) -> Check:
-    """Check the addresses to which the machine's own name resolves."""
+    """Check the addresses to which this machine's name resolves."""
     name = name or platform.node()
     found = addresses_of(name) if found is None else found
     own = [address for every in interfaces().values() for address in every] if own is None else own
     public = next((one for one in own if not is_loopback(one) and not _is_link_local(one)), "ITS-ADDRESS")
-    fix = f"in /etc/hosts: {public} {name}"
+    fix = f"add to /etc/hosts: {public} {name}"
     if not found:
         return warning("own name", f"{name} cannot be resolved", fix)
     value = f"{name} → {', '.join(found)}"
     if is_loopback(found[0]):
         return warning(
-            "own name", f"{value}: ranks on other machines cannot reach it", f"{fix}, and no other line"
+            "own name",
+            f"{value}: ranks on other machines cannot reach it",
+            f"{fix}, and remove other lines with this name",
         )
     if own and (stray := [one for one in found if one.partition("%")[0] not in own]):
         return warning("own name", f"{value}: this machine does not have {', '.join(stray)}", fix)
@@ -309,7 +315,7 @@ def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
             families |= {6 if ":" in one else 4 for one in usable}
     if not shown:
         fix = "for several machines: ip link set DEVICE up, ip addr add ADDRESS/24 dev DEVICE"
-        return warning("interfaces", "none besides the loopback", fix)
+        return warning("interfaces", "none except the loopback", fix)
     value = f"{'; '.join(shown)}; IPv{' and IPv'.join(map(str, sorted(families))) or '4 of containers alone'}"
     return ok("interfaces", value)
 
@@ -317,23 +323,23 @@ def addresses(found: Mapping[str, Sequence[str]] | None = None) -> Check:
 def chosen_interface(
     environment: Mapping[str, str] = os.environ, found: Mapping[str, Sequence[str]] | None = None
 ) -> Check:
-    """Check the network interface that gloo's and NCCL's environment variables select."""
+    """Check the network interface that the environment variables of gloo and NCCL select."""
     found = interfaces() if found is None else found
-    asked = {name: environment[name] for name in _VARIABLES if environment.get(name)}
+    given = {name: environment[name] for name in _VARIABLES if environment.get(name)}
     missing = {
         variable: value
-        for variable, value in asked.items()
-        if not any(_is_meant(value, name) for name in found)
+        for variable, value in given.items()
+        if not any(_selects(value, name) for name in found)
     }
-    value = ", ".join(f"{name}={chosen}" for name, chosen in asked.items())
+    value = ", ".join(f"{name}={chosen}" for name, chosen in given.items())
     if missing:
-        fix = f"unset {' '.join(missing)}, or name one of {', '.join(found)}"
+        fix = f"unset {' '.join(missing)}, or set it to one of {', '.join(found)}"
         return error("chosen interface", f"{value}, which does not exist", fix)
-    return ok("chosen interface", value or "the one that leads to the others")
+    return ok("chosen interface", value or "the one that leads to the other hosts")
 
 
 def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:
-    """Check that torchrun's usual port is free."""
+    """Check that torchrun's default port is free."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -341,13 +347,12 @@ def rendezvous_port(port: int = _TORCHRUN_PORT) -> Check:
         except OSError as problem:
             if problem.errno != errno.EADDRINUSE:
                 raise
-            fix = f"ss -ltnp 'sport = :{port}' shows it; end it if it is left, or: torchrun --master-port …"
+            fix = f"find it with ss -ltnp 'sport = :{port}' and stop it, or use torchrun --master-port …"
             return warning("port", f"another program listens on {port}, which torchrun uses", fix)
     return ok("port", f"{port} is free")
 
 
-def _is_meant(value: str, interface: str) -> bool:
-    """Check whether the value of a gloo or NCCL variable selects ``interface``."""
+def _selects(value: str, interface: str) -> bool:
     if value.startswith("^"):
         return True
     exact = value.startswith("=")
@@ -369,7 +374,7 @@ _REAPERS = ("systemd", "init", "tini", "dumb-init", "docker-init")
 
 @dataclass(frozen=True)
 class Process:
-    """A process as the kernel describes it."""
+    """A process in ``/proc``."""
 
     id: int
     parent: int
@@ -379,7 +384,7 @@ class Process:
 
 
 def processes(root: Path = Path("/proc")) -> list[Process]:
-    """Return all processes that are visible in ``root``."""
+    """Return all processes in ``root``."""
     found = []
     for folder in root.iterdir():
         if not folder.name.isdigit():
@@ -397,7 +402,7 @@ def processes(root: Path = Path("/proc")) -> list[Process]:
 
 
 def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -> Check:
-    """Check for ranks of this user whose launcher is gone."""
+    """Check for ranks of this user whose launcher has exited."""
     user = os.getuid() if user is None else user
     every = {process.id: process for process in (processes() if found is None else found)}
     ranks = [one for one in every.values() if one.user == user and _RANK.fullmatch(one.name)]
@@ -406,25 +411,25 @@ def leftovers(found: Iterable[Process] | None = None, user: int | None = None) -
         numbers = " ".join(str(rank.id) for rank in left)
         names = ", ".join(sorted({rank.name for rank in left}))
         value = f"{counted(len(left), 'process', 'processes')} without a launcher ({names})"
-        return error("leftover ranks", value, f"kill {numbers}; kill -9 {numbers} if they stay")
-    return ok("leftover ranks", f"none; {counted(len(ranks), 'rank')} at work" if ranks else "none")
+        return error("leftover ranks", value, f"kill {numbers}, or kill -9 {numbers} if that does not help")
+    return ok("leftover ranks", f"none; {counted(len(ranks), 'rank')} in use" if ranks else "none")
 
 
 def _is_adopted(parent: Process | None) -> bool:
-    """Check whether a process has lost the parent that started it."""
+    """Check whether ``parent`` is a process that adopts orphans and not a launcher."""
     if parent is None:  # the parent is outside this container
         return False
     is_reaper = parent.id == 1 or parent.name in _REAPERS
     return is_reaper and not _LAUNCHER.search(parent.command)
 
 
-_LIMIT = 30.0  # seconds for a check, imports included
+_LIMIT = 30.0  # seconds for all checks, including imports
 DATA_LIMIT = 300.0
 """Time limit in seconds for reading the data for the first time."""
 
 
 def checks(directory: Path, threads: int = 1) -> list[Check]:
-    """Run all checks of this machine and return the findings."""
+    """Run all checks of this machine, and return the findings."""
     return run(
         {
             "software": software,
@@ -450,19 +455,19 @@ def checks(directory: Path, threads: int = 1) -> list[Check]:
 def data(recipe: Recipe) -> Check:
     """Check that the recipe's data can be read."""
 
-    def look() -> Check:
+    def check() -> Check:
         from rankless.tasks import data_digest
 
         try:
-            return of_data(recipe.data.root, data_digest(recipe), [])
+            return data_finding(recipe.data.root, data_digest(recipe), [])
         except UserError as problem:
-            return of_data(recipe.data.root, None, list(problem.problems))
+            return data_finding(recipe.data.root, None, list(problem.problems))
 
-    return run({"data": look}, DATA_LIMIT)[0]
+    return run({"data": check}, DATA_LIMIT)[0]
 
 
-def of_data(root: str, digest: str | None, problems: list[str]) -> Check:
-    """Return the finding about the data at ``root``: its digest, or the problems found when reading it."""
+def data_finding(root: str, digest: str | None, problems: list[str]) -> Check:
+    """Return a finding about the data at ``root``, given its digest and the problems in it."""
     if problems:
         return error("data", "; ".join(problems), f"rankless data check {shell_word(root)}")
     return ok("data", f"{root}, digest {digest[:12]}" if digest else root)

@@ -1,4 +1,4 @@
-"""Checks of several hosts and the network between them, over the connections that training uses."""
+"""Check several hosts and the network between them, over the same connections as training."""
 
 from __future__ import annotations
 
@@ -15,48 +15,47 @@ from rankless.errors import UserError, counted
 from rankless.launch.doctor import here
 from rankless.launch.doctor.check import Check, error, ok, warning
 from rankless.launch.hosts import messages, preflight
-from rankless.launch.hosts.channel import Way, remedy
-from rankless.launch.hosts.host_pool import A, Asked, HostPool, Member
+from rankless.launch.hosts.channel import Access, remedy
+from rankless.launch.hosts.host_pool import A, Commands, HostPool, Member
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.preflight import Training
 from rankless.launch.hosts.reach import best_address, sources
 from rankless.launch.job import Wanted
 from rankless.recipe.schema import Recipe
 
-_SKEW = 5.0  # seconds; torchrun's elastic rendezvous leaves out hosts that are off by 15
+_SKEW = 5.0  # seconds; torchrun's elastic rendezvous excludes hosts that are off by 15
 
 
-def lost(member: Member, way: Way) -> Check:
-    """Return the finding about a host that cannot be used."""
-    name, fix = remedy(member.lost, member.host.address, way.python)
+def lost(member: Member, access: Access) -> Check:
+    """Return a finding about a host that cannot be used."""
+    name, fix = remedy(member.lost, member.host.address, access.python)
     return error(name, member.lost, fix)
 
 
-def alike(members: Sequence[Member]) -> list[Check]:
+def consistency(members: Sequence[Member]) -> list[Check]:
     """Check that all hosts have the same versions, devices, processors and data."""
     must, may = preflight.differences(members), preflight.rounding(members)
-    found = [error("alike", f"{d.what}: {d.values}", d.fix) for d in must]
-    found += [warning("alike", f"{d.what}: {d.values}; they round differently", d.fix) for d in may]
+    found = [error("consistency", f"{d.what}: {d.values}", d.fix) for d in must]
+    found += [warning("consistency", f"{d.what}: {d.values}; these round differently", d.fix) for d in may]
     if found or len(members) < 2:
         return found
-    return [ok("alike", f"versions, devices, processors and data of {counted(len(members), 'host')}")]
+    value = f"the same versions, devices, processors and data on {counted(len(members), 'host')}"
+    return [ok("consistency", value)]
 
 
 def clocks(skews: Mapping[str, tuple[float, float]]) -> Check:
-    """Check how far the clocks differ.
+    """Check how much the clocks differ.
 
-    ``skews`` maps each host to the seconds by which its clock is ahead of this machine's, and the
-    uncertainty.
+    ``skews`` maps each host to the seconds by which its clock is ahead of this machine's, and the uncertainty
+    of this value.
     """
     ahead, behind = max(skews, key=lambda name: skews[name][0]), min(skews, key=lambda name: skews[name][0])
     apart = skews[ahead][0] - skews[behind][0]
     doubt = skews[ahead][1] + skews[behind][1]
     if apart - doubt < _SKEW:
         return ok("clocks", f"at most {max(apart, 0) + doubt:.3f} s apart")
-    value = (
-        f"{ahead} is {apart:,.1f} s ahead of {behind}: torchrun's elastic rendezvous leaves out late hosts"
-    )
-    return warning("clocks", value, f"sudo timedatectl set-ntp true on {ahead} and {behind}")
+    value = f"{ahead} is {apart:,.1f} s ahead of {behind}: torchrun's elastic rendezvous excludes late hosts"
+    return warning("clocks", value, f"run sudo timedatectl set-ntp true on {ahead} and {behind}")
 
 
 Answers = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -64,7 +63,7 @@ Answers = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def connections(answers: Answers) -> list[Check]:
-    """Check that every host reaches every other in both directions, even with large packets."""
+    """Check that every host reaches every other host, even with large packets."""
     found: list[Check] = []
     used: list[str] = []
     for one, other in ((a, b) for a in answers for b in answers if a != b):
@@ -84,7 +83,6 @@ def connections(answers: Answers) -> list[Check]:
 
 
 def _unreachable(one: str, other: str, tried: Mapping[str, Mapping[str, Any]]) -> Check:
-    """Return the finding that one host does not reach another, with the reason."""
     small = [(address, answer) for address, answer in tried.items() if "failed" not in answer]
     if small:
         address, answer = small[0]
@@ -92,28 +90,27 @@ def _unreachable(one: str, other: str, tried: Mapping[str, Mapping[str, Any]]) -
         return error(
             "connections",
             f"{one} → {other} at {address}: connects, but large packets are lost ({name} has MTU {size})",
-            f"ip link set {name} mtu 1500 on {one} and {other}, or have the network carry {size} bytes",
+            f"run ip link set {name} mtu 1500 on {one} and {other}, or set up the network for {size} bytes",
         )
     why = "; ".join(f"{address}: {answer['failed']}" for address, answer in tried.items())
     return error(
         "connections",
-        f"{one} → {other}: no connection ({why or f'{other} has no address that others could reach'})",
-        f"allow TCP from {one} to all ports of {other} in the firewall, or put both into one network",
+        f"{one} → {other}: no connection ({why or f'{other} has no address for other hosts'})",
+        f"allow TCP from {one} to all ports of {other} in the firewall, or connect both to one network",
     )
 
 
 def _packets(one: str, other: str, answers: Answers) -> list[Check]:
-    """Return a warning if the two ends of a connection have different MTUs."""
     there = {answer["mtu"] for answer in answers[one][other]["tried"].values() if answer.get("large")}
     back = {answer["mtu"] for answer in answers[other][one]["tried"].values() if answer.get("large")}
     if not there or not back or there & back:
         return []
     sizes = f"{max(there)} on {one}, {max(back)} on {other}"
-    return [warning("MTU", sizes, f"ip link set DEVICE mtu {min(there | back)} on both")]
+    return [warning("MTU", sizes, f"run ip link set DEVICE mtu {min(there | back)} on both hosts")]
 
 
 def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
-    """Check that hosts resolve each other's ``own`` names, on which torchrun and MPI may depend."""
+    """Check that hosts resolve the ``own`` names of other hosts, on which torchrun and MPI may depend."""
     found = []
     for other, name in own.items():
         missing = [
@@ -130,7 +127,7 @@ def resolving(answers: Answers, own: Mapping[str, str]) -> list[Check]:
                 warning(
                     "names",
                     f"{', '.join(missing)}: {name} does not resolve to {other}",
-                    f"in /etc/hosts there: {addresses[0]} {name} (only MASTER_ADDR={name} needs it)",
+                    f"add to /etc/hosts there: {addresses[0]} {name} (needed only for MASTER_ADDR={name})",
                 )
             )
     return found
@@ -140,32 +137,32 @@ _SLOW = 100e6  # bytes/s; a link of 1 Gbit/s carries 117e6
 
 
 def bandwidth(timing: Mapping[str, Any], hosts: int) -> float:
-    """Return the bytes per second that each host sends; an all-reduce sends its vector twice."""
+    """Return the bytes per second that each host sends during a collective."""
     passes = 2 if timing["name"] == "all-reduce" else 1
     return float(passes * (hosts - 1) / hosts * timing["size"] / timing["seconds"])
 
 
 def network(timings: Sequence[Mapping[str, Any]], hosts: int) -> Check:
-    """Return a finding about latency and bandwidth; it is a warning if the network is below 1 Gbit/s."""
+    """Return a finding about latency and bandwidth; below 1 Gbit/s, it is a warning."""
     latency = min(timing["seconds"] for timing in timings)
     largest = max((one for one in timings if one["name"] == "all-reduce"), key=lambda one: one["size"])
     rate = bandwidth(largest, hosts)
     value = f"{1000 * latency:.2f} ms, {rate / 1e6:,.0f} MB/s between {counted(hosts, 'host')} (gloo)"
     if rate < _SLOW:
-        fix = "ethtool DEVICE shows the speed of a link; connect the hosts to one switch by cable"
+        fix = "check the speed of the link with ethtool DEVICE, and connect the hosts to one switch by cable"
         return warning("network", f"{value}: slower than 1 Gbit/s", fix)
     return ok("network", value)
 
 
 def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
-    """Estimate the duration of a step and the network's share of it.
+    """Estimate the duration of a step, and the network's share of it.
 
     Both are upper bounds, because computing and communication partly overlap.
 
     Args:
-        alone: seconds of a step on the first host by itself.
+        alone: seconds of a step on the first host alone.
         exchange: seconds to exchange the gradients between one rank of each host.
-        shares: number of ranks on each host, the first host's first. Every rank sends.
+        shares: number of ranks on each host, starting with the first host.
     """
     computing = alone * shares[0] / sum(shares)
     sending = exchange * max(shares)
@@ -175,13 +172,13 @@ def step(alone: float, exchange: float, shares: Sequence[int]) -> Check:
         f"on {counted(len(shares), 'host')}; {1000 * alone:,.0f} ms with {shares[0]} on the first alone"
     )
     if total >= alone:
-        fix = "use a faster network, a larger batch.images, or the first host alone"
+        fix = "use a faster network, a larger batch.images, or only the first host"
         return warning("step", f"{value}: more hosts make it slower", fix)
     return ok("step", value)
 
 
 def speed(timings: Sequence[Mapping[str, Any]], hosts: int) -> list[str]:
-    """Return a table of the measurements between hosts: a row per size, two columns per collective."""
+    """Return a table of the measurements between hosts, with a row per size and a column per collective."""
     names = list(dict.fromkeys(timing["name"] for timing in timings))
     if not timings:
         return []
@@ -195,7 +192,7 @@ def speed(timings: Sequence[Mapping[str, Any]], hosts: int) -> list[str]:
             text = (
                 timing and f"{1000 * timing['seconds']:,.2f} ms {bandwidth(timing, hosts) / 1e6:>8,.1f} MB/s"
             )
-            cells += f"{text or 'left out':>26}"
+            cells += f"{text or 'skipped':>26}"
         table.append(f"{row:8}{cells}")
     return table
 
@@ -209,12 +206,13 @@ class Examination:
     """The findings about the hosts and the network between them.
 
     Attributes:
+        checks: findings.
         timings: timings of collectives with one rank per host, as fields of
             :class:`rankless.world.speed.Timing`.
         exchange: seconds to exchange the gradients of one step with one rank per host; 0 without a recipe.
-        step: seconds per step of the recipe on the first host by itself; 0 if not measured.
+        step: seconds per step of the recipe on the first host alone; 0 if not measured.
         measured: number of hosts that took part in the timings.
-        shares: number of ranks that each host would run, in the order of the hosts.
+        shares: number of ranks on each host, in the order of the hosts.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -225,15 +223,15 @@ class Examination:
     shares: list[int] = field(default_factory=list)
 
 
-def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -> Examination:
-    """Check the hosts as far as possible; a host's problems become findings, never exceptions.
+def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, access: Access) -> Examination:
+    """Check the hosts as far as possible; problems become findings, not exceptions.
 
-    With a recipe, also check its data and estimate the network's share of its step.
+    If there is a recipe, also check its data, and estimate the network's share of a step.
     """
-    doctor = _Doctor(HostPool(hosts, way), recipe, run)
+    doctor = _Doctor(HostPool(hosts, access), recipe, run)
     try:
         with redirect_stdout(sys.stderr):  # keeps the output of hosts out of the report
-            doctor.look()
+            doctor.run_checks()
     finally:
         doctor.pool.close()
     found = doctor.found
@@ -245,7 +243,7 @@ def examine(hosts: Sequence[Host], recipe: Recipe | None, run: Path, way: Way) -
 
 
 class _Doctor:
-    """One examination of hosts; a failure on one host does not stop the checks of the others."""
+    """An examination of hosts that continues when a host fails."""
 
     def __init__(self, pool: HostPool, recipe: Recipe | None, run: Path) -> None:
         self.pool, self.recipe, self.run = pool, recipe, run
@@ -253,15 +251,14 @@ class _Doctor:
         self.found = Examination()
         self.reported: set[int] = set()
 
-    def look(self) -> None:
-        """Run all checks of the hosts and the network."""
+    def run_checks(self) -> None:
         self.pool.connect(self.pool.members)
         self.pool.wait_ready()
         self._report_lost()
         self._own_checks()
         self._facts()
         if members := self._there():
-            self.found.checks += alike([member for member in members if member.facts])
+            self.found.checks += consistency([member for member in members if member.facts])
             self._clocks(members)
         if len(self._there()) > 1 and self._connections(self._there()):
             self._speed([member for member in self._there() if member.facts and member.own])
@@ -273,15 +270,15 @@ class _Doctor:
         for member in self.pool.members:
             if member.lost and member.index not in self.reported:
                 self.reported.add(member.index)
-                self._add(member, lost(member, self.pool.way))
+                self._add(member, lost(member, self.pool.access))
 
     def _add(self, member: Member, check: Check) -> None:
         self.found.checks.append(replace(check, host=member.name))
 
     def _ask(
-        self, command: Asked[A], seconds: float, members: Sequence[Member] | None = None
+        self, command: Commands[A], seconds: float, members: Sequence[Member] | None = None
     ) -> dict[int, A]:
-        """Send a command to hosts, report failures, and return the successful replies."""
+        """Send a command to hosts, report failures, and return the other replies by index."""
         members = self._there() if members is None else members
         replies = self.pool.ask(members, command, seconds)
         self._report_lost()
@@ -306,7 +303,7 @@ class _Doctor:
             member.facts = facts = reply.value
             if self.recipe:
                 root = member.host.data or self.recipe.data.root
-                self._add(member, here.of_data(root, facts["data"], facts["problems"]))
+                self._add(member, here.data_finding(root, facts["data"], facts["problems"]))
 
     def _clocks(self, members: Sequence[Member]) -> None:
         skews: dict[str, tuple[float, float]] = {}
@@ -323,7 +320,6 @@ class _Doctor:
             self.found.checks.append(clocks(skews))
 
     def _connections(self, members: list[Member]) -> bool:
-        """Have every host try to connect to every other; return whether all succeed."""
         for index, reply in self._ask(messages.Listen(echo=True), _TRY).items():
             self.pool.members[index].ports = reply.value
         members = [member for member in members if not member.lost]
@@ -346,15 +342,14 @@ class _Doctor:
         return all(check.level != "error" for check in checks)
 
     def _speed(self, members: list[Member]) -> None:
-        """Measure the network, then a step of the recipe on one host."""
         if len(members) < 2:
             return
         lead = members[0]
         parameters = micro_batches = 0
         training = self.training
         if training and self._share(training, members):
-            asked = self._ask(messages.Parameters(recipe=training.json(lead)), _LOOK, [lead])
-            parameters = int(asked[lead.index].value) if asked else 0
+            replies = self._ask(messages.Parameters(recipe=training.json(lead)), _LOOK, [lead])
+            parameters = int(replies[lead.index].value) if replies else 0
             micro_batches = training.recipe.batch.micro_batches
         opened = self._ask(messages.OpenStore(address=lead.own), _TRY, [lead]).get(lead.index)
         if opened is None:
@@ -372,16 +367,15 @@ class _Doctor:
                 size=len(members),
             )
 
-        replies = self._ask(command, _MEASURE, members)
-        if len(replies) == len(members):
+        measured = self._ask(command, _MEASURE, members)
+        if len(measured) == len(members):
             self.found.measured = len(members)
-            self.found.timings = replies[lead.index].timings
-            self.found.exchange = replies[lead.index].exchange
+            self.found.timings = measured[lead.index].timings
+            self.found.exchange = measured[lead.index].exchange
             if training and self.found.exchange:
                 self._step(training, lead)
 
     def _share(self, training: Training, members: Sequence[Member]) -> bool:
-        """Check that there is work for at least one rank on every host."""
         try:
             shares = training.shares(members)
         except UserError as problem:
@@ -392,11 +386,12 @@ class _Doctor:
         return True
 
     def _step(self, training: Training, lead: Member) -> None:
-        """Measure a step of the recipe on the first host only."""
         command = messages.Step(recipe=training.json(lead), devices=self.found.shares[0])
         reply = self.pool.ask([lead], command, _STEPS).get(lead.index, messages.Value(value=0.0))
         self.found.step = reply.value or 0.0
         if not self.found.step:
             why = lead.lost or "; ".join(reply.problems)
-            fix = "check that the recipe trains on this host alone; use a smaller batch.images if it is slow"
+            fix = (
+                "check that the recipe trains on this host alone, or use a smaller batch.images if it is slow"
+            )
             self._add(lead, warning("step", f"could not be measured ({why})", fix))

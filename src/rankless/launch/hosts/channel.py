@@ -1,4 +1,4 @@
-"""The connection to a host's supervisor, over SSH, or without SSH if the host is this machine."""
+"""Connect to a host's supervisor over SSH, or without SSH if the host is this machine."""
 
 from __future__ import annotations
 
@@ -33,46 +33,38 @@ from rankless.messages import line
 
 _KINDS = (".py", ".yaml", ".typed")
 BEAT = 1.0
-"""Seconds between two signs of life sent to a supervisor, which answers each."""
+"""Seconds between two beats, which the supervisor answers."""
 SILENCE = 30.0
 """Seconds of silence after which a host counts as lost; shorter network outages are tolerated."""
 MISSED = 8.0
 """Seconds of silence after which a host counts as lost if ranks of other hosts have lost a peer."""
 OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-"""SSH options for every connection, so that SSH never prompts."""
-# SSH's own keepalive, which gives up a silent host later than the coordinator does.
+"""SSH options for every connection, with which SSH never prompts."""
+# SSH's own keepalive gives up a silent host later than the coordinator does.
 _ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=8")
 _KEPT_LINES = 20
 _CHANGED = r"(?i)(?:\w+ )?host key for (\S+) has changed[^.;\n]*"
-_SAID = (
-    (r"cannot be started|user config", "SSH", "give an --ssh that works here: ssh {address}"),
-    (r"Permission denied", "SSH", "ssh-copy-id {address}, or add its key to ssh-agent (ssh-add)"),
-    (_CHANGED, "SSH", "ssh-keygen -R {known}, if the change is expected (a new machine or system)"),
-    (r"Host key verification failed", "SSH", "ssh {address} once by hand, to see and accept its key"),
-    (r"[Nn]ot known|resolve hostname", "SSH", "use a name that ~/.ssh/config, /etc/hosts or the DNS knows"),
+_FIXES = (
+    (r"cannot be started|user config", "SSH", "use an --ssh that works here: ssh {address}"),
+    (r"Permission denied", "SSH", "run ssh-copy-id {address}, or add its key to ssh-agent (ssh-add)"),
+    (_CHANGED, "SSH", "run ssh-keygen -R {known} if the change is expected (a new machine or system)"),
+    (r"Host key verification failed", "SSH", "run ssh {address} once by hand to see and accept its key"),
+    (r"[Nn]ot known|resolve hostname", "SSH", "use a name in ~/.ssh/config, /etc/hosts or the DNS"),
     (r"Connection refused", "SSH", "start its SSH server (sudo systemctl start ssh)"),
     (r"timed out|No route|unreachable|Connection closed|reset", "SSH", "check that it is up: ping {address}"),
-    (
-        r"No module named '?rankless",
-        "rankless",
-        "add --sync, or install rankless {version} there as it is installed here",
-    ),
-    (r"not found|No such file", "Python", "give --python PATH, the interpreter there"),
-    (
-        r"No module named",
-        "packages",
-        "install the same packages there, or give another interpreter with --python",
-    ),
+    (r"No module named '?rankless", "rankless", "add --sync, or install rankless {version} there"),
+    (r"not found|No such file", "Python", "add --python PATH, an interpreter that exists there"),
+    (r"No module named", "packages", "install the same packages there, or use another --python"),
 )
 
 
 @dataclass(frozen=True)
 class Package:
-    """The code of this copy of rankless, to be sent to hosts and run there (``--sync``).
+    """The code of this copy of Rankless, which is sent to hosts and run there (``--sync``).
 
     Attributes:
-        folder: the folder below the home directory in which to unpack it; its name depends on the content.
-        data: a zip archive in base64.
+        folder: folder below the home directory in which to unpack the code; its name depends on the content.
+        data: zip archive in base64.
     """
 
     folder: str
@@ -80,17 +72,17 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Way:
-    """Settings for reaching hosts and for starting processes there.
+class Access:
+    """Settings for connecting to hosts and for starting processes there.
 
     Attributes:
-        ssh: the SSH command.
-        python: the interpreter of the ranks.
-        helper: the interpreter of the supervisor, which needs no packages.
+        ssh: SSH command.
+        python: interpreter of the ranks.
+        helper: interpreter of the supervisor, which needs no packages.
         env: environment variables of the process.
-        cwd: working directory of the process; the home directory if that does not exist.
-        package: code for the hosts to run; None if they run their own copies.
-        options: the command-line options that express these settings.
+        cwd: working directory of the process, or the home directory if that does not exist.
+        package: code that the hosts run; None if they run their own copies.
+        options: command-line options that give these settings.
     """
 
     ssh: Sequence[str]
@@ -102,11 +94,11 @@ class Way:
     options: Sequence[str] = ()
 
 
-def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
-    """Return the settings from the command line; if ``python`` is None, use this interpreter's path."""
+def host_access(ssh: str, python: str | None, *, sync: bool = False) -> Access:
+    """Return the settings for the given command-line options."""
     env = {name: text for name, text in os.environ.items() if name.startswith("RANKLESS_") and name != HERE}
     env.setdefault("RANKLESS_SECRET", secrets.token_hex(32))  # sent only over SSH (world/secret)
-    if sys.stdout.isatty():  # rank 0 shows its progress bar through a pipe
+    if sys.stdout.isatty():  # rank 0 shows its progress bar although it writes to a pipe
         size = os.get_terminal_size(1)
         env |= {"FORCE_COLOR": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}
     words = ssh_words(ssh)
@@ -116,11 +108,10 @@ def way_over(ssh: str, python: str | None, *, sync: bool = False) -> Way:
     options = ["--ssh", ssh] if words != ["ssh"] else []
     options += ["--python", python] if python else []
     options += ["--sync"] if sync else []
-    return Way(words, python or sys.executable, python or "python3", env, str(Path.cwd()), code, options)
+    return Access(words, python or sys.executable, python or "python3", env, str(Path.cwd()), code, options)
 
 
 def _package() -> Package:
-    """Pack the code of Rankless that runs here, without its dependencies."""
     root = Path(rankless.__file__).parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -138,19 +129,19 @@ Events = queue.Queue[tuple["Channel", Event]]
 class Channel:
     """A connection to a host's supervisor, which is started with the connection.
 
-    All events are put into ``events`` as (channel, event); the last one gives the reason why the connection
-    was ``lost``.
+    Each event is put into ``events`` as (channel, event). The ``lost`` field of the last event gives the
+    reason why the connection ended.
 
     Attributes:
         heard: monotonic time of the last event.
-        is_open: whether events are still wanted.
+        is_open: whether further events are put into the queue.
     """
 
     def __init__(self, host: Host, ssh: Sequence[str], python: str, events: Events) -> None:
         self.host, self.is_open, self.heard = host, True, time.monotonic()
-        self._events, self._said = events, deque[str](maxlen=_KEPT_LINES)
+        self._events, self._output = events, deque[str](maxlen=_KEPT_LINES)
         source = inspect.getsource(supervisor).encode()
-        # Read without a buffer, which would swallow the requests that follow.
+        # Read without a buffer, which would take in the requests that follow.
         code = f"import os\ns,n=b'',{len(source)}\nwhile len(s)<n:s+=os.read(0,n-len(s))or exit()\nexec(s)"
         words = [python, "-u", "-c", code, "rankless supervisor"]
         command = words if host.is_here else [*ssh, *OPTIONS, *_ALIVE, host.address, shlex.join(words)]
@@ -159,7 +150,7 @@ class Channel:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in a terminal is for the coordinator
+            start_new_session=True,  # only the coordinator receives Ctrl-C from the terminal
         )
         self._written: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._written.put(source)
@@ -179,11 +170,11 @@ class Channel:
         self.send("input", text=msgspec.json.encode(command).decode())
 
     def close(self, grace: float = 0.0) -> None:
-        """Tell the supervisor to end itself and everything that it started; do not wait for it."""
+        """Tell the supervisor to end itself and all processes that it started, without waiting for it."""
         self.send("end", grace=grace)
 
     def drop(self) -> None:
-        """Give up the host; its supervisor ends by itself when its lease runs out, or earlier."""
+        """Close the connection; the supervisor ends by itself when its lease expires, or earlier."""
         self.is_open = False
         self._written.put(None)
         with suppress(ProcessLookupError):
@@ -196,20 +187,21 @@ class Channel:
                 try:
                     event = msgspec.json.decode(text, type=Event)
                 except ValueError:  # output of a login script
-                    self._said.append(text.decode(errors="replace").rstrip())
+                    self._output.append(text.decode(errors="replace").rstrip())
                     continue
                 if not event.beat:
                     self._put(event)
         self._process.wait()
         time.sleep(0.05)  # for the last output of ssh
-        why = quoted("; ".join(self._said)) or f"the connection ended with code {self._process.returncode}"
+        why = (
+            main_part("; ".join(self._output)) or f"the connection ended with code {self._process.returncode}"
+        )
         self._put(Event(lost=why))
         self.is_open = False
 
     def _put(self, event: Event) -> None:
-        """Put an event into the queue; while the queue is full, wait, unless events are no longer wanted."""
         while self.is_open:
-            self.heard = time.monotonic()  # the host is not the slow one
+            self.heard = time.monotonic()  # the delay is not the host's
             with suppress(queue.Full):
                 self._events.put((self, event), timeout=BEAT)
                 return
@@ -217,8 +209,8 @@ class Channel:
     def _listen_to_ssh(self) -> None:
         with _piped(self._process.stderr) as errors:
             for text in errors:
-                if said := text.decode(errors="replace").strip():
-                    self._said.append(said)
+                if message := text.decode(errors="replace").strip():
+                    self._output.append(message)
 
     def _write(self) -> None:
         """Write queued requests to the supervisor, and a beat whenever the queue is empty."""
@@ -245,16 +237,16 @@ def _piped(stream: IO[bytes] | None) -> IO[bytes]:
     return stream
 
 
-def quoted(said: str) -> str:
-    """Return SSH's output; if a host key has changed, return only the sentence about that."""
-    changed = re.search(_CHANGED, said)
-    return changed[0] if changed else said
+def main_part(output: str) -> str:
+    """Return ``output``, or only the sentence in it about a changed host key."""
+    changed = re.search(_CHANGED, output)
+    return changed[0] if changed else output
 
 
-def remedy(said: str, address: str, python: str) -> tuple[str, str]:
-    """Return a one-word subject and a fix for an unusable host; ``said`` is the reason."""
-    found = ((name, fix) for pattern, name, fix in _SAID if re.search(pattern, said))
-    name, fix = next(found, ("answer", "look at the output of: ssh {address} {python} -m rankless --version"))
-    changed = re.search(_CHANGED, said)
+def remedy(reason: str, address: str, python: str) -> tuple[str, str]:
+    """Return a one-word subject and a fix for a host that cannot be used for ``reason``."""
+    found = ((name, fix) for pattern, name, fix in _FIXES if re.search(pattern, reason))
+    name, fix = next(found, ("answer", "see the output of: ssh {address} {python} -m rankless --version"))
+    changed = re.search(_CHANGED, reason)
     known = shlex.quote(changed[1]) if changed else ""  # with the port, as in known_hosts
     return name, fix.format(address=address, python=python, version=rankless.__version__, known=known)

@@ -1,7 +1,7 @@
-"""Coordinate training on several hosts: run rounds of ranks, and continue with the remaining hosts.
+"""Coordinate training on several hosts: run rounds of ranks, and continue without lost hosts.
 
 A round is one start of all ranks. It ends when the training ends, when a rank or a host is lost, or when a
-returning host is to join. Every round continues from the newest checkpoint.
+returning host can join. Every round continues from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rankless.errors import INTERRUPTED, STOPPED, UserError, counted
 from rankless.launch.hosts import messages, preflight
-from rankless.launch.hosts.channel import Way
+from rankless.launch.hosts.channel import Access
 from rankless.launch.hosts.host_pool import HostPool, Member
 from rankless.launch.hosts.names import Host
 from rankless.launch.hosts.preflight import Training, names
@@ -27,16 +27,16 @@ from rankless.launch.sharing import too_few
 from rankless.launch.supervisor import GRACE, Death, Progress, RoundEnd, supervise, where_from
 from rankless.printing import say, warn
 
-_WAIT = 600.0  # seconds for hosts to come back when there are fewer than wanted
+_WAIT = 600.0  # seconds for hosts to come back when there are too few
 _SHORT = 60.0  # seconds for quick commands
 _LAST = 10.0  # seconds for hosts to clean up
-_RETRY = 5.0  # seconds between two attempts to reach a host that was lost
-_LONGEST = 300.0  # seconds between two attempts to take back a host that could be reached but not used
-_REPORTED = 4  # refusals for one reason before it is reported: the host's run may still be ending
+_RETRY = 5.0  # seconds between two attempts to reach a lost host
+_LONGEST = 300.0  # maximum seconds between two attempts to readmit a host that can be reached but not used
+_REPORTED = 4  # refusals for one reason before it is reported, because the host's run may still be ending
 
 
 class StopNow(BaseException):
-    """A request to stop before there is anything to save, or a second request to stop."""
+    """Raised after a request to stop if there is nothing to save, or after a second request."""
 
 
 class Coordinator:
@@ -49,23 +49,23 @@ class Coordinator:
     training: Training
     progress: Progress
 
-    def __init__(self, wanted: Wanted, hosts: Sequence[Host], way: Way, requests: Requests) -> None:
+    def __init__(self, wanted: Wanted, hosts: Sequence[Host], access: Access, requests: Requests) -> None:
         self.wanted, self.requests = wanted, requests
-        self.pool = HostPool(hosts, way, self._urgent)
+        self.pool = HostPool(hosts, access, self._urgent)
         self.token = uuid.uuid4().hex
-        self.hosts = Returning(self.pool, warn)
+        self.hosts = Membership(self.pool, warn)
         self.has_started = False
         self.outcome = messages.DryRunOutcome()
         self.traces = list[str]()
-        self.members: list[Member] = []  # hosts of the last round, the host of rank 0 first
-        self.deaths: list[Death] = []  # deaths for the next round's first host to record
+        self.members: list[Member] = []  # hosts of the last round, starting with the host of rank 0
+        self.deaths: list[Death] = []  # deaths that the first host of the next round will record
         self.number = 0
-        self.answered = True  # whether a host has reported how the last round ended
+        self.answered = True  # whether a host has reported the outcome of the last round
         self.unheard = False  # whether the progress of the last round is unknown
         self.waiting_since: float | None = None
 
     def train(self) -> int:
-        """Train to the end and return the exit code."""
+        """Train until the end, and return the exit code."""
         grace = 3.0
         try:
             return self._supervised() if self._start() else 0
@@ -85,10 +85,9 @@ class Coordinator:
                 self._leave(messages.Discard())
             self.pool.close(grace)
             if sys.stdout.isatty():
-                print("\x1b[?25h", end="", flush=True)  # a rank that was killed left the cursor hidden
+                print("\x1b[?25h", end="", flush=True)  # a killed rank may have left the cursor hidden
 
     def _leave(self, command: messages.Command[messages.Answer]) -> None:
-        """Tell the hosts to remove the run if it is a dry run or has trained nothing."""
         self.pool.urgent = lambda: None
         holders = [member for member in self.pool.members if member.index in self.hosts.joined]
         self._send_to_round(holders, messages.Abandon(of=self.number))
@@ -99,7 +98,7 @@ class Coordinator:
             raise StopNow
 
     def _start(self) -> bool:
-        """Begin the run on every host; return False if the run to resume is already finished."""
+        """Start the run on every host; return False if the run to resume is already finished."""
         wanted, members = self.wanted, self.pool.members
         if not wanted.dry_run_steps:
             say(f"connecting to {names(members)}", file=sys.stdout)
@@ -115,7 +114,7 @@ class Coordinator:
         if ranks < wished:
             say(too_few(ranks, wished, "devices"), file=sys.stderr)
         for member in members:  # one after another: they may share a directory
-            command = self.training.beginning(member, self.token, resume=wanted.resume)
+            command = self.training.begin_command(member, self.token, resume=wanted.resume)
             preflight.must(self.pool, [member], command)
             self.hosts.joined.add(member.index)
         preflight.must_meet(self.pool, members)
@@ -133,12 +132,15 @@ class Coordinator:
             return self._dry_run_done(end) if self.wanted.dry_run_steps else self._finished()
         if by := end.stopped_by:
             return self._stopped(signal.Signals(by), end)
-        look = f"see {self.training.run}/logs on the hosts"
-        say(f"error: the ranks could not continue; {look}, then: {self._again()}", file=sys.stderr)
+        logs = f"{self.training.run}/logs"
+        say(
+            f"error: the ranks could not continue; see {logs} on the hosts, then: {self._again()}",
+            file=sys.stderr,
+        )
         return 1
 
     def rounds(self) -> Iterator[RoundEnd]:
-        """Run rounds while there are enough hosts, and yield how each one ended."""
+        """Run rounds while there are enough hosts, and yield the outcome of each round."""
         while members := self._present():
             members = self._meet(members)
             if len(members) < self.wanted.least:
@@ -152,29 +154,29 @@ class Coordinator:
             yield self._round(members)
 
     def record(self, end: RoundEnd) -> None:
-        """Record a round's progress; the next round's first host writes the deaths to the journal."""
+        """Record a round's progress, and keep its deaths for the first host of the next round to record."""
         self.unheard = not self.answered
         if self.answered:
             self._count(end.step)
         self.deaths += end.deaths
 
     def resumes(self, end: RoundEnd) -> str:
-        """Describe where the next round starts, and on which hosts."""
+        """Describe from which checkpoint and on which hosts the next round starts."""
         left = names([member for member in self.pool.members if member.index in self.hosts.joined])
         saved = None if end.lost and not self.progress.step else self.progress.step
         return f"{where_from(saved)} on {left or 'the hosts that come back'}"
 
     def _present(self) -> list[Member]:
-        """Return the hosts that have the run, or none if there are still too few after a time limit."""
+        """Return the hosts that have joined the run, or none if there are too few after a time limit."""
         while self.requests.first is None:
-            self._see_losses()
+            self._report_losses()
             members = [member for member in self.pool.members if member.index in self.hosts.joined]
             if len(members) >= self.wanted.least:
                 return members
             few = f"{counted(len(members), 'host')} left of {len(self.pool.members)}"
             if self.waiting_since is None:
                 self.waiting_since = time.monotonic()
-                warn(f"{few}, waiting for at least {self.wanted.least}")
+                warn(f"{few}; waiting for at least {self.wanted.least}")
             if time.monotonic() > self.waiting_since + _WAIT:
                 say(
                     f"error: {few}, but --min-hosts is {self.wanted.least}; continue later with: "
@@ -182,36 +184,34 @@ class Coordinator:
                     file=sys.stderr,
                 )
                 break
-            self.hosts.look(self.training, self.token)
+            self.hosts.readmit(self.training, self.token)
             self.pool.pump(0.5)
         return []
 
-    def _see_losses(self) -> None:
+    def _report_losses(self) -> None:
         for member in self.hosts.lost():
             text = f"lost {member.name} ({member.lost})"
             warn(text)
             self.deaths.append(Death(None, 0, text))
 
     def _meet(self, members: list[Member]) -> list[Member]:
-        """Find addresses at which the hosts reach each other; leave out unreachable hosts."""
         while members := [member for member in members if not member.lost]:
             missed = preflight.find_addresses(self.pool, members)
             if not missed and not any(member.lost for member in members):
                 break
             if missed:
-                self.hosts.leave_out(preflight.loneliest(self.pool, missed), "the others cannot reach it")
-        self._see_losses()
+                self.hosts.exclude(preflight.least_connected(self.pool, missed), "the others cannot reach it")
+        self._report_losses()
         return members
 
     def _round(self, members: list[Member]) -> RoundEnd:
-        """Run the ranks once and return how they ended."""
         lead, counts = members[0], self.training.shares(members)
         self.pool.speaker = lead
         self.number += 1
         opened = self.pool.ask([lead], messages.OpenStore(address=lead.own), _SHORT).get(lead.index)
         if opened is None or opened.problems:
-            self.hosts.leave_out(lead, "; ".join(opened.problems if opened else [lead.lost]))
-            self._see_losses()
+            self.hosts.exclude(lead, "; ".join(opened.problems if opened else [lead.lost]))
+            self._report_losses()
             self.answered = False
             return RoundEnd(lost=[lead.name])
         first, size = 0, sum(counts.values())
@@ -231,24 +231,27 @@ class Coordinator:
         return self._watch(members)
 
     def _watch(self, members: list[Member]) -> RoundEnd:
-        """Wait until the round has ended on every host; meanwhile, pass on requests and failures."""
         asked = abandoned = regrouping = False
         until = float("inf")
         while waiting := [member for member in members if not member.replies and not member.lost]:
             self.pool.pump(0.1)
-            self._see_losses()
+            self._report_losses()
             if self.requests.first is not None and not asked:
                 asked, until = True, time.monotonic() + GRACE
-                if not regrouping:  # otherwise ranks are already saving, and a second request would kill them
+                if (
+                    not regrouping
+                ):  # otherwise, ranks are already saving, and a second request would kill them
                     self._send_to_round(members, self._request(self.requests.first))
-            failed = any(m.lost or (m.replies and _is_failed(m.replies[0])) for m in members)
+            failed = any(
+                m.lost or (m.replies and (m.replies[0].end.failed or m.replies[0].problems)) for m in members
+            )
             self.pool.missing = failed
             if failed and not abandoned:
                 abandoned, until = True, min(until, time.monotonic() + GRACE)
                 self._send_to_round(
                     [member for member in members if not member.replies], messages.Abandon(of=self.number)
                 )
-            if not (asked or failed or regrouping) and self.hosts.look(self.training, self.token):
+            if not (asked or failed or regrouping) and self.hosts.readmit(self.training, self.token):
                 regrouping, until = True, time.monotonic() + GRACE
                 self._send_to_round(members, self._request(signal.SIGTERM))
             if time.monotonic() > until:
@@ -257,14 +260,14 @@ class Coordinator:
                 for member in waiting:
                     self.pool.lose(member, f"its ranks did not end within {GRACE:.0f} s")
         self.pool.missing = False
-        self._see_losses()
+        self._report_losses()
         replies = {member.index: member.replies.popleft() for member in members if member.replies}
         for member in members:
             if member.index in replies and replies[member.index].left_out:
                 member.left_out = replies[member.index].left_out
                 if not self.training.devices_of([member])[member.index]:
                     self.hosts.forget(member, "all its devices have computed wrong results")
-        lost = [member for member in members if member.lost] + self._leave_out(members, replies)
+        lost = [member for member in members if member.lost] + self._exclude_unable(members, replies)
         self.answered = bool(replies)
         ends = [reply.end for reply in replies.values()]
         by = self.requests.first
@@ -272,30 +275,27 @@ class Coordinator:
         end.signal = int(by or end.signal)
         return end
 
-    def _leave_out(self, members: list[Member], replies: Mapping[int, messages.RoundEnded]) -> list[Member]:
-        """Give up the hosts that could not run their ranks, and return them.
-
-        Raise a UserError if too few hosts remain.
-        """
+    def _exclude_unable(
+        self, members: list[Member], replies: Mapping[int, messages.RoundEnded]
+    ) -> list[Member]:
+        """Give up the hosts that could not run their ranks; raise a UserError if too few hosts remain."""
         problems = {index: reply.problems for index, reply in replies.items() if reply.problems}
         unable = [member for member in members if member.index in problems]
         if unable and len([m for m in members if not m.lost]) - len(unable) < self.wanted.least:
             raise UserError(f"{member.name}: {text}" for member in unable for text in problems[member.index])
         for member in unable:
-            self.hosts.leave_out(member, "; ".join(problems[member.index]))
-        self._see_losses()
+            self.hosts.exclude(member, "; ".join(problems[member.index]))
+        self._report_losses()
         return unable
 
     def _request(self, number: signal.Signals) -> messages.Request:
         return messages.Request(of=self.number, number=int(number))
 
     def _send_to_round(self, members: Sequence[Member], command: messages.Request | messages.Abandon) -> None:
-        """Send hosts a command about the current round."""
         for member in members:
             self.pool.send(member, command)
 
     def _count(self, step: int) -> None:
-        """Record the progress of the last round, whose newest saved step is ``step``."""
         if self.progress.count(step):
             self.hosts.has_trained()
 
@@ -313,10 +313,9 @@ class Coordinator:
         return 0
 
     def _dry_run_done(self, end: RoundEnd) -> int:
-        """Store the results of a dry run and return the exit code."""
         lead = self.members[0]
-        asked = preflight.must(self.pool, [lead], messages.Outcome(run=str(self.training.run)))
-        self.outcome, self.traces = asked[lead.index], [text for _, text in sorted(end.traces.items())]
+        replies = preflight.must(self.pool, [lead], messages.Outcome(run=str(self.training.run)))
+        self.outcome, self.traces = replies[lead.index], [text for _, text in sorted(end.traces.items())]
         return 0
 
     def _stopped(self, by: signal.Signals, end: RoundEnd | None = None) -> int:
@@ -327,38 +326,37 @@ class Coordinator:
         return report_stopped(by, step, self._again(), known=known)
 
     def _again(self) -> str:
-        """Return the command that resumes the training."""
         hosts = ",".join(str(member.host) for member in self.pool.members)
         words = ["rankless", "train", "--resume", "--run", str(self.training.run), "--hosts", hosts]
         least = ["--min-hosts", str(self.wanted.least)] if self.wanted.least > 1 else []
-        return shlex.join([*words, *least, *self.pool.way.options])
+        return shlex.join([*words, *least, *self.pool.access.options])
 
 
-class Returning:
+class Membership:
     """The hosts that have joined the run, and the lost hosts that may return.
 
     Attributes:
-        joined: indices of hosts whose run directory is locked.
+        joined: indices of the hosts whose run directory is locked.
     """
 
     def __init__(self, pool: HostPool, warn: Callable[[str], None]) -> None:
         self.pool, self.warn = pool, warn
         self.joined: set[int] = set()
-        self._asked: dict[int, str] = {}  # last command to a host that has come back
+        self._sent: dict[int, str] = {}  # last command to a returning host
         self._refused: Counter[int] = Counter()
         self._reasons: Counter[tuple[int, str]] = Counter()
         self._retry_at: dict[int, float] = {}
 
     def lost(self) -> list[Member]:
-        """Return the hosts lost since the last call."""
+        """Return the hosts that were lost since the last call."""
         found = [member for member in self.pool.members if member.lost and member.index in self.joined]
         for member in found:  # the lock is gone with the host's process
             self.joined.discard(member.index)
             self._wait(member)
         return found
 
-    def leave_out(self, member: Member, why: str) -> None:
-        """Give up a host that can be reached but not used; attempts to take it back become rarer."""
+    def exclude(self, member: Member, why: str) -> None:
+        """Give up a host that cannot be used, and wait longer before each attempt to readmit it."""
         self._refused[member.index] += 1
         self._reasons[member.index, why] += 1
         if member.index not in self.joined and self._reasons[member.index, why] == _REPORTED:
@@ -374,18 +372,18 @@ class Returning:
         self._retry_at[member.index] = float("inf")
 
     def has_trained(self) -> None:
-        """Reset the count of refusals of the joined hosts, because these hosts have trained."""
+        """Reset the number of refusals of the joined hosts, because they have trained."""
         for index in self.joined:
             del self._refused[index]
 
-    def look(self, training: Training, token: str) -> bool:
-        """Try from time to time to reconnect lost hosts and let them join; return whether one has joined."""
+    def readmit(self, training: Training, token: str) -> bool:
+        """Take the next step to reconnect lost hosts and let them join; return whether one has joined."""
         now, found = time.monotonic(), False
         for member in self.pool.members:
             if member.index in self.joined:
                 continue
             if member.lost:
-                if member.index in self._asked:  # the host was lost again
+                if member.index in self._sent:  # the host was lost again
                     self._wait(member)
                 elif now > self._retry_at.get(member.index, 0.0):
                     self._wait(member)
@@ -395,45 +393,40 @@ class Returning:
         return found
 
     def _ask(self, member: Member, training: Training, token: str) -> bool:
-        """Send a returning host its next command; return whether it has joined."""
-        asked = self._asked.get(member.index)
-        if asked is None:
-            self._asked[member.index] = "facts"
+        """Send the next command to a returning host; return whether the host has joined."""
+        sent = self._sent.get(member.index)
+        if sent is None:
+            self._sent[member.index] = "facts"
             self.pool.order(member, messages.Facts(recipe=training.json(member), run=str(training.run)))
             return False
         if not member.replies:
             return False
         reply = member.replies.popleft()
         problems = list(reply.problems)
-        if asked == "facts" and not problems:
+        if sent == "facts" and not problems:
             member.facts = reply.value
             there = [m for m in self.pool.members if m.index in self.joined and m.facts]
             problems = preflight.problems([*there, member])
         if problems:
-            self.leave_out(member, "; ".join(problems))
-        elif asked == "facts":
-            self._asked[member.index] = "begin"
-            self.pool.order(member, training.beginning(member, token, resume=True))
+            self.exclude(member, "; ".join(problems))
+        elif sent == "facts":
+            self._sent[member.index] = "begin"
+            self.pool.order(member, training.begin_command(member, token, resume=True))
         else:
-            del self._asked[member.index]
+            del self._sent[member.index]
             self.joined.add(member.index)
             self.warn(f"{member.name} is back")
             return True
         return False
 
     def _wait(self, member: Member) -> None:
-        self._asked.pop(member.index, None)
+        self._sent.pop(member.index, None)
         member.facts = {}
         seconds = min(_RETRY * 2 ** min(self._refused[member.index], 10), _LONGEST)
         self._retry_at[member.index] = time.monotonic() + seconds
 
 
-def _is_failed(reply: messages.RoundEnded) -> bool:
-    """Check whether any rank of a host failed."""
-    return bool(reply.end.failed or reply.problems)
-
-
-def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], way: Way) -> int:
+def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], access: Access) -> int:
     """Train on several hosts and print the outcome.
 
     Returns:
@@ -441,4 +434,4 @@ def train_on_hosts(wanted: Wanted, hosts: Sequence[Host], way: Way) -> int:
         could not continue.
     """
     with Requests() as requests:
-        return Coordinator(wanted, hosts, way, requests).train()
+        return Coordinator(wanted, hosts, access, requests).train()

@@ -1,4 +1,4 @@
-"""``--detach`` and ``attach``: runs coordinated by their first host, independently of this machine."""
+"""Start, follow and stop runs whose first host coordinates them (``--detach`` and ``attach``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankless.errors import INTERRUPTED, UserError, escaped
 from rankless.files.reading import MIB, read_text
 from rankless.files.writing import write_atomically
 from rankless.launch.hosts import detached
-from rankless.launch.hosts.channel import OPTIONS, Way, quoted, remedy
+from rankless.launch.hosts.channel import OPTIONS, Access, main_part, remedy
 from rankless.launch.hosts.names import HERE, Host, parse_hosts
 from rankless.launch.job import Wanted
 from rankless.printing import say
@@ -24,16 +24,16 @@ from rankless.recipe.load import dump
 from rankless.runs.overview import DETACHED
 
 _SSH_FAILED = 255
-"""Exit code of SSH for its own failures; otherwise SSH returns the command's exit code."""
+"""Exit code of SSH for its own failures; otherwise, SSH returns the exit code of the command."""
 
 
 class Coordinator(NamedTuple):
     """The coordinator of a detached run.
 
     Attributes:
-        host: the host on which the coordinator runs.
-        ssh, python: the SSH command, and the interpreter on that host, which needs no packages.
-        cwd: the working directory there.
+        host: host on which the coordinator runs.
+        ssh, python: SSH command, and interpreter on the host, which needs no packages.
+        cwd: working directory on the host.
         hosts: all hosts as the user gave them.
     """
 
@@ -52,40 +52,40 @@ def recorded(run: Path) -> Coordinator:
         return Coordinator(host, record["ssh"], record["python"], record["cwd"], record.get("hosts", ""))
     except FileNotFoundError:
         raise UserError(
-            f"{run}: no detached training was started from here; give the --run of a detached training, "
-            "or check its host"
+            f"{run}: no detached training was started from here; give the --run of a detached training "
+            "run, or check its host"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{run / DETACHED}: cannot be read ({error}); check the run's host") from None
 
 
 def sent(program: ModuleType, host: Host, ssh: Sequence[str], python: str) -> list[str]:
-    """Return the command that runs a module's source on a host; the module must not need packages."""
+    """Return the command that sends a module to a host and runs it there without packages."""
     source = base64.b64encode(Path(str(program.__file__)).read_bytes()).decode()
     words = [python, "-u", "-c", f"import base64;exec(base64.b64decode('{source}'))"]
     return words if host.is_here else [*ssh, *OPTIONS, host.address, shlex.join(words)]
 
 
-def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str) -> int:
-    """Start a coordinator on the first host, and leave it running there once the training has begun.
+def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], access: Access, ssh: str) -> int:
+    """Start a coordinator on the first host, and leave it running there once the training has started.
 
     ``run`` is the same path on every host; on this machine, it receives a record of the detached run. The
-    first host reaches the others over SSH (the command ``ssh``) with its own keys. Return 0 if training has
+    first host uses the command ``ssh`` and its own keys to reach the others. Return 0 if the training has
     started, otherwise the coordinator's exit code.
     """
-    if way.package is not None:
+    if access.package is not None:
         raise UserError(
             "--detach: the first host coordinates with its own installation of rankless, which --sync cannot "
-            "replace; install this version there, or drop --detach or --sync"
+            "replace; install this version there, or remove --detach or --sync"
         )
     there = ",".join(map(str, hosts))
     words = ["--run", str(run), "--hosts", there, "--min-hosts", str(wanted.least), "--ssh", ssh]
-    words += ["--python", way.python, *(f"--sink={name}" for name in wanted.sinks)]
+    words += ["--python", access.python, *(f"--sink={name}" for name in wanted.sinks)]
     words += ["--devices", str(wanted.devices)] if wanted.devices else []
     words += ["--resume"] if wanted.resume else []
     recipe = dump(wanted.recipe) if wanted.recipe else None
     argv = [
-        way.python,
+        access.python,
         "-P",
         "-m",
         "rankless",
@@ -93,28 +93,32 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
         *(["{recipe}"] if recipe else wanted.overrides),
         *words,
     ]
-    # Leave out this terminal's variables: on the host, the output goes into a file.
-    env = {name: value for name, value in way.env.items() if name.startswith("RANKLESS_")}
+    # Omit the variables of this terminal, because the output on the host goes into a file.
+    env = {name: value for name, value in access.env.items() if name.startswith("RANKLESS_")}
     request = {"do": "start", "argv": argv, "env": {**env, HERE: hosts[0].name}, "recipe": recipe}
-    request |= {"cwd": way.cwd, "run": str(run)}
-    say(f"starting in {run} on {there} and waiting until it trains")
+    request |= {"cwd": access.cwd, "run": str(run)}
+    say(f"starting the training in {run} on {there}")
     sys.stdout.flush()
-    record = Coordinator(hosts[0], list(way.ssh), way.helper, way.cwd, there)
+    record = Coordinator(hosts[0], list(access.ssh), access.helper, access.cwd, there)
     try:
-        done = _ask(hosts[0], way.ssh, way.helper, request, captured=True)
+        done = _ask(hosts[0], access.ssh, access.helper, request, captured=True)
     except KeyboardInterrupt:
         _record(run, record)
         say(f"\nthe start continues; stop it with: rankless attach {run} --stop")
         return INTERRUPTED
-    said, process = done.stderr.decode(errors="replace").strip(), done.stdout.decode().strip()
+    output, process = done.stderr.decode(errors="replace").strip(), done.stdout.decode().strip()
     if done.returncode and not process:  # nothing has been started
-        said = quoted(said.removeprefix("error: "))
-        fix = f"; {remedy(said, hosts[0].address, way.helper)[1]}" if done.returncode == _SSH_FAILED else ""
-        raise UserError(f"{hosts[0].name}: {said or f'ssh ended with code {done.returncode}'}{fix}")
+        reason = main_part(output.removeprefix("error: "))
+        fix = (
+            f"; {remedy(reason, hosts[0].address, access.helper)[1]}"
+            if done.returncode == _SSH_FAILED
+            else ""
+        )
+        raise UserError(f"{hosts[0].name}: {reason or f'ssh ended with code {done.returncode}'}{fix}")
     if done.returncode == _SSH_FAILED:
         _record(run, record)
-        raise UserError(f"{hosts[0].name}: does not answer any more; {_if_lost(run, record)}")
-    for line in said.splitlines():
+        raise UserError(f"{hosts[0].name}: no longer responds; {_if_lost(run, record)}")
+    for line in output.splitlines():
         print(escaped(line), file=sys.stderr)
     if done.returncode:
         return done.returncode
@@ -126,20 +130,21 @@ def detach(wanted: Wanted, run: Path, hosts: Sequence[Host], way: Way, ssh: str)
 
 
 def _record(run: Path, record: Coordinator) -> None:
-    """Record on this machine which host coordinates a run."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         fields = {**record._asdict(), "host": str(record.host)}
         write_atomically(run / DETACHED, json.dumps(fields) + "\n")
     except OSError as error:
-        raise UserError(f"{run}: cannot be written here ({error}), but the training has begun") from error
+        raise UserError(
+            f"{run}: cannot be written on this machine ({error}); the training has started nevertheless"
+        ) from error
 
 
 def attach(run: Path, *, stop: bool) -> int:
     """Show the output of a detached run until it ends, and return its exit code.
 
-    With ``stop``, first ask the run to save and end. Raise a UserError if the directory has no detached run
-    or the host does not answer.
+    If ``stop``, first tell the run to save and end. Raise a UserError if the directory has no detached run or
+    the host does not respond.
     """
     record = recorded(run)
     request = {"cwd": record.cwd, "run": str(run)}
@@ -150,12 +155,11 @@ def attach(run: Path, *, stop: bool) -> int:
         say(f"\nthe training continues; stop it with: rankless attach {run} --stop")
         return 0
     if code == _SSH_FAILED:
-        raise UserError(f"{record.host.name}: does not answer; {_if_lost(run, record)}")
+        raise UserError(f"{record.host.name}: does not respond; {_if_lost(run, record)}")
     return code
 
 
 def _if_lost(run: Path, record: Coordinator) -> str:
-    """Describe how to continue a run whose coordinating host does not answer."""
     text, hosts = "if it is up, the training continues", parse_hosts(record.hosts or str(record.host))
     others = [str(host) for host in hosts if host.name != record.host.name]
     if not others:
@@ -167,10 +171,9 @@ def _if_lost(run: Path, record: Coordinator) -> str:
 def _ask(
     host: Host, ssh: Sequence[str], python: str, request: dict[str, Any], *, captured: bool
 ) -> subprocess.CompletedProcess[bytes]:
-    """Send a request to a host by running :mod:`rankless.launch.hosts.detached` there."""
     command = sent(detached, host, ssh, python)
     line = json.dumps(request).encode() + b"\n"
     try:
         return subprocess.run(command, input=line, capture_output=captured, check=False)
     except OSError as error:
-        raise UserError(f"{command[0]}: cannot be started ({error}); give another --ssh") from error
+        raise UserError(f"{command[0]}: cannot be started ({error}); use another --ssh") from error

@@ -1,7 +1,7 @@
-"""A program that is sent to the first host as source, to start or follow a detached coordinator.
+"""A program that starts or follows a detached coordinator; its source is sent to the first host.
 
-The coordinator outlives the client. The program needs only Python 3.8 or newer, and reads its request as a
-line of JSON from the standard input.
+The coordinator keeps running after the program has exited. The program needs only Python 3.8 or newer, and
+reads its request as a line of JSON from the standard input.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 
 RECORD = "coordinator.json"
 LOG = "coordinator.log"
-# Beginnings of lines in a journal.
+# Starts of lines in a journal.
 STARTS, NUMBERS = ('{"event":"start"', '{"event":"resume"'), ('{"step"', '{"evaluation"')
 
 
 def main() -> int:
-    """Handle the request on the standard input and return the exit code."""
+    """Handle a request from the standard input, and return the exit code."""
     request = json.loads(sys.stdin.readline())
     home, cwd = Path.home(), Path(request["cwd"])
     os.chdir(cwd if cwd.is_dir() else home)
@@ -44,10 +44,10 @@ def main() -> int:
 
 
 def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -> int:
-    """Start the command in a new session, with output to the run's folder, and wait until training begins.
+    """Start the command in a new session that logs to the run directory, and wait until the training starts.
 
-    Print the process id, and the warnings on the standard error. If the command has ended, print its complete
-    output instead and return its exit code; otherwise return 0.
+    Print the process id, and the warnings on the standard error, and return 0. If the command has ended,
+    print its complete output instead of the warnings, and return its exit code.
     """
     record = read(run)
     if record is not None and is_alive(record):
@@ -72,8 +72,8 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
         code = wait(run, before)
         with log.open("rb") as file:
             file.seek(size)
-            told = file.read().decode(errors="replace").splitlines(keepends=True)
-        sys.stderr.writelines(line for line in told if code is not None or line.startswith("warning: "))
+            lines = file.read().decode(errors="replace").splitlines(keepends=True)
+        sys.stderr.writelines(line for line in lines if code is not None or line.startswith("warning: "))
         return 128 - code if code and code < 0 else code or 0
     os.setsid()
     if os.fork():
@@ -84,7 +84,10 @@ def start(run: Path, argv: list[str], env: dict[str, str], recipe: str | None) -
 
 
 def wait(run: Path, before: list[str]) -> int | None:
-    """Wait until a step after ``before`` is recorded, or the command ends; return its exit code, if any."""
+    """Wait until a step of a start that is not in ``before`` is recorded, or until the command ends.
+
+    Return the exit code of the command, or None if it is running.
+    """
     while True:
         code, begun = (read(run) or {}).get("code"), False
         for line in journal(run):
@@ -97,7 +100,7 @@ def wait(run: Path, before: list[str]) -> int | None:
 
 
 def journal(run: Path) -> list[str]:
-    """Return the lines of the run's journal so far."""
+    """Return the lines of the run's journal, or an empty list if there is none."""
     try:
         return (run / "journal.jsonl").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -105,7 +108,7 @@ def journal(run: Path) -> list[str]:
 
 
 def supervise(run: Path, argv: list[str], env: dict[str, str], writer: int) -> None:
-    """Run the command to its end and record its exit code."""
+    """Run the command until it ends, and record its exit code."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
@@ -119,7 +122,7 @@ def supervise(run: Path, argv: list[str], env: dict[str, str], writer: int) -> N
 
 
 def follow(run: Path, record: dict[str, int]) -> int:
-    """Print the log from its beginning until the command has ended, and return the exit code."""
+    """Print the log from its start until the command has ended, and return the exit code."""
     with (run / LOG).open("rb") as log, contextlib.suppress(BrokenPipeError):
         while True:
             alive = is_alive(record)
@@ -152,7 +155,7 @@ def began(pid: int) -> int:
 
 
 def read(run: Path) -> dict[str, int] | None:
-    """Read the record of the coordinator's process; return None if there is none."""
+    """Return the record of the coordinator's process, or None if there is none."""
     try:
         record = json.loads((run / RECORD).read_text("utf-8"))
     except (OSError, ValueError):
@@ -161,7 +164,7 @@ def read(run: Path) -> dict[str, int] | None:
 
 
 def write(run: Path, record: dict[str, int]) -> None:
-    """Write the record of the command's process atomically."""
+    """Write the record of the coordinator's process atomically."""
     beside = run / f".{RECORD}.{os.getpid()}.tmp"
     beside.write_text(json.dumps(record), "utf-8")
     beside.rename(run / RECORD)

@@ -1,8 +1,8 @@
-"""The process on one host: ``python -m rankless.launch.hosts.host``, started by that host's supervisor.
+"""The process that runs the ranks of one host: ``python -m rankless.launch.hosts.host``.
 
-It reads commands (see ``hosts/messages``) from standard input, sends the answers to the descriptor EVENTS_FD,
-and runs this host's ranks round by round. Its standard output is that of rank 0. It keeps running when the
-ranks restart, so that new ranks are forked with modules already imported.
+The host's supervisor starts it. It reads commands (``hosts/messages``) from the standard input, writes the
+answers to the descriptor EVENTS_FD, and runs the host's ranks round by round. Its standard output is that of
+rank 0. It keeps running when the ranks restart, so that new ranks are forked with modules already imported.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from rankless import __version__
 from rankless.engine.environment import describe
 from rankless.errors import UserError, of_the_system
 from rankless.files.writing import remove_tree
+from rankless.hardware.compute_device import compute_device
 from rankless.hardware.cores import usable_cores
 from rankless.hardware.network import interface_of
 from rankless.hardware.processes import die_with_parent, name_process
@@ -54,12 +55,12 @@ from rankless.tasks import data_digest, open_task, resolve_recipe
 from rankless.world import speed
 from rankless.world.rendezvous import on_interface, open_store
 
-_SILENCE = 90  # seconds of silence from the supervisor, which itself ends earlier if the client is silent
-_STEPS, _WARM_UP = 5, 2  # timed steps of a recipe; the first ones do not count
+_SILENCE = 90  # seconds of silence from the supervisor, which ends earlier if the client is silent
+_STEPS, _WARM_UP = 5, 2  # timed steps of a recipe, of which the first are excluded
 
 
 class HostProcess:
-    """A process that answers the coordinator's commands on the stream ``events``."""
+    """A process that answers the commands of the coordinator on the stream ``events``."""
 
     def __init__(self, events: IO[bytes]) -> None:
         self.events = events
@@ -75,15 +76,15 @@ class HostProcess:
         self.in_round, self.unwatched = False, 0  # approximate seconds since the ranks were checked
 
     def serve(self) -> None:
-        """Answer commands until the supervisor is gone."""
-        for work in (self._read, self._leave_a_hung_supervisor):
+        """Answer commands until the supervisor has exited."""
+        for work in (self._read, self._watch_supervisor):
             threading.Thread(target=work, daemon=True).start()
         self._send(messages.Sign(ready=os.getpid()))
         with self.opened:
             while (command := self.commands.get()) is not None:
-                self._send(msgspec.structs.replace(self._answered(command), reply_to=command.reply_to))
+                self._send(msgspec.structs.replace(self._answer(command), reply_to=command.reply_to))
 
-    def _answered(self, command: Command[Any]) -> Answer:
+    def _answer(self, command: Command[Any]) -> Answer:
         try:
             return self.answer(command) or Answer()
         except UserError as error:
@@ -95,7 +96,7 @@ class HostProcess:
             return Answer(problems=list(known.problems) if known else [f"{type(error).__name__}: {error}"])
 
     def _read(self) -> None:
-        """Read commands; handle beats, and commands about a running round, at once."""
+        """Read commands, and immediately handle beats and commands about a running round."""
         for text in sys.stdin:
             self.silent = 0
             try:
@@ -103,8 +104,8 @@ class HostProcess:
             except msgspec.ValidationError:
                 head = msgspec.json.decode(text)
                 why = (
-                    f"rankless {__version__} there does not know '{head['do']}'; "
-                    "install the same version on all hosts"
+                    f"rankless {__version__} does not support the command '{head['do']}'; install the same "
+                    "version on all hosts"
                 )
                 self._send(Answer(reply_to=head["reply_to"], problems=[why]))
                 continue
@@ -120,14 +121,14 @@ class HostProcess:
                     self.commands.put(command)
         self.commands.put(None)
 
-    def _leave_a_hung_supervisor(self) -> None:
+    def _watch_supervisor(self) -> None:
         """Kill this process and its ranks if the supervisor no longer passes on the client's beats."""
         while self.silent < _SILENCE:
             time.sleep(1)
             self.silent += 1
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _is_watching(self) -> None:
+    def _reset_unwatched(self) -> None:
         self.unwatched = 0
 
     def _requests_of(self, number: int) -> Requests:
@@ -142,7 +143,7 @@ class HostProcess:
     @singledispatchmethod
     def answer(self, command: Command[Any]) -> Answer | None:
         """Execute a command and return its answer, or None for an empty answer."""
-        raise TypeError(f"{command} is no command of this process")
+        raise TypeError(f"{command} is not a command of this process")
 
     @answer.register
     def _(self, command: messages.Holds) -> messages.Held:
@@ -212,7 +213,7 @@ class HostProcess:
             with (
                 on_interface(interface_of(command.own) if place.size > command.ranks else None),
                 self._requests_of(number) as requests,
-                local.job_written(job, None, place.first) as path,
+                local.job_file(job, None, place.first) as path,
             ):
                 end = Ranks(
                     job,
@@ -224,7 +225,7 @@ class HostProcess:
                     number=number,
                     place=place,
                     abandoned=lambda: number in self.abandoned,
-                    watching=self._is_watching,
+                    watching=self._reset_unwatched,
                     more=left_out.variables(),
                 ).run()
                 left_out.add([rank - place.first for rank in end.left_out])
@@ -285,10 +286,10 @@ class HostProcess:
 def facts(recipe: str) -> dict[str, Any]:
     """Return the properties of this host that affect training, as plain data for JSON.
 
-    ``recipe`` is JSON with the data's path on this host; if it is empty, no data is read. ``problems`` in the
-    result lists the reasons why training cannot start here.
+    ``recipe`` is JSON with the path of the data on this host; if it is empty, no data is read. In the result,
+    ``problems`` lists the reasons why training cannot start here.
     """
-    device = opening.device()
+    device = compute_device()
     problems: list[str] = []
     digest = None
     if recipe:
@@ -301,7 +302,7 @@ def facts(recipe: str) -> dict[str, Any]:
         "machine": _machine(),
         "environment": describe(device),
         "device": device.type,
-        "devices": opening.cards(),
+        "devices": opening.gpu_count(),
         "cores": usable_cores(),
         "data": digest,
         "problems": problems,
@@ -309,7 +310,7 @@ def facts(recipe: str) -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Return an id of this machine and its network namespace that does not depend on their names."""
+    """Return an id of this machine and its network namespace, independent of host names."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
@@ -317,7 +318,7 @@ def _machine() -> str:
 
 
 def main() -> int:
-    """Serve one coordinator until its supervisor is gone."""
+    """Answer the commands of one coordinator until the supervisor has exited."""
     die_with_parent()
     name_process("rankless host")
     events = os.fdopen(int(os.environ.pop("EVENTS_FD")), "wb")
@@ -328,7 +329,7 @@ def main() -> int:
     os.close(nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # between rounds; during a round, it is a request
-    if opening.device().type == "cpu":
+    if compute_device().type == "cpu":
         fork_server.allow()
         fork_server.start()
     HostProcess(events).serve()

@@ -1,4 +1,4 @@
-"""The hosts of a training run: connections, commands and replies, and the loss of silent hosts."""
+"""The hosts of a training run, with their connections, commands and replies."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import msgspec
 
 from rankless.errors import escaped
 from rankless.launch.hanging import STOPPED, patience
-from rankless.launch.hosts.channel import MISSED, SILENCE, Channel, Events, Way
+from rankless.launch.hosts.channel import MISSED, SILENCE, Access, Channel, Events
 from rankless.launch.hosts.messages import Answer, Command, Event, Held, Sign
 from rankless.launch.hosts.names import Host
 from rankless.launch.supervisor import how_it_ended
 from rankless.messages import Lines
 
 _CONNECT = 60.0  # seconds for a connection and the supervisor's first event
-_START = 300.0  # seconds for the imports of a host's process, even from a cold network disk
+_START = 300.0  # seconds for the imports of a host's process, which may read from a slow network disk
 _POLL = 0.1
-_ASLEEP = 5.0  # seconds between two checks: a longer gap means that this process was stopped
-_LINES = 12  # number of a process's last output lines to keep
+_ASLEEP = 5.0  # seconds between two checks above which this process must have been stopped
+_LINES = 12  # last lines of output to keep
 _LONGEST = 1 << 16  # bytes per line; a longer line is shown in parts
-_EVENTS = 1000  # events in the queue before the output of hosts has to wait
+_EVENTS = 1000  # maximum number of events in the queue
 _MODULE = ("-P", "-m", "rankless.launch.hosts.host")
 
 
@@ -37,17 +37,17 @@ class Member:
     """One host of a training run and its process.
 
     Attributes:
-        index: its number among the given hosts.
-        channel: connection to its supervisor; None without one.
-        has_connected: whether its supervisor answers.
-        is_ready: whether its process accepts commands.
+        index: number of the host in the user's list.
+        channel: connection to the host's supervisor; None if there is none.
+        has_connected: whether the supervisor responds.
+        is_ready: whether the host's process accepts commands.
         lost: reason why the host cannot be used; empty if it can.
-        facts, holds: its properties, and the state of the run on it.
-        left_out: devices that its ranks no longer use.
+        facts, holds: properties of the host, and state of the run on it.
+        left_out: devices that the host's ranks no longer use.
         replies: replies to the last command.
         order, awaited, doing: number, reply type and name of the last command.
-        answered: last time at which its process was known to work.
-        ports, own: its ports by address, and the address that the other hosts use.
+        answered: last time at which the process was known to work.
+        ports, own: ports of the host by address, and the address that the other hosts use.
     """
 
     host: Host
@@ -77,7 +77,7 @@ class Member:
 
 
 A = TypeVar("A", bound=Answer)
-Asked = Command[A] | Callable[["Member"], Command[A]]
+Commands = Command[A] | Callable[["Member"], Command[A]]
 """A command for all hosts, or a function that returns the command for a host."""
 
 
@@ -85,25 +85,27 @@ class HostPool:
     """All hosts of a training run.
 
     Args:
-        way: how hosts are reached.
-        urgent: called while waiting; an exception that it raises ends the wait.
+        access: settings for connecting to the hosts.
+        urgent: called while waiting; may raise an exception to end the wait.
 
     Attributes:
-        members: one per host, in the given order.
-        speaker: the host of rank 0, whose standard output is shown unchanged.
+        members: one member per host, in the given order.
+        speaker: host of rank 0, whose standard output is shown unchanged.
         missing: whether ranks have lost peers, in which case a silent host counts as lost sooner.
     """
 
-    def __init__(self, hosts: Sequence[Host], way: Way, urgent: Callable[[], None] = lambda: None) -> None:
-        self.way, self.urgent = way, urgent
+    def __init__(
+        self, hosts: Sequence[Host], access: Access, urgent: Callable[[], None] = lambda: None
+    ) -> None:
+        self.access, self.urgent = access, urgent
         self.members = [Member(host, index) for index, host in enumerate(hosts)]
         self.speaker: Member | None = None
-        self.missing, self._looked = False, time.monotonic()
+        self.missing, self._checked = False, time.monotonic()
         self._hangs = patience() or STOPPED
         self._events: Events = queue.Queue(_EVENTS)
 
     def connect(self, members: Iterable[Member]) -> None:
-        """Start to connect to the members; each becomes ready or lost within seconds."""
+        """Start connecting to hosts, each of which then becomes ready or lost."""
         for member in members:
             member.lost, member.is_ready, member.has_connected = "", False, False
             member.replies.clear()
@@ -111,26 +113,26 @@ class HostPool:
             member.lines.clear()
             member.began_at = time.monotonic()
             try:
-                member.channel = Channel(member.host, self.way.ssh, self.way.helper, self._events)
+                member.channel = Channel(member.host, self.access.ssh, self.access.helper, self._events)
             except OSError as error:
-                member.channel, member.lost = None, f"{self.way.ssh[0]} cannot be started ({error})"
+                member.channel, member.lost = None, f"{self.access.ssh[0]} cannot be started ({error})"
                 continue
-            if code := self.way.package:
+            if code := self.access.package:
                 member.channel.send("unpack", folder=code.folder, data=code.data)
-            argv = [self.way.python, *_MODULE]
-            member.channel.start(argv, self.way.env, self.way.cwd)
+            argv = [self.access.python, *_MODULE]
+            member.channel.start(argv, self.access.env, self.access.cwd)
 
     def wait_ready(self) -> None:
-        """Wait until every member is ready or lost."""
+        """Wait until every host is ready or lost."""
         while any(member.channel and not member.is_ready and not member.lost for member in self.members):
             self.pump(_POLL)
 
     def ask(
-        self, members: Sequence[Member], command: Asked[A], seconds: float = float("inf")
+        self, members: Sequence[Member], command: Commands[A], seconds: float = float("inf")
     ) -> dict[int, A]:
-        """Send a command to members that are ready, wait, and return the replies by index.
+        """Send a command to hosts that are ready, wait for the replies, and return them by index.
 
-        Members that have not replied after ``seconds`` count as lost and are missing from the result.
+        Hosts that have not replied after ``seconds`` count as lost and are missing from the result.
         """
         for member in members:
             self.order(member, command(member) if callable(command) else command)
@@ -143,7 +145,7 @@ class HostPool:
         return {member.index: member.replies.popleft() for member in members if member.replies}
 
     def order(self, member: Member, command: Command[Any]) -> None:
-        """Send a command whose reply comes later; replies to earlier commands are dropped."""
+        """Send a command without waiting for the reply, and drop replies to earlier commands."""
         member.order += 1
         member.awaited, member.doing = command.answer_type(), str(command.__struct_config__.tag)
         member.replies.clear()
@@ -155,10 +157,10 @@ class HostPool:
             member.channel.command(command)
 
     def pump(self, seconds: float) -> None:
-        """Handle events, waiting at most ``seconds`` for the first one, and give up silent hosts."""
+        """Handle events, waiting up to ``seconds`` for the first one, and give up silent hosts."""
         self.urgent()
         wait = seconds
-        for _ in range(_EVENTS):  # a host that prints endlessly must not block everything else
+        for _ in range(_EVENTS):  # a host that prints endlessly must not block this loop
             try:
                 channel, event = self._events.get(timeout=wait) if wait else self._events.get_nowait()
             except queue.Empty:
@@ -167,30 +169,30 @@ class HostPool:
                 if member.channel is channel:
                     self._take(member, event)
             wait = 0.0
-        self._see_who_is_silent()
+        self._drop_silent()
 
     def close(self, grace: float = 0.0) -> None:
-        """End all processes on all hosts, which get ``grace`` seconds to exit, and close the connections."""
+        """End the processes on all hosts within ``grace`` seconds, and close the connections."""
         self.urgent = lambda: None
         for member in self.members:
             if member.channel is not None:
                 member.channel.close(grace)
         until = time.monotonic() + grace + 6
         while any(member.channel for member in self.members) and time.monotonic() < until:
-            self.pump(_POLL)  # shows the last output
+            self.pump(_POLL)  # prints the last output
         for member in self.members:
             self.lose(member, "the end")
 
     def lose(self, member: Member, why: str) -> None:
-        """Give up a host; its supervisor ends the host's processes when its lease runs out."""
+        """Give up a host, whose supervisor ends all processes when its lease expires."""
         member.lost, member.is_ready = why, False
         if member.channel is not None:
             member.channel.drop()
             member.channel = None
 
-    def _see_who_is_silent(self) -> None:
+    def _drop_silent(self) -> None:
         now, silence = time.monotonic(), MISSED if self.missing else SILENCE
-        asleep, self._looked = now - self._looked > _ASLEEP, now
+        asleep, self._checked = now - self._checked > _ASLEEP, now
         for member in self.members:
             if member.channel is None or member.lost:
                 continue
@@ -223,7 +225,6 @@ class HostPool:
             self.lose(member, event.lost)
 
     def _hear(self, member: Member, text: bytes) -> None:
-        """Handle a message from a host's process, and drop late replies to earlier commands."""
         sign = msgspec.json.decode(text, type=Sign)
         member.answered = time.monotonic() - (sign.beat or 0)
         if sign.ready:
@@ -232,7 +233,7 @@ class HostPool:
             member.replies.append(msgspec.json.decode(text, type=member.awaited))
 
     def _show(self, member: Member, stream: str, data: bytes) -> None:
-        """Print a host's output: rank 0's unchanged, all other output line by line with the host's name."""
+        """Print the output of rank 0 unchanged, and all other output line by line with the host's name."""
         if stream == "out" and member is self.speaker:
             with suppress(OSError):
                 sys.stdout.flush()

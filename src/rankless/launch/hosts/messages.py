@@ -1,4 +1,4 @@
-"""Messages between the coordinator, the processes of hosts, and their supervisors."""
+"""Messages between the coordinator, the hosts' processes, and their supervisors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class Event(msgspec.Struct, omit_defaults=True):
-    """A supervisor's report about its host; one of the fields is set.
+    """A report from a supervisor about its host; exactly one field is set.
 
     Attributes:
-        hello: the supervisor has started.
-        beat: the supervisor is alive.
+        hello: properties of a supervisor that has just started.
+        beat: 1 in the answer to a beat.
         out, err: output of the process.
         event: lines of JSON that the process wrote for the coordinator.
         failed: reason why a request failed.
         ended: exit code of the process.
-        lost: reason why the connection ended; this is the last event of a channel.
+        lost: reason why the connection ended, in the last event of a channel.
     """
 
     hello: dict[str, str] | None = None
@@ -41,9 +41,9 @@ class Sign(msgspec.Struct):
     """The common fields of all messages from a host's process.
 
     Attributes:
-        reply_to: number of the command that this answers; 0 if none.
+        reply_to: number of the command that this message answers; 0 if there is none.
         ready: process id, once the process accepts commands.
-        beat: in answer to a beat, seconds since the ranks were checked.
+        beat: seconds since the ranks were last checked, in the answer to a beat.
     """
 
     reply_to: int = 0
@@ -52,7 +52,7 @@ class Sign(msgspec.Struct):
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An answer to a command; an answer with ``problems`` has no other content."""
+    """An answer to a command; if there are ``problems``, all other fields are unset."""
 
     reply_to: int = 0
     problems: list[str] = []
@@ -64,24 +64,24 @@ class Value(Answer, Generic[T]):
     value: T = None  # type: ignore[assignment]  # None if there are problems
 
 
-class Held(Answer):  # step: newest complete checkpoint; None if there is none
+class Held(Answer):  # step: step of the newest complete checkpoint; None if there is none
     exists: bool = False
     has_run: bool = False
     step: int | None = None
 
 
-class Prepared(Answer):  # finished: last step of a run that needs no resuming because it is finished
+class Prepared(Answer):  # finished: last step of the run if it is already finished
     recipe: str = ""
     sinks: list[str] = []
     finished: int | None = None
 
 
-class RoundEnded(Answer):  # left_out: as for :class:`Round`, after the round
+class RoundEnded(Answer):  # left_out: updated value of the field of :class:`Round`
     end: RoundEnd = msgspec.field(default_factory=RoundEnd)
     left_out: list[int] = []
 
 
-class DryRunOutcome(Answer):  # seconds: one per step
+class DryRunOutcome(Answer):  # seconds: duration of each step
     digest: str = ""
     seconds: list[float] = []
 
@@ -111,7 +111,7 @@ class Command(msgspec.Struct, Generic[A], kw_only=True, omit_defaults=True, tag_
 
 
 class Beat(Command[Answer]):
-    """A message from the client that shows that it is alive."""
+    """A regular message that shows that the client is alive."""
 
 
 class Request(Command[Answer]):
@@ -122,7 +122,7 @@ class Request(Command[Answer]):
 
 
 class Abandon(Command[Answer]):
-    """A command to end a round that has lost ranks on other hosts."""
+    """A command to end a round because ranks on other hosts were lost."""
 
     of: int
 
@@ -134,7 +134,7 @@ class Holds(Command[Held]):
 
 
 class Recipe(Command[Value[str]]):
-    """A query for the recipe of a run on the host, with the given changes applied."""
+    """A query for the recipe of a run on the host, with ``overrides`` applied."""
 
     run: str
     overrides: list[str]
@@ -160,8 +160,8 @@ class Begin(Command[Value[bool]]):
     """A command to lock the run directory; the answer is whether another host of this run shares it.
 
     Attributes:
-        token: identifies this training run.
-        stays: whether the run is kept when the process ends.
+        token: identifier of this training run.
+        stays: whether to keep the run when the process ends.
     """
 
     recipe: str
@@ -174,21 +174,21 @@ class Begin(Command[Value[bool]]):
 class Listen(Command[Value[dict[str, int]]]):
     """A command to listen for other hosts at every address; the answer is the port at each address.
 
-    With ``echo``, received bytes are sent back.
+    If ``echo``, received bytes are sent back.
     """
 
     echo: bool = False
 
 
 class Reach(Command[Value[dict[str, dict[str, Any]]]]):
-    """A command to call ``reach.probe``: the fields are its arguments, the answer is its result."""
+    """A command to call ``reach.probe`` with the fields as arguments; the answer is the result."""
 
     targets: Mapping[str, Mapping[str, Any]]
     large: bool = False
 
 
 class OpenStore(Command[Value[int]]):
-    """A command to open the store where the ranks of the next round meet; the reply is the store's port."""
+    """A command to open the store where the ranks of the next round meet; the answer is its port."""
 
     address: str
 
@@ -198,9 +198,9 @@ class Round(Command[RoundEnded]):
 
     Attributes:
         ranks: number of ranks on this host.
-        own: the host's address that the other hosts use.
+        own: address of this host that the other hosts use.
         deaths: deaths in the previous round, for the journal.
-        left_out: devices of the host that ranks no longer use (:class:`rankless.launch.devices.LeftOut`).
+        left_out: devices of this host that ranks no longer use (:class:`rankless.launch.devices.LeftOut`).
     """
 
     number: int
@@ -223,11 +223,11 @@ class Withdraw(Command[Answer]):
 
 
 class Discard(Command[Answer]):
-    """A command to remove a run that is not kept."""
+    """A command to remove a dry run."""
 
 
 class Report(Command[Value[str]]):
-    """A query for the final report of a run, as lines to print."""
+    """A query for the text to print about a finished run."""
 
     run: str
 
@@ -240,16 +240,16 @@ class Doctor(Command[Value[list[dict[str, Any]]]]):
 
 
 class Clock(Command[Value[float]]):
-    """A query for the time of the machine's clock, in seconds since 1970."""
+    """A query for the host's time in seconds since 1970."""
 
 
 class Speed(Command[Measured]):
-    """A command to measure the network, with this host as one rank among all hosts.
+    """A command to measure the network with one rank per host.
 
     Attributes:
-        parameters, micro_batches: the recipe's numbers of parameters and micro-batches; 0 without a recipe.
-        own: the host's address that the other hosts use.
-        address, port, rank, size: as for :func:`rankless.world.speed.connected`.
+        parameters, micro_batches: numbers of parameters and micro-batches of the recipe; 0 without a recipe.
+        own: address of this host that the other hosts use.
+        address, port, rank, size: arguments of :func:`rankless.world.speed.connected`.
     """
 
     parameters: int
@@ -262,7 +262,7 @@ class Speed(Command[Measured]):
 
 
 class Step(Command[Value[float]]):
-    """A command to time some steps of a recipe on this host only."""
+    """A command to measure steps of a recipe on this host alone."""
 
     recipe: str
     devices: int

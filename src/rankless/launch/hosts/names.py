@@ -1,4 +1,4 @@
-"""The hosts of a run, as the user gives them: ``a,b:4,c:4:/mnt/data``, or a file with one per line."""
+"""Parse the hosts of a run, such as ``a,b:4,c:4:/mnt/data``, or a file with one host per line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from rankless.errors import UserError
 from rankless.files.reading import MIB, read_text
 
-# Excludes names that ssh would read as an option, or a remote shell as several words.
+# Excludes names that ssh would read as an option, or that a remote shell would read as several words.
 _NAME = re.compile(r"(?:[\w.-]+@)?(?:[\w][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])")
-_FILES = (".txt", ".hosts", ".list", ".csv")  # host names do not end in this
+_FILES = (".txt", ".hosts", ".list", ".csv")  # host names do not have these endings
 _HERE = ("localhost", "127.0.0.1")
 HERE = "RANKLESS_HERE"
-"""Environment variable with this machine's name among the hosts, set if it coordinates them."""
+"""The environment variable with the name of this machine in ``--hosts``, if it coordinates a detached run."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Host:
     """One host of a training run.
 
     Attributes:
-        name: a name, an address or ``user@name`` for SSH, or an alias from the user's SSH configuration.
-        devices: number of devices to use; None uses all.
-        data: path of the data on the host; empty uses the recipe's.
+        name: name, address, ``user@name``, or alias from the user's SSH configuration.
+        devices: number of devices to use; None uses all devices.
+        data: path of the data on the host; empty to use the recipe's path.
     """
 
     name: str
@@ -41,19 +41,19 @@ class Host:
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine is the host, so that no SSH is needed."""
+        """Whether the host is this machine, so that SSH is not needed."""
         return self.name in (*_HERE, os.environ.get(HERE))
 
     @property
     def address(self) -> str:
-        """The address for SSH: the name without the brackets of an IPv6 address."""
+        """The name for SSH, without the brackets of an IPv6 address."""
         return re.sub(r"[\[\]]", "", self.name)
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Read the value of ``--hosts``: hosts separated by commas, or a file with one on each line.
+    """Parse the value of ``--hosts``: hosts separated by commas, or a file with one host per line.
 
-    A host is ``NAME[:DEVICES[:DATA]]``, and ``#`` begins a comment in a file. Raise a UserError that names
+    A host is ``NAME[:DEVICES[:DATA]]``, and ``#`` starts a comment in a file. Raise a UserError that lists
     all invalid and repeated entries.
     """
     path = Path(text)
@@ -63,13 +63,13 @@ def parse_hosts(text: str) -> list[Host]:
         entries = [(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line]
     elif ("/" in text and ":" not in text) or path.suffix in _FILES:
         raise UserError(
-            f"--hosts is '{text}': no such file; expected hosts, as in a,b:4, or a file that lists them"
+            f"--hosts is '{text}': no such file; expected hosts such as a,b:4, or a file that lists them"
         )
     else:
         words = [word.strip() for word in text.split(",")]
         entries = [("--hosts", word) for word in words if word]
         if entries and len(entries) < len(words):
-            problems.append(f"--hosts: an empty name in '{text}'; expected hosts, as in a,b:4")
+            problems.append(f"--hosts: '{text}' contains an empty name; expected hosts such as a,b:4")
     found: dict[str, list[Host]] = {}
     for where, entry in entries:
         try:
@@ -81,12 +81,12 @@ def parse_hosts(text: str) -> list[Host]:
         same.append(host)
         if len(same) == 2:
             problems.append(
-                f"{where}: '{host.name}' was given before; give each host once, as in {host.name}:4 for 4 "
+                f"{where}: '{host.name}' is given twice; use each host once, as in {host.name}:4 for 4 "
                 "devices"
             )
     if not entries:
         problems.append(
-            f"{path if path.is_file() else '--hosts'}: no hosts; expected at least one, as in a,b:4"
+            f"{path if path.is_file() else '--hosts'}: no hosts; expected at least one host, as in a,b:4"
         )
     if problems:
         raise UserError(problems)
@@ -98,12 +98,12 @@ def _lines(path: Path) -> Sequence[str]:
         return read_text(path, MIB, encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"--hosts: {path} cannot be read ({error}); give a file with one host per line"
+            f"--hosts: {path} cannot be read ({error}); use a file with one host per line"
         ) from None
 
 
 def _host(entry: str) -> Host:
-    """Parse one entry of ``--hosts``; raise a ValueError that describes the error in it."""
+    """Parse one entry of ``--hosts``; raise a ValueError that describes the problem."""
     if _is_ipv6(entry):
         raise ValueError(f"an IPv6 address needs brackets; expected [{entry}] or [{entry}]:DEVICES")
     found = _NAME.match(entry)
@@ -121,13 +121,13 @@ def _host(entry: str) -> Host:
 
 
 def ssh_words(text: str) -> list[str]:
-    """Split the value of ``--ssh``, a command with its options, into words."""
+    """Split the value of ``--ssh``, a command with options, into words."""
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UserError(f"--ssh is '{text}': {error}; expected a command, as in 'ssh -p 2222'") from None
+        raise UserError(f"--ssh is '{text}': {error}; expected a command such as 'ssh -p 2222'") from None
     if not words:
-        raise UserError("--ssh is empty; expected a command, as in 'ssh -p 2222'")
+        raise UserError("--ssh is empty; expected a command such as 'ssh -p 2222'")
     return words
 
 

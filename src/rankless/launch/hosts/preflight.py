@@ -1,6 +1,7 @@
-"""A training run on several hosts, and the steps before its first round.
+"""Prepare a training run on several hosts.
 
-The hosts are connected and compared, open the run, and find the addresses at which they reach each other.
+Before the first round, the hosts are connected and compared, open the run, and find the addresses at which
+they reach each other.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from rankless.errors import UserError
 from rankless.launch.hosts import messages
 from rankless.launch.hosts.channel import remedy
-from rankless.launch.hosts.host_pool import A, Asked, HostPool, Member
+from rankless.launch.hosts.host_pool import A, Commands, HostPool, Member
 from rankless.launch.hosts.reach import best_address, sources
 from rankless.launch.job import Job, Wanted
 from rankless.launch.opening import this_start
@@ -28,9 +29,9 @@ class Training:
     """A training run on several hosts.
 
     Attributes:
-        wanted: the user's options.
-        recipe: the recipe, with the path of the data as the user gave it.
-        run: the run directory, the same on every host.
+        wanted: options of the user.
+        recipe: recipe with the path of the data as the user gave it.
+        run: run directory, which is the same on every host.
         launched: time and command of this start.
     """
 
@@ -40,14 +41,14 @@ class Training:
     launched: dict[str, Any] = field(default_factory=dict)
 
     def json(self, member: Member) -> str:
-        """Return the recipe as JSON, with the path of the data on the member's host."""
+        """Return the recipe as JSON with the path of the data on a host."""
         recipe = self.recipe
         if member.host.data:
             recipe = replace(recipe, data=replace(recipe.data, root=member.host.data))
         return to_json(recipe)
 
-    def beginning(self, member: Member, token: str, *, resume: bool) -> messages.Begin:
-        """Return the command that makes a host begin or join the run."""
+    def begin_command(self, member: Member, token: str, *, resume: bool) -> messages.Begin:
+        """Return the command that makes a host start or join the run."""
         run, stays = str(self.run), not self.wanted.dry_run_steps
         return messages.Begin(recipe=self.json(member), run=run, token=token, resume=resume, stays=stays)
 
@@ -65,7 +66,7 @@ class Training:
         )
 
     def shares(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return the number of ranks of each host, by index, with at most one rank per micro-batch in total.
+        """Return the number of ranks on each host by index, with at most one rank per micro-batch in total.
 
         Raise a UserError if a host would have no rank.
         """
@@ -77,7 +78,7 @@ class Training:
         return counts
 
     def devices_of(self, members: Sequence[Member]) -> dict[int, int]:
-        """Return the number of devices to use on each host, by index; some devices may have no work.
+        """Return the number of devices to use on each host by index; some devices may have no work.
 
         Raise a UserError if a host has too few devices.
         """
@@ -88,7 +89,7 @@ class Training:
             if member.facts["device"] != "cpu" and wanted > member.facts["devices"]:
                 problems.append(
                     f"{member.name}: {wanted} devices were requested, but it has {member.facts['devices']}; "
-                    f"give {member.name}:{member.facts['devices']}"
+                    f"use {member.name}:{member.facts['devices']}"
                 )
             counts[member.index] -= len(member.left_out)
         if problems:
@@ -98,13 +99,13 @@ class Training:
 
 _MOMENT = 60.0  # seconds for quick commands
 
-# Differences in these do not change results: Python only calls the libraries that compute.
+# Differences in these do not change results, because Python only calls the libraries that compute.
 _MAY_DIFFER = ("python", "NVIDIA driver")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A property that differs between hosts: its name (``what``), the hosts' ``values``, and a ``fix``."""
+    """A property (``what``) that differs between hosts, with its ``values`` and a ``fix``."""
 
     what: str
     values: str
@@ -118,7 +119,7 @@ def problems(members: Sequence[Member]) -> list[str]:
     for member in members:
         by_machine.setdefault(member.facts.get("machine") or member.name, []).append(member.name)
     found += [
-        f"{', '.join(same)}: are the same machine; give it once, as in {same[0]}:{len(same)}"
+        f"{', '.join(same)}: are the same machine; give it only once, as in {same[0]}:{len(same)}"
         for same in by_machine.values()
         if len(same) > 1
     ]
@@ -128,14 +129,14 @@ def problems(members: Sequence[Member]) -> list[str]:
 def warnings(members: Sequence[Member]) -> list[str]:
     """Return a sentence for each difference between hosts that may change bits."""
     return [
-        f"{d.what} is {d.values}: they round differently, so the weights depend on which host computes "
+        f"{d.what} is {d.values}: these round differently, so the weights depend on which host computes "
         f"what; {d.fix}"
         for d in rounding(members)
     ]
 
 
 def differences(members: Sequence[Member]) -> list[Difference]:
-    """Return the properties that must be the same on all hosts, but are not."""
+    """Return the differences between hosts that prevent training."""
     found = []
     names = dict.fromkeys(name for member in members for name in _versions(member))
     for name in names:
@@ -149,7 +150,7 @@ def differences(members: Sequence[Member]) -> list[Difference]:
 
 
 def rounding(members: Sequence[Member]) -> list[Difference]:
-    """Return the differences between the hosts that could change the bits of the results."""
+    """Return the differences between hosts that may change bits."""
     found = []
     for section, name, label in (
         ("hardware", "device", "the device"),
@@ -158,7 +159,7 @@ def rounding(members: Sequence[Member]) -> list[Difference]:
     ):
         values = {m.name: m.facts["environment"][section].get(name, "none") for m in members}
         if len(set(values.values())) > 1:
-            fix = "use hosts of one kind, or where CPUs differ cpu_isa=avx2"
+            fix = "use hosts of one kind, or set cpu_isa=avx2 if CPUs differ"
             found.append(Difference(label, _by_value(values), fix))
     return found
 
@@ -171,13 +172,13 @@ def _versions(member: Member) -> Mapping[str, str]:
 def _difference(members: Sequence[Member], what: str, values: Mapping[str, Any]) -> list[Difference]:
     if len(set(values.values())) < 2:
         return []
-    fix = "use hosts that agree in this"
+    fix = "use hosts with the same value"
     if what in ("rankless", "rankless source"):
         fix = "add --sync to use this machine's copy everywhere"
     elif "data" in what:
-        fix = "copy the same data to all, or give its path, as in host:4:/mnt/data"
+        fix = "copy the same data to all hosts, or give its path, as in host:4:/mnt/data"
     elif what in _versions(members[0]):
-        fix = f"install the same, as in: pip install {what}=={next(iter(values.values()))}"
+        fix = f"install the same version, as in: pip install {what}=={next(iter(values.values()))}"
     return [Difference(what, _by_value(values), fix)]
 
 
@@ -190,18 +191,18 @@ def _by_value(values: Mapping[str, str]) -> str:
 
 
 def connect(pool: HostPool) -> None:
-    """Connect to all hosts; raise a UserError that names the unusable hosts, if there are any."""
+    """Connect to all hosts; raise a UserError if any hosts cannot be used."""
     pool.connect(pool.members)
     pool.wait_ready()
     if missing := [member for member in pool.members if member.lost]:
-        fixes = {m.index: remedy(m.lost, m.host.address, pool.way.python)[1] for m in missing}
+        fixes = {m.index: remedy(m.lost, m.host.address, pool.access.python)[1] for m in missing}
         raise UserError(
-            f"{m.name}: cannot be used ({m.lost}); {fixes[m.index]}, or leave the host out" for m in missing
+            f"{m.name}: cannot be used ({m.lost}); {fixes[m.index]}, or remove the host" for m in missing
         )
 
 
 def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> list[str]:
-    """Compare the properties of hosts and return warnings about differences that may change bits.
+    """Compare the properties of hosts, and return warnings about differences that may change bits.
 
     Raise a UserError if the hosts cannot train together.
     """
@@ -215,7 +216,6 @@ def compare(pool: HostPool, training: Training, members: Sequence[Member]) -> li
 
 
 def _choose_run(pool: HostPool, name: str) -> Path:
-    """Return a new run directory that no host has: ``runs/NAME``, or ``runs/NAME-2``, ``-3`` …"""
     run, number = Path("runs") / name, 1
     while any(reply.exists for reply in must(pool, pool.members, messages.Holds(run=str(run))).values()):
         number += 1
@@ -224,20 +224,19 @@ def _choose_run(pool: HostPool, name: str) -> Path:
 
 
 def _newest_holder(pool: HostPool, run: Path, *, resume: bool) -> Member:
-    """Return the host with the newest checkpoint; raise a UserError if none has the run to resume."""
     replies = must(pool, pool.members, messages.Holds(run=str(run)))
     for member in pool.members:
         member.holds = replies[member.index]
     if resume and not any(member.holds.has_run for member in pool.members):
         raise UserError(
             f"{run}: nothing to resume on {names(pool.members)}: there is no recipe.yaml and no checkpoint; "
-            "give the directory of a run that was started, or leave --resume out"
+            "give the directory of an existing run, or remove --resume"
         )
     return max(pool.members, key=lambda m: (m.holds.step or 0, m.holds.has_run, -m.index))
 
 
 def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
-    """Return the run and the host with the newest checkpoint; the hosts have not been compared yet."""
+    """Return the training run, and the host with the newest checkpoint."""
     run = wanted.run or _choose_run(pool, wanted.name)
     newest = _newest_holder(pool, run, resume=wanted.resume)
     recipe = wanted.recipe
@@ -249,9 +248,9 @@ def training_of(pool: HostPool, wanted: Wanted) -> tuple[Training, Member]:
 
 
 def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Training, int | None]:
-    """Let a host resolve the recipe and check it against its run.
+    """Resolve the recipe on a host, and compare it with the run there.
 
-    Return the run with the resolved recipe, and its last step if it is already finished.
+    Return the training with the resolved recipe, and the last step of the run if it is already finished.
     """
     command = messages.Prepare(
         recipe=training.json(member),
@@ -267,20 +266,20 @@ def prepare(pool: HostPool, training: Training, member: Member) -> tuple[Trainin
 
 
 def must_meet(pool: HostPool, members: Sequence[Member]) -> None:
-    """Find an address for each host at which the others reach it; raise a UserError if there is none."""
+    """Find an address of each host that all other hosts can reach; raise a UserError if there is none."""
     missed = find_addresses(pool, members)
     refuse_lost(members)
     if missed:
         raise UserError(
             f"{pool.members[index].name}: cannot be reached by {names(others)} at any of its addresses "
             f"({', '.join(pool.members[index].ports) or 'it has none'}); open its ports for the other hosts "
-            "(a firewall?), or put them into one network"
+            "in the firewall, or connect the hosts to one network"
             for index, others in missed.items()
         )
 
 
 def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[Member]]:
-    """For each host, find an address at which the others reach it; hosts may be lost in the process.
+    """Find an address of each host that all other hosts can reach; hosts may be lost in the process.
 
     Return a mapping from the index of each unreachable host to the hosts that cannot reach it.
     """
@@ -310,15 +309,15 @@ def find_addresses(pool: HostPool, members: Sequence[Member]) -> dict[int, list[
     return missed
 
 
-def loneliest(pool: HostPool, missed: Mapping[int, Sequence[Member]]) -> Member:
-    """Return the host with the most failed connections, so that it can be left out."""
+def least_connected(pool: HostPool, missed: Mapping[int, Sequence[Member]]) -> Member:
+    """Return the host with the most failed connections."""
     broken = Counter(index for index, others in missed.items() for _ in others)
     broken.update(other.index for others in missed.values() for other in others)
     return pool.members[max(broken, key=lambda index: (broken[index], index))]
 
 
-def must(pool: HostPool, members: Sequence[Member], command: Asked[A]) -> dict[int, A]:
-    """Send a command to hosts and return the replies by index; raise a UserError if any host fails."""
+def must(pool: HostPool, members: Sequence[Member], command: Commands[A]) -> dict[int, A]:
+    """Send a command to hosts, and return the replies by index; raise a UserError if any host fails."""
     replies = pool.ask(members, command)
     refuse_lost(members)
     found = [f"{m.name}: {text}" for m in members if m.index in replies for text in replies[m.index].problems]
@@ -328,8 +327,8 @@ def must(pool: HostPool, members: Sequence[Member], command: Asked[A]) -> dict[i
 
 
 def refuse_lost(members: Sequence[Member]) -> None:
-    """Raise a UserError that names all lost hosts, if there are any."""
-    if lost := [f"{m.name}: {m.lost}; check that it is up, and try again" for m in members if m.lost]:
+    """Raise a UserError if any hosts are lost."""
+    if lost := [f"{m.name}: {m.lost}; check that it is up and try again" for m in members if m.lost]:
         raise UserError(lost)
 
 
@@ -343,5 +342,5 @@ def behind(pool: HostPool, members: Sequence[Member], run: str) -> dict[str, str
 
 
 def names(members: Sequence[Member]) -> str:
-    """Return the names of hosts as text for a message."""
+    """Return the names of hosts, separated by commas."""
     return ", ".join(member.name for member in members)

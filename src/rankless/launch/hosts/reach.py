@@ -1,6 +1,7 @@
-"""Addresses at which hosts reach each other, found by connecting instead of resolving names.
+"""Find the addresses at which hosts reach each other by connecting to them.
 
-A host's name may resolve to 127.0.1.1 on that host, and to another network or a container bridge here.
+Names are not reliable: a host's name may resolve to 127.0.1.1 on that host, and to an address in another
+network or of a container bridge elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LONGEST = 4 * WAIT  # seconds for a name server
 
 
 class Listener:
-    """A listener at every address that other machines may reach; with ``echo``, it sends bytes back."""
+    """A listener at every address that other machines may reach; if ``echo``, it sends bytes back."""
 
     def __init__(self, *, echo: bool = False) -> None:
         self.echo, self._room = echo, threading.Semaphore(_AT_ONCE)
@@ -68,8 +69,8 @@ def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
     """Connect to a :class:`Listener`.
 
     Return this machine's address as ``source``, or the reason for a failure as ``failed``. If ``large``, send
-    more than one packet; the result then also has the ``interface``, its ``mtu``, and whether the bytes came
-    back (``large``).
+    more than one packet, and also return the ``interface``, its ``mtu``, and whether the bytes came back
+    (``large``).
     """
     try:
         connection = socket.create_connection((address, port), timeout=WAIT)
@@ -87,18 +88,18 @@ def attempt(address: str, port: int, *, large: bool) -> dict[str, Any]:
 
 
 def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str, dict[str, Any]]:
-    """Try to reach other hosts at all their addresses at the same time.
+    """Try to connect to other hosts at all their addresses at the same time.
 
     Args:
         targets: for each host, the ``ports`` of its :class:`Listener` by address, and its ``host`` name,
-            which is resolved unless empty.
+            which is resolved unless it is empty.
         large: as for :func:`attempt`.
 
     Returns:
         For each host, ``tried``, the results of :func:`attempt` by address, and ``resolved``, the addresses
         that its name has on this machine.
     """
-    # An address that this machine also has is local to both, as with a container bridge.
+    # An address that this machine also has, such as that of a container bridge, does not lead to the host.
     own = own_addresses()
     found: dict[str, dict[str, Any]] = {name: {"tried": {}, "resolved": []} for name in targets}
 
@@ -124,7 +125,6 @@ def probe(targets: Mapping[str, Mapping[str, Any]], *, large: bool) -> dict[str,
 
 
 def _received(connection: socket.socket) -> bytes:
-    """Receive bytes until the connection ends or all bytes of the test have arrived."""
     data = b""
     while len(data) < _LARGE:
         some = connection.recv(_LARGE - len(data))
@@ -135,7 +135,7 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def sources(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Map each working address of another host to the local address used for it (see :func:`attempt`)."""
+    """Return the local address for each remote address that :func:`attempt` reached."""
     return {
         address: found["source"] for address, found in tried.items() if found.get("large", "source" in found)
     }
@@ -144,8 +144,8 @@ def sources(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def best_address(ports: Mapping[str, int], answers: Sequence[Mapping[str, str]]) -> str | None:
     """Return the address at which all other hosts reach a host, or None if there is none.
 
-    ``answers`` has the result of :func:`sources` from each other host. An address in the hosts' own network
-    is preferred, because its traffic is not routed.
+    ``answers`` contains the result of :func:`sources` from each other host. Addresses in a network that the
+    hosts share are preferred, because their traffic is not routed.
     """
     common = [address for address in ports if all(address in answer for answer in answers)]
 

@@ -1,9 +1,9 @@
-"""A program that is sent to every host as source and runs one process for its client.
+"""A program that runs one process for its client; its source is sent to every host.
 
-It needs only Python 3.8 or newer. Requests arrive as lines of JSON on its standard input and events leave on
-its standard output, both through SSH. The input is a lease: if it ends or is silent for some seconds (the
-cable is cut, or the client was killed), the process is asked to end. After a grace period everything that it
-started is killed, so that nothing is left running on a host.
+It needs only Python 3.8 or newer. It reads requests as lines of JSON from the standard input and writes
+events to the standard output, both over SSH. The input is a lease: if it ends or is silent for some seconds,
+because the network is down or the client was killed, the process is told to end. After a grace period, all
+its descendants are killed, so that nothing keeps running on a host.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, Callable  # noqa: UP035  # for Python 3.8
 
 LEASE = 40.0  # seconds of silence from the client, which gives up this host earlier
-GRACE = 8.0  # seconds between asking a process to end and killing it, once the client is gone
-FULL = 1 << 24  # bytes queued for a slow client before the output of the process has to wait
+GRACE = 8.0  # seconds from telling a process to end until it is killed, once the client is gone
+FULL = 1 << 24  # bytes queued for a slow client above which the output of the process has to wait
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, <linux/prctl.h>
 
 
@@ -52,7 +52,7 @@ class Supervisor:
         }
 
     def run(self) -> None:
-        """Serve the client until it is gone and no process is left."""
+        """Serve the client until the process has ended, and then kill all descendants."""
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
@@ -68,7 +68,7 @@ class Supervisor:
             self.step()
 
     def serve(self) -> None:
-        """Serve the client until the process has been asked to end and has ended."""
+        """Serve the client until the process has been told to end and has ended."""
         while True:
             self.step()
             now = time.monotonic()
@@ -130,7 +130,7 @@ class Supervisor:
                 self.send(failed=str(error))
 
     def beat(self) -> None:
-        """Answer a beat of the client and pass it on to the process."""
+        """Answer a beat from the client and pass it on to the process."""
         self.send(beat=1)
         self.input('{"do": "beat"}')
 
@@ -188,7 +188,7 @@ class Supervisor:
             shutil.rmtree(beside, ignore_errors=True)
 
     def end(self, grace: float) -> None:
-        """Ask the process to end, and kill it after ``grace`` seconds."""
+        """Tell the process to end; after ``grace`` seconds, kill it."""
         at = time.monotonic() + grace
         if self.kill_at is None or at < self.kill_at:
             self.kill_at = at
@@ -197,13 +197,13 @@ class Supervisor:
                     os.kill(self.child.pid, signal.SIGTERM)
 
     def lose(self) -> None:
-        """Record that the client is gone, and ask the process to end."""
+        """Record that the client is gone, and tell the process to end."""
         self.gone = True
         self.waiting.clear()
         self.end(GRACE)
 
     def forward(self, descriptor: int) -> None:
-        """Pass output of the process on to the client."""
+        """Send output of the process to the client."""
         data = os.read(descriptor, 1 << 16)
         if data:
             self.send(**{self.names[descriptor]: base64.b64encode(data).decode()})
@@ -216,7 +216,7 @@ class Supervisor:
             self.waiting += json.dumps(event).encode() + b"\n"
 
     def reap(self) -> None:
-        """Collect ended processes; when the process itself has ended, kill everything that it started."""
+        """Reap exited processes; if the started process has exited, kill its descendants."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -241,7 +241,7 @@ class Supervisor:
 
 
 def kill_all() -> None:
-    """Kill every descendant of this process, and wait up to 5 seconds until none is left."""
+    """Kill all descendants of this process, and wait up to 5 seconds for them to exit."""
     until = time.monotonic() + 5
     while time.monotonic() < until:
         left = descendants()

@@ -2,9 +2,9 @@
 
 The loop uses the same model, loss, memory layout, optimizer and weight averaging as Rankless. It keeps the
 images of a step in memory, allows nondeterministic kernels and writes no journal. The process reads the
-resolved recipe (JSON) and a number of threads, and then a series of requests, ``[images, precision, steps]``:
-each step trains the full batch in parts of this many images. A precision such as ``pure-bf16`` also converts
-weights and optimizer state, as Apex's O3 does.
+resolved recipe (JSON) and a number of threads, and then requests ``[images, precision, steps]``. Each step
+trains the full batch, ``images`` at a time. A precision such as ``pure-bf16`` also converts the weights and
+the optimizer state, like Apex's O3.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rankless.hardware.instruction_set import fix
-from rankless.launch.planning.measurement_worker import answering, memory_taken
+from rankless.launch.planning.measurement_worker import memory_taken, serve_requests
 
 if TYPE_CHECKING:
     import torch
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Train on request until the standard input ends."""
-    return answering("bare loop", _train)
+    return serve_requests("bare loop", _train)
 
 
 def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-    asked, threads = question()
-    fix(json.loads(asked).get("cpu_isa", "native"))
+    recipe, threads = question()
+    fix(json.loads(recipe).get("cpu_isa", "native"))
     import torch
 
-    from rankless.launch.opening import device
+    from rankless.hardware.compute_device import compute_device
     from rankless.recipe.load import from_json
 
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = True
-    loop = BareLoop(from_json(asked), device())
+    loop = BareLoop(from_json(recipe), compute_device())
     answer({})
     while True:
         images, precision, steps = question()
@@ -49,11 +49,11 @@ def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
 
 
 PURE = "pure-"
-"""Prefix of a precision without any float32 values."""
+"""Prefix of a precision that does not use float32 at all."""
 
 
 class BareLoop:
-    """A plain PyTorch training loop, without Rankless's engine."""
+    """A plain PyTorch training loop without Rankless's engine."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         import torch
@@ -82,11 +82,9 @@ class BareLoop:
         self.model.register_forward_pre_hook(self._cast)
 
     def _cast(self, _: Any, inputs: Any) -> Any:
-        """Convert the float32 images to the model's dtype."""
         return (inputs[0].to(self.dtype), *inputs[1:]) if hasattr(inputs[0], "dtype") else inputs
 
-    def _become(self, dtype: torch.dtype) -> None:
-        """Convert the weights, their average and the optimizer's state to ``dtype``."""
+    def _convert(self, dtype: torch.dtype) -> None:
         if dtype == self.dtype:
             return
         self.dtype = dtype
@@ -98,14 +96,14 @@ class BareLoop:
             )
 
     def step(self, images: int, precision: str) -> float:
-        """Train one step on the full batch, ``images`` at a time; return the duration in seconds."""
+        """Train one step on the full batch, ``images`` at a time, and return its duration in seconds."""
         import torch
 
         from rankless.hardware.convolutions import SoundConvolutions
         from rankless.hardware.precision import autocast, dtype_of
 
         pure = precision.removeprefix(PURE) if precision.startswith(PURE) else ""
-        self._become(dtype_of(pure))
+        self._convert(dtype_of(pure))
         on_cpu = self.device.type == "cpu"
         scaler = torch.amp.GradScaler(self.device.type, enabled=False) if pure else self.scaler
         batches = self._ready(images)
@@ -130,7 +128,6 @@ class BareLoop:
         return time.perf_counter() - began
 
     def _ready(self, images: int) -> list[Any]:
-        """Return the data of one step in collated batches of ``images`` images."""
         if images not in self.batches:
             from rankless.data.loader import MicroBatches
             from rankless.engine.schedule import StepSchedule
@@ -140,8 +137,8 @@ class BareLoop:
             recipe = replace(self.recipe, batch=Batch(images=self.recipe.batch.images, micro=images))
             lines = islice(StepSchedule(recipe, len(data)).lines(0, range(count)), count)
             pinned = self.device.type == "cuda"
-            drawn = MicroBatches(data, self.task.collate, lines, workers=0, pin_memory=pinned)
-            self.batches[images] = list(drawn)
+            batches = MicroBatches(data, self.task.collate, lines, workers=0, pin_memory=pinned)
+            self.batches[images] = list(batches)
         return self.batches[images]
 
 

@@ -1,4 +1,4 @@
-"""``rankless benchmark``: the speed of a recipe's training compared with a plain PyTorch loop."""
+"""``rankless benchmark``: compare the training speed of a recipe with a plain PyTorch loop."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from typing import Any, Self
 from rankless.engine.workers import loader_processes
 from rankless.errors import ShortageError, UserError, counted
 from rankless.hardware import memory
+from rankless.hardware.compute_device import compute_device
 from rankless.hardware.cores import usable_cores
 from rankless.hardware.precision import resolve
 from rankless.launch.devices import visible
 from rankless.launch.local import ranks_for
-from rankless.launch.opening import begin, checked, device, with_precision
+from rankless.launch.opening import begin, checked, with_precision
 from rankless.launch.planning.bare_process import PURE
-from rankless.launch.planning.measurement_worker import AskedProcess
-from rankless.launch.planning.memory_guard import guarded
+from rankless.launch.planning.measurement_worker import MeasurementProcess, guarded
 from rankless.recipe.load import to_json
 from rankless.recipe.schema import Recipe
 from rankless.runs.directory import RunDirectory
 from rankless.tasks import resolve_recipe
 
 Mode = tuple[int, str]
-"""A mode of the plain loop: the number of images at a time and the precision."""
+"""A mode of the plain loop, given by the number of images at a time and the precision."""
 _MOST = 200  # steps per turn
-_USABLE = 0.9  # fraction of the free memory; other programs need memory as well
+_USABLE = 0.9  # fraction of the free memory; other programs need some, too
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The parts of a step on rank 0, as fractions of its duration.
+    """The parts of a step on rank 0, as fractions (0–1) of its duration.
 
     Attributes:
         compute: forward and backward passes.
         waiting: waiting for images.
-        network: exchanging with other ranks, including the wait for them.
-        other: the optimizer, the average, the journal.
+        network: exchanging data with other ranks, including the wait for them.
+        other: optimizer, weight averaging and journal.
     """
 
     compute: float
@@ -58,7 +58,7 @@ class _Processes(ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self.log = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with this context
-        self.processes: list[AskedProcess] = []
+        self.processes: list[MeasurementProcess] = []
 
     def _answers(self) -> list[dict[str, Any]]:
         return [process.answer() for process in self.processes]
@@ -68,8 +68,8 @@ class Ranks(_Processes):
     """The processes in which Rankless trains.
 
     Attributes:
-        seconds: duration of every step on rank 0, one list per turn.
-        memory: peak memory of the rank that uses the most, in bytes.
+        seconds: durations of the steps on rank 0, one list per turn.
+        memory: largest peak memory of a rank in bytes.
     """
 
     def __init__(self, recipe: Recipe, ranks: int, folder: Path) -> None:
@@ -78,8 +78,8 @@ class Ranks(_Processes):
         self.seconds: list[list[float]] = []
         self.memory = 0
         self._parts: dict[str, float] = defaultdict(float)
-        # Loaders prepare batches while the plain loop has its turn; the steps that use them do not count.
-        workers = loader_processes(recipe, ranks, device().type)
+        # Loaders prepare batches during the turn of the plain loop; steps that use them are excluded.
+        workers = loader_processes(recipe, ranks, compute_device().type)
         self._prepared = -(-2 * workers * ranks // recipe.batch.micro_batches)
 
     def __enter__(self) -> Self:
@@ -91,7 +91,7 @@ class Ranks(_Processes):
             of_all = {"WORLD_SIZE": self.ranks, "LOCAL_WORLD_SIZE": self.ranks}
             self.processes.append(
                 self.enter_context(
-                    AskedProcess(
+                    MeasurementProcess(
                         "bench_rank",
                         f"training with {counted(self.ranks, 'device')}",
                         self.log,
@@ -111,7 +111,7 @@ class Ranks(_Processes):
         return self
 
     def turn(self, budget: float) -> None:
-        """Train for ``budget`` seconds, but at least one step."""
+        """Train for about ``budget`` seconds, but at least one step."""
         count = min(max(round(budget / self._usual), 1), _MOST)
         steps = self._turn(self._prepared + count)[self._prepared :]
         self.seconds.append([step["seconds"] for step in steps])
@@ -141,7 +141,7 @@ class Bare(_Processes):
     """A plain PyTorch loop in a separate process.
 
     Attributes:
-        rounds: seconds of every step for each mode, one list per turn.
+        rounds: durations of the steps by mode, one list per turn.
         memory: peak memory in bytes after the first turn of each mode.
     """
 
@@ -153,7 +153,7 @@ class Bare(_Processes):
         self._usual: dict[Mode, float] = {}
 
     def largest(self, images: int) -> int:
-        """Return the largest number of images at a time that fits into memory, trying ``images`` first."""
+        """Return the largest number of images at a time, up to ``images``, that fits into memory."""
         while True:
             try:
                 self._start()
@@ -170,7 +170,7 @@ class Bare(_Processes):
             images = self._smaller(images)
 
     def turn(self, mode: Mode, budget: float) -> None:
-        """Train for ``budget`` seconds, but at least one step."""
+        """Train for about ``budget`` seconds, but at least one step."""
         count = min(max(round(budget / self._usual[mode]), 1), _MOST) if mode in self._usual else 1
         self.processes[0].ask([*mode, count])
         (answer,) = self._answers()
@@ -183,32 +183,30 @@ class Bare(_Processes):
         self.rounds.clear()
 
     def _start(self) -> None:
-        process = self.enter_context(AskedProcess("bare_process", "a plain loop", self.log))
+        process = self.enter_context(MeasurementProcess("bare_process", "a plain loop", self.log))
         self.processes.append(process)
         process.ask([to_json(self.recipe), self.threads])
         process.answer()
 
     def _free(self) -> int:
-        """Return the memory limit of the loop in bytes; 0 means no limit."""
-        return int(_USABLE * memory.available()) if device().type == "cpu" else 0
+        return int(_USABLE * memory.available()) if compute_device().type == "cpu" else 0
 
     def _smaller(self, images: int) -> int:
-        """Return the largest divisor of the batch up to half of ``images``, at least a micro-batch."""
         whole, least = self.recipe.batch.images, self.recipe.batch.micro
         return max((size for size in range(least, images // 2 + 1) if whole % size == 0), default=least)
 
 
 _ROUNDS = 5
 _ENDLESS = 1_000_000  # epochs, and steps
-_RATE = 1e-9  # learning rate; prevents divergence
+_RATE = 1e-9  # learning rate that prevents divergence
 _DISTURBED = 1.3
-"""Ratio of the best to the median speed above which other work disturbed the measurement."""
+"""Ratio of the best to the median speed above which other work must have disturbed the measurement."""
 
 
 _WAITING, _NETWORK, _OTHER = 0.05, 0.15, 0.15
 """Smallest fractions of a step's time that lead to advice."""
 _WORTH = 1.05
-"""Smallest speedup for which a change is suggested."""
+"""Smallest speedup that leads to advice."""
 _BUILT_IN = "digits"
 
 
@@ -218,10 +216,10 @@ class Speed:
 
     Attributes:
         what: ``rankless`` or ``plain``.
-        images: number of images at a time: Rankless's micro-batch or the plain loop's batch.
-        precision: the compute precision.
-        best, median: images per second of the fastest and the median step.
-        beside: the same two speeds relative to the plain loop's first mode.
+        images: number of images at a time (Rankless's micro-batch or the plain loop's batch).
+        precision: compute precision.
+        best, median: images per second in the fastest and in the median step.
+        beside: best and median speed relative to the plain loop's first mode.
         memory: peak memory of a process or a GPU in bytes.
     """
 
@@ -239,12 +237,13 @@ class Bench:
     """The result of :func:`bench`.
 
     Attributes:
-        recipe: the measured recipe with its precision resolved.
-        devices, workers: number of ranks, and of loader processes per rank.
-        cores: number of usable cores of this machine.
-        step: median seconds of a Rankless step.
-        shares: the parts of a Rankless step.
-        speeds: Rankless, then the plain loop with its largest batch, then with other settings.
+        recipe: measured recipe with its precision resolved.
+        devices, workers: number of ranks, and number of loader processes per rank.
+        cores: number of usable cores on this machine.
+        step: median duration of a Rankless step in seconds.
+        shares: parts of a Rankless step.
+        speeds: speed of Rankless, of the plain loop with its largest batch, and of the plain loop in other
+            modes.
         notes: remarks about the figures.
     """
 
@@ -258,7 +257,7 @@ class Bench:
     notes: list[str]
 
     def advice(self) -> list[tuple[str, str]]:
-        """Return pairs of a recipe key or option and a suggested change, the most useful first."""
+        """Return pairs of a recipe key or option and advice about it, starting with the most useful."""
         return [*_images(self), *_micro(self), *_precision(self), *_network(self), *_other(self)]
 
     def as_json(self) -> dict[str, Any]:
@@ -277,14 +276,14 @@ class Bench:
         }
 
     def what(self) -> str:
-        """Return a phrase that describes the measurement."""
-        batch, on_cpu = self.recipe.batch, device().type == "cpu"
+        """Return a phrase about the devices and the batch."""
+        batch, on_cpu = self.recipe.batch, compute_device().type == "cpu"
         ranks = counted(self.devices, "process", "processes") if on_cpu else counted(self.devices, "GPU")
         return f"{ranks}, {batch.images} images per step in micro-batches of {batch.micro}"
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of a table of at most 80 columns, the parts of a step, notes and advice."""
-        yield f"{'images/s':36}{'best':>8}{'median':>8}{'beside plain':>16}{'memory':>12}"
+        """Yield a table of at most 80 columns, the parts of a step, notes and advice, line by line."""
+        yield f"{'images/s':36}{'best':>8}{'median':>8}{'vs. plain':>16}{'memory':>12}"
         for one in self.speeds:
             name = "rankless train" if one.what == "rankless" else "plain loop"
             name = f"{name}, {one.images} at a time, {one.precision}"
@@ -301,7 +300,7 @@ class Bench:
         for key, text in (advice := self.advice()):
             yield f"{key}: {text}"
         if not advice:
-            yield "no change to workers, data.cache, batch.micro or precision would help much"
+            yield "changing workers, data.cache, batch.micro or precision would not help much"
 
 
 def _images(found: Bench) -> Iterator[tuple[str, str]]:
@@ -313,11 +312,11 @@ def _images(found: Bench) -> Iterator[tuple[str, str]]:
     cores = f"{idle} of {found.cores} cores are" if idle > 0 else "no core is"
     yield (
         "workers",
-        f"{share:.0%} of a step is spent waiting for images, with {found.workers} loader processes for each "
+        f"{share:.0%} of a step is spent waiting for images, with {found.workers} loader processes per "
         f"device; try workers={more} ({cores} left for loaders)",
     )
     if data.cache == "none" and data.root != _BUILT_IN:
-        yield "data.cache", "ram or disk decodes every image only once; the weights stay the same"
+        yield "data.cache", "with ram or disk, every image is decoded only once; the weights stay the same"
 
 
 def _micro(found: Bench) -> Iterator[tuple[str, str]]:
@@ -334,7 +333,7 @@ def _micro(found: Bench) -> Iterator[tuple[str, str]]:
     sees = (
         ""
         if found.recipe.batch_norm != "micro"
-        else "; batch norm then sees as many images, which changes the weights"
+        else "; batch norm then sees more images at a time, which changes the weights"
     )
     yield (
         "batch.micro",
@@ -359,8 +358,8 @@ def _network(found: Bench) -> Iterator[tuple[str, str]]:
     if found.shares.network >= _NETWORK:
         yield (
             "--devices",
-            f"{found.shares.network:.0%} of a step is spent waiting for the other devices: fewer devices, or "
-            "a larger batch.images, may be better; `rankless plan` predicts it",
+            f"{found.shares.network:.0%} of a step is spent waiting for other devices: fewer devices or a "
+            "larger batch.images may be better; `rankless plan` predicts the speed",
         )
 
 
@@ -368,22 +367,22 @@ def _other(found: Bench) -> Iterator[tuple[str, str]]:
     if found.shares.other >= _OTHER:
         yield (
             "batch.images",
-            f"{found.shares.other:.0%} of a step is the optimizer and other work done once per step: a "
-            "larger batch needs fewer steps, which changes the weights",
+            f"{found.shares.other:.0%} of a step is spent on the optimizer and other work that is done once "
+            "per step: a larger batch needs fewer steps, which changes the weights",
         )
 
 
 def bench(
     recipe: Recipe, devices: int | None, seconds: float, say: Callable[[str], None], pure: bool = False
 ) -> Bench:
-    """Train a recipe with Rankless and with a plain loop, in turns.
+    """Train a recipe with Rankless and with a plain loop in turns, and compare the speeds.
 
     Args:
         recipe: the recipe to measure.
         devices: number of devices that share a step; None uses as many as training would.
         seconds: approximate measuring time without startup.
         say: called with a progress line before each slow part.
-        pure: also measure the plain loop in half precision without float32 weights.
+        pure: whether to also measure the plain loop in half precision without float32 weights.
     """
     recipe, _ = checked(recipe, None, [])
     busy = os.getloadavg()[0] > usable_cores() / 2  # before this function starts processes
@@ -406,11 +405,11 @@ def bench(
         for number in range(_ROUNDS):
             for turn in turns if number % 2 else reversed(turns):
                 turn(seconds / _ROUNDS / len(turns))
-        return _found(recipe, ranks, ours, bare, modes, busy)
+        return _summary(recipe, ranks, ours, bare, modes, busy)
 
 
 def steady(recipe: Recipe) -> Recipe:
-    """Return the recipe with uniform steps and without evaluations or checkpoints between them."""
+    """Return the recipe with uniform steps and without evaluations and checkpoints."""
     return replace(
         with_precision(recipe),
         data=replace(recipe.data, multi_scale=0.0),
@@ -423,16 +422,15 @@ def steady(recipe: Recipe) -> Recipe:
 
 
 def _threads(recipe: Recipe, ranks: int) -> int:
-    """Return the plain loop's number of CPU threads; on a CPU, as many as all ranks together have."""
-    return recipe.threads if device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
+    """Return the number of CPU threads for the plain loop; on a CPU, it is that of all ranks together."""
+    return recipe.threads if compute_device().type == "cuda" else min(ranks * recipe.threads, usable_cores())
 
 
 def _modes(recipe: Recipe, whole: int, pure: bool = False) -> list[Mode]:
-    """Return the modes of the plain loop: the largest batch, then the settings that the advice covers."""
     modes: list[Mode] = [(whole, recipe.precision)]
     if recipe.batch.micro < whole:
         modes.append((recipe.batch.micro, recipe.precision))
-    fast = resolve("auto", device(), recipe.cpu_isa)
+    fast = resolve("auto", compute_device(), recipe.cpu_isa)
     if recipe.precision in ("fp32", "tf32") and fast == "bf16":
         modes.append((whole, fast))
     if pure:
@@ -441,7 +439,7 @@ def _modes(recipe: Recipe, whole: int, pure: bool = False) -> list[Mode]:
     return modes
 
 
-def _found(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[Mode], busy: bool) -> Bench:
+def _summary(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[Mode], busy: bool) -> Bench:
     images = recipe.batch.images
     plain = bare.rounds[modes[0]]
 
@@ -464,23 +462,23 @@ def _found(recipe: Recipe, ranks: int, ours: Ranks, bare: Bare, modes: Sequence[
     notes = []
     if modes[0][0] < images:
         notes.append(
-            f"the plain loop takes {counted(modes[0][0], 'image')} at a time: {images} do not fit into memory"
+            f"the plain loop uses {counted(modes[0][0], 'image')} at a time: {images} do not fit into memory"
         )
     if busy or any(one.best > _DISTURBED * one.median for one in speeds):
         notes.append(
-            "other work on this machine disturbed the measurement: compare the best steps, or measure again"
+            "other work on this machine disturbed the measurement; compare the best steps, or measure again"
         )
-    if device().type == "cuda" and ranks > 1:
+    if compute_device().type == "cuda" and ranks > 1:
         notes.append(f"the plain loop uses one GPU: perfect scaling is {ranks} times its speed")
     if modes[-1][1].startswith(PURE):
         notes.append(
-            f"{modes[-1][1]} (Apex's O3) is for speed alone: weights and optimizer in half precision round "
-            "small updates away; a recipe cannot choose it"
+            f"{modes[-1][1]} (Apex's O3) only shows the speed: with weights and optimizer state in half "
+            "precision, small updates are rounded away; recipes do not support it"
         )
     return Bench(
         recipe,
         ranks,
-        loader_processes(recipe, ranks, device().type),
+        loader_processes(recipe, ranks, compute_device().type),
         usable_cores(),
         statistics.median(each for one in ours.seconds for each in one),
         ours.shares(),

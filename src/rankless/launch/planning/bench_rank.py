@@ -1,7 +1,7 @@
 """A rank of the training that ``rankless benchmark`` measures: ``… .bench_rank RUN MEETING``.
 
 The process runs :func:`rankless.engine.loop.train` and pauses after every turn. It reads the resolved recipe
-(JSON), then the number of steps in each turn, and answers with the durations of these steps.
+(JSON) and then the number of steps of each turn, and answers with the durations of these steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rankless.engine.sinks.sink import Sink
 from rankless.hardware.heap import hold_freed_memory
 from rankless.hardware.instruction_set import fix
-from rankless.launch.planning.measurement_worker import answering, memory_taken, waiting_for
+from rankless.launch.planning.measurement_worker import memory_taken, serve_requests, synchronizer
 
 if TYPE_CHECKING:
     from rankless.engine.state import TrainingState
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def main() -> int:
     """Train on request until the standard input ends."""
     hold_freed_memory()
-    return answering("bench", _train)
+    return serve_requests("bench", _train)
 
 
 def _train(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
@@ -53,7 +53,7 @@ class Timing(Sink):
         self.last: Mapping[str, Any] = {}
 
     def step(self, entry: Mapping[str, Any]) -> None:
-        """Keep the timing of the step in ``entry``."""
+        """Keep the timing of a step."""
         self.last = entry["timing"]
 
 
@@ -61,10 +61,10 @@ class Turns:
     """An observer that measures every step and pauses the training between turns.
 
     Args:
-        question: returns the number of steps in the next turn.
-        answer: receives the measurements. For every step, these are its duration (``seconds``), the time
-            spent waiting for images (``waited``) and for other ranks (``network``), and the time from the
-            first image to the summed gradients (``accumulated``), which includes both waits.
+        question: function that returns the number of steps in the next turn.
+        answer: called with the measurements of each step: its duration (``seconds``), the time spent waiting
+            for images (``waited``) and for other ranks (``network``), and the time from the first image to
+            the summed gradients (``accumulated``), which includes both waits.
     """
 
     def __init__(self, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
@@ -77,8 +77,8 @@ class Turns:
         self.since = time.perf_counter()
 
     def __call__(self, step: int, state: TrainingState, scores: Any) -> None:
-        """Record the finished step; at the end of a turn, send the answer and wait for the next request."""
-        wait = waiting_for(state.world.device)
+        """Record a step; at the end of a turn, send the answer and wait for the next request."""
+        wait = synchronizer(state.world.device)
         wait()
         timing = self.timing.last
         inside = timing.get("seconds", 0.0)

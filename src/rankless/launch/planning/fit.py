@@ -1,7 +1,7 @@
-"""``rankless fit``: a search for the largest micro-batch that this device can train.
+"""``rankless fit``: find the largest micro-batch that this device can train.
 
-With ``batch_norm: sync`` a device holds all its micro-batches at once; ``fit`` then searches for the largest
-share of a step.
+With ``batch_norm: sync``, a device holds all its micro-batches at once, so the largest share of a step is
+found instead.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ import torch
 
 from rankless.errors import OneValueError, ShortageError, UserError, counted
 from rankless.hardware import memory
-from rankless.launch.opening import checked, device, devices_here, with_precision
+from rankless.hardware.compute_device import compute_device
+from rankless.launch.opening import checked, devices_here, with_precision
+from rankless.launch.planning.measurement_worker import guarded
 from rankless.launch.planning.measuring import StepProcess
-from rankless.launch.planning.memory_guard import guarded
 from rankless.recipe.schema import Batch, Recipe
 from rankless.tasks import open_task, resolve_recipe
 
-_USABLE = 0.9  # fraction of the free memory; other programs need memory as well
-_MICRO_BATCHES = 2  # steps per size: the second one finds the first one's gradients in memory
+_USABLE = 0.9  # fraction of the free memory; other programs need some, too
+_MICRO_BATCHES = 2  # per step; the gradients of the first one are in memory during the second one
 _GIB = 1 << 30
 _TOO_SMALL = "too small: batch norm sees one value per channel"
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A size that was tried: a micro-batch, or with ``batch_norm: sync`` a device's share of a step.
+    """The result for one size of a micro-batch or, with ``batch_norm: sync``, of a device's share of a step.
 
     Attributes:
-        micro: number of images.
+        micro: size in images.
         memory: peak memory of a device in bytes; None if not measured.
-        speed: images per second of a device; None if it did not fit.
-        problem: the reason why it does not fit; "" if it fits.
+        speed: images per second of a device; None if the size does not fit.
+        problem: reason why the size does not fit; empty if it fits.
     """
 
     micro: int
@@ -45,7 +46,7 @@ class Tried:
 
     @property
     def too_small(self) -> bool:
-        """Whether the size was refused because a batch norm would see only one value per channel."""
+        """Whether a batch norm would see only one value per channel."""
         return self.problem == _TOO_SMALL
 
 
@@ -54,11 +55,11 @@ class Fitted:
     """The result of :func:`fit`.
 
     Attributes:
-        recipe: the recipe with its precision resolved.
+        recipe: recipe with its precision resolved.
         devices: number of devices that share a step; processes on a CPU also share the memory.
         free: available memory of each device in bytes.
         sees: whether the model has batch norms that compute statistics of each micro-batch.
-        tried: the tried sizes, smallest first.
+        tried: results by increasing size.
     """
 
     recipe: Recipe
@@ -95,9 +96,9 @@ class Fitted:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of a table of the tried sizes, the largest and the fastest size, and hints."""
+        """Yield a table of the tried sizes, the largest and the fastest size, and hints, line by line."""
         batch, largest = self.recipe.batch, self.largest
-        kind = "process" if device().type == "cpu" else "GPU"
+        kind = "process" if compute_device().type == "cpu" else "GPU"
         yield f"{_gib(self.free)} for each {kind}, {counted(self.devices, 'device')}, {self.recipe.precision}"
         yield f"{'images held' if self.is_sync else 'batch.micro'}     memory  images/s"
         for one in self.tried:
@@ -106,8 +107,8 @@ class Fitted:
         best = max((one for one in self.tried if one.speed), key=lambda one: one.speed or 0.0)
         if self.is_sync:
             yield (
-                f"the largest share of a step that a device holds: {counted(largest.micro, 'image')}; "
-                f"batch.images={batch.images} takes {counted(self.needed, 'device')}"
+                f"the largest share of a step that fits: {counted(largest.micro, 'image')}; "
+                f"batch.images={batch.images} needs {counted(self.needed, 'device')}"
             )
             yield from self._more_room()
             return
@@ -120,30 +121,30 @@ class Fitted:
                 "which changes the weights (batch.images and the learning rate stay the same)"
             )
         if batch.images // largest.micro == self.devices and largest.micro != batch.images:
-            yield f"with a larger one, a step would have too few micro-batches for {self.devices} devices"
+            yield f"with a larger size, a step would have too few micro-batches for {self.devices} devices"
         yield from self._more_room()
 
     def _more_room(self) -> Iterator[str]:
         if not self.recipe.model.checkpointing and self.tried[-1].problem:
-            yield "more would fit with model.checkpointing=true"
+            yield "a larger size would fit with model.checkpointing=true"
 
 
 def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitted:
-    """Train steps of growing size, each in a separate process, until memory runs out.
+    """Find the largest micro-batch by training steps of increasing size in separate processes.
 
     Args:
-        recipe: the recipe to fit.
+        recipe: the recipe to train.
         devices: number of devices that share a step; None uses as many as training would.
         say: called with a progress line before each slow part.
     """
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
     ranks = devices or min(devices_here(recipe.threads), recipe.batch.images)
-    on_cpu = device().type == "cpu"
+    on_cpu = compute_device().type == "cpu"
     free = int(_USABLE * memory.available() / ranks) if on_cpu else int(torch.cuda.mem_get_info()[0])
     is_sync = recipe.batch_norm == "sync"
     sizes = _shares(recipe.batch) if is_sync else _sizes(recipe.batch.images, ranks)
-    search = _Search(_at_its_largest(recipe), free, on_cpu, say)
+    search = _Search(_with_largest_inputs(recipe), free, on_cpu, say)
     search.run(sizes)
     tried = sorted(search.tried.values(), key=lambda one: one.micro)
     found = Fitted(recipe, ranks, free, search.sees and recipe.batch_norm == "micro", tried)
@@ -151,7 +152,7 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
         too_large = [one for one in tried if not one.too_small]
         if not too_large:
             raise UserError(
-                f"batch norm sees one value per channel even in {counted(tried[-1].micro, 'image')}, which "
+                f"batch norm sees one value per channel even with {counted(tried[-1].micro, 'image')}, so it "
                 "has no variance; use a larger model.image_size or batch.images, or batch_norm: frozen"
             )
         share = "a share of a step" if is_sync else "a micro-batch"
@@ -163,19 +164,16 @@ def fit(recipe: Recipe, devices: int | None, say: Callable[[str], None]) -> Fitt
 
 
 def _sizes(images: int, ranks: int) -> list[int]:
-    """Return the micro-batch sizes that divide a step into at least one micro-batch per device."""
     if ranks > images:
-        raise UserError(f"--devices is {ranks}, but batch.images is {images}: expected at most {images}")
+        raise UserError(f"--devices is {ranks}, but batch.images is {images}; use at most {images} devices")
     return [size for size in range(1, images // ranks + 1) if images % size == 0]
 
 
 def _shares(batch: Batch) -> list[int]:
-    """Return the possible sizes, in images, of a device's share of a step."""
     return [batch.micro * count for count in range(1, batch.micro_batches + 1)]
 
 
-def _at_its_largest(recipe: Recipe) -> Recipe:
-    """Return the recipe with its largest input size and all layers trained."""
+def _with_largest_inputs(recipe: Recipe) -> Recipe:
     sizes = getattr(open_task(recipe).training_data(), "step_sizes", None)
     model, data = replace(recipe.model, freeze=0), recipe.data
     if recipe.data.multi_scale and sizes is not None:
@@ -198,7 +196,7 @@ class _Search:
         self.sees = False
 
     def run(self, sizes: Sequence[int]) -> None:
-        """Double the size until it does not fit into memory, then bisect."""
+        """Double the size until it does not fit into memory, and then bisect."""
         low, high, at = -1, len(sizes), 0
         while at < high:
             if not self._fits(sizes[at]):
@@ -214,14 +212,14 @@ class _Search:
     def _fits(self, micro: int) -> bool:
         expected = self._expected(micro)
         if self.on_cpu and expected > self.free:
-            self.tried[micro] = Tried(micro, problem=f"would take about {_gib(expected)}: not tried")
+            self.tried[micro] = Tried(micro, problem=f"not tried: would need about {_gib(expected)}")
         else:
             self.say(f"training with {'images held' if self.is_sync else 'batch.micro'}={micro} …")
             self.tried[micro] = self._try(micro)
         return not self.tried[micro].problem or self.tried[micro].too_small
 
     def _expected(self, micro: int) -> int:
-        """Extrapolate the bytes that a size needs from the two largest that fit; 0 if fewer than two do."""
+        """Extrapolate the bytes that a size needs from the two largest sizes that fit; 0 if unknown."""
         known = sorted((one.micro, one.memory) for one in self.tried.values() if one.memory)
         if len(known) < 2:
             return 0
@@ -244,7 +242,7 @@ class _Search:
             except UserError:
                 if not over:
                     raise
-                return Tried(micro, problem=f"took more than {_gib(self.free)}")
+                return Tried(micro, problem=f"needs more than {_gib(self.free)}")
         each = answer["load"] + answer["forward"] + (answer["backward"] + answer["last"]) / 2
         seconds = each * batch.micro_batches / count + answer["update"] * micro / self.recipe.batch.images
         return Tried(micro, int(answer["memory"]), micro / seconds)

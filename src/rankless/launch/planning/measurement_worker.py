@@ -1,11 +1,14 @@
-"""Processes that measure on request: they read lines of JSON and answer each with one line."""
+"""Processes that measure on request, which read requests and write answers as lines of JSON."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -20,25 +23,26 @@ if TYPE_CHECKING:
     import torch
 
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
-PAGES = "rankless.launch.planning"
+PACKAGE = "rankless.launch.planning"
+_POLL = 0.05  # seconds
 _ERRORS = {error.__name__: error for error in (OneValueError, ShortageError)}
 
 
-class AskedProcess:
+class MeasurementProcess:
     """A process that measures on request and ends with the context.
 
     Args:
-        page: the module of this package to run, which calls :func:`answering`.
+        module: the module of this package to run, which calls :func:`serve_requests`.
         what: the name of the measurement in error messages.
-        log: file for the standard error of the process.
-        instead: alternative to the measurement, for error messages.
+        log: the file for the standard error of the process.
+        instead: advice on an alternative to the measurement, for error messages.
         variables: additional environment variables.
         arguments: command-line arguments of the module.
     """
 
     def __init__(
         self,
-        page: str,
+        module: str,
         what: str,
         log: IO[bytes],
         *,
@@ -48,7 +52,7 @@ class AskedProcess:
     ) -> None:
         self.what, self.log, self.instead = what, log, instead
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{PAGES}.{page}", *arguments],
+            [sys.executable, "-m", f"{PACKAGE}.{module}", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -61,7 +65,7 @@ class AskedProcess:
         return self._process.pid
 
     def ask(self, value: Any) -> None:
-        """Send a request, any value that JSON can express."""
+        """Send a request, which may be any JSON value."""
         if self._process.stdin is not None:
             try:
                 self._process.stdin.write(line(value))
@@ -92,19 +96,44 @@ class AskedProcess:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without a launcher's rank variables."""
+    """Return this process's environment variables without those that a launcher sets for ranks."""
     return {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
 
 
 def died(what: str, code: int, log: IO[bytes], instead: str = "") -> UserError:
-    """Return the error for a process that ended early, with the last line of its log."""
+    """Return the error for a process that exited early, with the last line of its log."""
     log.seek(0)
     lines = log.read().decode(errors="replace").strip().splitlines()
     end = f"; {instead}" if instead else ""
     return UserError(
-        f"{what} could not be measured: the process ended with {code} "
+        f"{what} could not be measured: the process ended with code {code} "
         f"({lines[-1] if lines else 'no output'}){end}"
     )
+
+
+@contextmanager
+def guarded(pid: int, limit: int) -> Iterator[list[int]]:
+    """Kill a process that uses more than ``limit`` bytes, and append its usage to the yielded list.
+
+    Otherwise, the kernel might kill another process. A ``limit`` of 0 disables the check.
+    """
+    over: list[int] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while limit and not ended.wait(_POLL):
+            if (taken := peak(pid)) > limit:
+                over.append(taken)
+                os.kill(pid, signal.SIGKILL)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield over
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def quick(seconds: Iterable[float]) -> float:
@@ -114,26 +143,26 @@ def quick(seconds: Iterable[float]) -> float:
 
 
 def memory_taken(device: torch.device) -> int:
-    """Return the peak memory of this process in bytes: GPU memory on a GPU, else main memory."""
+    """Return the peak memory of this process in bytes (GPU memory if ``device`` is a GPU)."""
     import torch
 
     return torch.cuda.max_memory_reserved() if device.type == "cuda" else peak()
 
 
-def waiting_for(device: torch.device) -> Callable[[], None]:
+def synchronizer(device: torch.device) -> Callable[[], None]:
     """Return a function that waits until the device has finished its work."""
     import torch
 
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
-def answering(name: str, body: Callable[[Callable[[], Any], Callable[[Any], None]], None]) -> int:
-    """Run ``body`` in the process of an :class:`AskedProcess` and return the exit code.
+def serve_requests(name: str, body: Callable[[Callable[[], Any], Callable[[Any], None]], None]) -> int:
+    """Run ``body`` in a process started by :class:`MeasurementProcess`, and return the exit code.
 
     Args:
         name: the name of the process.
-        body: called with a function that returns the next request (EOFError after the last one) and with a
-            function that sends an answer.
+        body: called with a function that returns the next request (or raises EOFError if there is none) and
+            a function that sends an answer.
     """
     die_with_parent(os.getppid())
     name_process(name)

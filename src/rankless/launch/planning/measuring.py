@@ -1,4 +1,4 @@
-"""The measurements behind a plan, made on this machine by separate processes."""
+"""Measure the inputs of a plan on this machine in separate processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import IO, Any
 
 from rankless.engine.workers import loader_processes
 from rankless.errors import UserError
-from rankless.launch.opening import device
-from rankless.launch.planning.measurement_worker import PAGES, AskedProcess, died, environment, quick
+from rankless.hardware.compute_device import compute_device
+from rankless.launch.planning.measurement_worker import PACKAGE, MeasurementProcess, died, environment, quick
 from rankless.launch.planning.model import OVERHEAD, Bucket, Link, Workload
 from rankless.launch.planning.network_process import SIZES
 from rankless.recipe.load import to_json
@@ -24,11 +24,11 @@ from rankless.world.reduce import BUCKET_MIB
 _ROUNDS, _SECONDS = 2, 2.0  # alternations of one process and several, and seconds for each
 _LEAST = 3  # steps
 _LIMIT = 120.0  # seconds for two processes to exchange a few hundred megabytes
-_INSTEAD = "give --step-ms, --bandwidth and --latency"
+_INSTEAD = "give --step-ms, --bandwidth and --latency instead"
 
 
-class StepProcess(AskedProcess):
-    """A process that measures steps; see :mod:`rankless.launch.planning.step_process`."""
+class StepProcess(MeasurementProcess):
+    """A process that runs :mod:`rankless.launch.planning.step_process`."""
 
     def __init__(self, recipe: Recipe, log: IO[bytes]) -> None:
         super().__init__("step_process", "a step", log, instead=_INSTEAD)
@@ -47,7 +47,8 @@ class Steps:
     def given(self, seconds: float) -> Workload:
         """Return the workload of a step that takes ``seconds`` on another machine.
 
-        It assumes that forward passes take a third of the time, and that gradients become ready evenly.
+        Forward passes are assumed to take a third of the time, and gradients to become ready at a constant
+        rate.
         """
         each = seconds / self._recipe.batch.micro_batches
         sizes = bucket_sizes(self._facts["parameters"])
@@ -65,7 +66,7 @@ class Steps:
         )
 
     def measure(self, busy: int) -> None:
-        """Measure one process, then ``busy`` processes side by side, for a few seconds each.
+        """Measure one process alone and ``busy`` processes at the same time, for a few seconds each.
 
         The two measurements alternate, so that other work on the machine affects both equally.
         """
@@ -74,7 +75,7 @@ class Steps:
             self._together = self._ask(busy) if busy > 1 else self._alone
 
     def measured(self) -> tuple[Workload, float]:
-        """Return the workload of one process, and its slowdown if several run side by side."""
+        """Return the workload of one process, and its slowdown if several run at the same time."""
         work = self._workload(self._alone)
         return work, contended(work, self._workload(self._together))
 
@@ -95,38 +96,37 @@ class Steps:
             buckets=tuple(Bucket(int(size), float(ready)) for size, ready in buckets),
             totals=facts["totals"],
             norms=tuple(facts["norms"]),
-            workers=loader_processes(recipe, len(self._processes), device().type),
+            workers=loader_processes(recipe, len(self._processes), compute_device().type),
         )
 
 
 @contextmanager
 def opened_steps(recipe: Recipe, processes: int) -> Iterator[Steps]:
-    """Start ``processes`` processes that measure steps of a resolved recipe."""
+    """Start ``processes`` processes that measure the steps of a resolved recipe."""
     with tempfile.TemporaryFile() as log, ExitStack() as stack:
         yield Steps(recipe, [stack.enter_context(StepProcess(recipe, log)) for _ in range(processes)])
 
 
 def _answers(processes: Sequence[StepProcess]) -> dict[str, Any]:
-    """Wait for the answers of all processes and return the answer of the first one."""
     first, *_ = [process.answer() for process in processes]
     return first
 
 
 def contended(alone: Workload, together: Workload) -> float:
-    """Return the factor, at least 1, by which ``together`` computes more slowly than ``alone``."""
+    """Return the factor (at least 1) by which ``together`` is slower than ``alone``."""
     count = alone.micro_batches
     return max(together.computing(count) / alone.computing(count), 1.0)
 
 
 Exchanged = Mapping[str, Mapping[str, float]]
-"""Transport ("sockets" or "memory") -> size in bytes (as text) -> seconds to exchange that size."""
+"""Seconds of an exchange by transport (``sockets`` or ``memory``) and by size in bytes (as text)."""
 
 
 def loopback() -> Exchanged:
-    """Measure the time of exchanges between two processes on this machine."""
+    """Measure the exchange between two processes on this machine."""
     variables = {**environment(), "RANKLESS_CPU": "1", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="rankless-") as folder, tempfile.TemporaryFile() as log:
-        command = [sys.executable, "-m", f"{PAGES}.network_process", str(Path(folder) / "store")]
+        command = [sys.executable, "-m", f"{PACKAGE}.network_process", str(Path(folder) / "store")]
         ranks = []
         try:
             for rank in range(2):
@@ -139,7 +139,7 @@ def loopback() -> Exchanged:
         except subprocess.TimeoutExpired:
             raise UserError(
                 "the network between two processes of this machine could not be measured "
-                f"within {_LIMIT:.0f} s; give --bandwidth and --latency"
+                f"within {_LIMIT:.0f} s; give --bandwidth and --latency instead"
             ) from None
         finally:
             for process in ranks:
@@ -152,15 +152,15 @@ def loopback() -> Exchanged:
 
 
 def fitted(rounds: Sequence[Exchanged], add: float) -> Link:
-    """Fit a link to the measured seconds of exchanges between two ranks.
+    """Fit a link to measured exchanges between two ranks.
 
-    Through sockets, each rank sends half of the bytes, adds half of the sum, and sends half of the bytes
-    again. Through memory, it copies half, adds half and copies all.
+    Over sockets, each rank sends half of the bytes, adds half of the sum, and sends half of the bytes again.
+    In memory, it copies half, adds half and copies everything.
     """
     small, large = (f"{size}" for size in (SIZES[0], SIZES[-1]))
     sockets, memory = (
-        {size: quick(each[way][size] for each in rounds) for size in (small, large) if way in rounds[0]}
-        for way in ("sockets", "memory")
+        {size: quick(each[kind][size] for each in rounds) for size in (small, large) if kind in rounds[0]}
+        for kind in ("sockets", "memory")
     )
     between = int(large) - int(small)
     per_byte = (sockets[large] - sockets[small]) / between
@@ -171,7 +171,7 @@ def fitted(rounds: Sequence[Exchanged], add: float) -> Link:
 
 
 def bucket_sizes(parameters: Sequence[int]) -> list[int]:
-    """Return the sizes of DDP's buckets in bytes; the parameter that fills a bucket closes it."""
+    """Return the sizes of DDP's buckets in bytes, given those of the parameters."""
     sizes = [0]
     for size in parameters:
         if sizes[-1] >= BUCKET_MIB << 20:

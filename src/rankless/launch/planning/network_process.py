@@ -1,7 +1,7 @@
 """One of two processes that measure the exchange between them: ``… .network_process MEETING``.
 
-Rank 0 prints the seconds of the fixed tree's exchange by size in bytes, as JSON: through sockets, and through
-shared memory if there is any.
+Rank 0 prints the durations of the fixed tree's exchange in seconds as JSON, by transport (sockets or shared
+memory) and by size in bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TIMES = (90, 30, 15)
 
 
 def main() -> int:
-    """Measure exchanges as the rank given by the environment variables."""
+    """Measure exchanges with the other process."""
     die_with_parent(os.getppid())
     name_process("network")
     import torch
@@ -44,10 +44,10 @@ def main() -> int:
         exchange = Exchange(world.size, world.rank, world.size)
         for size, times in zip(SIZES, _TIMES, strict=True):
             values = torch.zeros(size // 4)
-            ways: dict[str, Callable[[Sequence[Tensor], Tensor], Pending]] = {"sockets": exchange.start}
+            kinds: dict[str, Callable[[Sequence[Tensor], Tensor], Pending]] = {"sockets": exchange.start}
             if shared := share(exchange, [values]):
-                ways["memory"] = shared.start
-            for name, start in ways.items():
+                kinds["memory"] = shared.start
+            for name, start in kinds.items():
                 taken = []
                 for _ in range(times):
                     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""``rankless plan``: predictions for more devices from a measured step and a performance model."""
+"""``rankless plan``: predict the speed on more devices from a measured step and a performance model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rankless.errors import counted
+from rankless.hardware.compute_device import compute_device
 from rankless.hardware.cores import usable_cores
 from rankless.launch import local
-from rankless.launch.opening import checked, device, devices_here, with_precision
+from rankless.launch.opening import checked, devices_here, with_precision
 from rankless.launch.planning.measurement_worker import quick
 from rankless.launch.planning.measuring import Exchanged, Steps, fitted, loopback, opened_steps
-from rankless.launch.planning.model import Link, Machine, Row, Workload, row, rows
+from rankless.launch.planning.model import SIGMA, Link, Machine, Row, Workload, row, rows
 from rankless.launch.planning.units import PlanOptions, shown_bandwidth, shown_time
 from rankless.launch.sharing import refuse_idle
 from rankless.recipe.schema import Recipe
@@ -31,20 +32,20 @@ def advice(devices: int, micro_batches: int, micro: int) -> Iterator[str]:
     )
     if needed <= 8192:
         yield (
-            "up to about 8,000 images, a learning rate proportional to the batch, after a warm-up of a few "
-            "epochs, kept the accuracy of ResNet-50 on ImageNet (Goyal et al. 2017); detectors have been "
-            "trained this way with 256 images (Peng et al. 2018)"
+            "up to about 8,000 images, a learning rate proportional to the batch size, after a warm-up of a "
+            "few epochs, preserved the accuracy of ResNet-50 on ImageNet (Goyal et al. 2017); detectors have "
+            "been trained in this way with 256 images (Peng et al. 2018)"
         )
     elif needed <= 32768:
         yield (
-            "beyond about 8,000 images a learning rate proportional to the batch lost accuracy (Goyal et al. "
-            "2017); layer-wise rates reached about 32,000: LARS for ResNet-50 (You et al. 2017), LAMB for "
-            "BERT (You et al. 2020); Rankless has neither"
+            "beyond about 8,000 images, a learning rate proportional to the batch size lost accuracy (Goyal "
+            "et al. 2017); layer-wise rates reach about 32,000: LARS for ResNet-50 (You et al. 2017) and "
+            "LAMB for BERT (You et al. 2020), neither of which Rankless has"
         )
     else:
         yield (
-            "there are few results beyond the 32,000 images of LARS and LAMB (You et al. 2017, 2020); "
-            "use a smaller batch.micro, or fewer devices"
+            "there are few results beyond the 32,000 images of LARS and LAMB (You et al. 2017, 2020); use a "
+            "smaller batch.micro or fewer devices"
         )
     yield (
         "a batch larger than the task's gradient noise scale saves hardly any steps; this critical batch is "
@@ -53,8 +54,8 @@ def advice(devices: int, micro_batches: int, micro: int) -> Iterator[str]:
 
 
 LATENCY = 20e-6
-"""Assumed latency in seconds if only the bandwidth is given."""
-_STEPS, _WARM_UP = 12, 3  # training steps of a check; warm-up steps do not count
+"""Latency in seconds that is assumed if only the bandwidth is given."""
+_STEPS, _WARM_UP = 12, 3  # training steps of a check, and excluded steps at its start
 _ROUNDS = 3  # measurements of a check
 
 
@@ -68,7 +69,7 @@ class Checked:
 
     @property
     def error(self) -> float:
-        """The relative error of the prediction; positive if the predicted time is too long."""
+        """The relative error of the prediction, which is positive if the predicted time is too long."""
         return self.predicted / self.measured - 1.0
 
 
@@ -77,11 +78,11 @@ class Plan:
     """The result of :func:`plan`.
 
     Attributes:
-        work, machine, link: inputs of the model.
-        asked: the prediction for the requested number of devices.
+        work, machine, link: inputs of the performance model.
+        asked: prediction for the requested number of devices.
         rows: predictions for 1 to 4,096 devices.
-        assumptions: sentences about the origin of the inputs.
-        advice: sentences about a larger global batch.
+        assumptions: sources of the inputs, as sentences.
+        advice: advice on a larger global batch, as sentences.
         checks: comparisons with measurements.
     """
 
@@ -112,36 +113,36 @@ class Plan:
         }
 
 
-def plan(recipe: Recipe, asked: PlanOptions, say: Callable[[str], None]) -> Plan:
-    """Predict the speed on more devices; measure the inputs that the options do not give.
+def plan(recipe: Recipe, options: PlanOptions, say: Callable[[str], None]) -> Plan:
+    """Predict the speed on more devices, and measure the inputs that the options do not give.
 
     ``say`` is called with a progress line before each slow part.
     """
     recipe, _ = checked(recipe, None, [])
     recipe = with_precision(resolve_recipe(recipe))
-    refuse_idle("--check has {}", asked.check, recipe)
-    on_cpu = device().type == "cpu"
+    refuse_idle("--check has {}", options.check, recipe)
+    on_cpu = compute_device().type == "cpu"
     slots = max(usable_cores() // recipe.threads, 1)
-    machines, each = asked.devices or (1, devices_here(recipe.threads))
-    several = asked.step is None and on_cpu and max(each, *asked.check, 0) > 1
+    machines, each = options.devices or (1, devices_here(recipe.threads))
+    several = options.step is None and on_cpu and max(each, *options.check, 0) > 1
     busy = slots if several else 1
-    taken = _Taken([], {count: [] for count in asked.check})
+    taken = _Taken([], {count: [] for count in options.check})
     with opened_steps(recipe, busy) as steps:
-        if asked.step is None:
-            _measure(recipe, steps, busy, taken, say, network=several or asked.bandwidth is None)
+        if options.step is None:
+            _measure(recipe, steps, busy, taken, say, network=several or options.bandwidth is None)
             work, contention = steps.measured()
             inside = fitted(taken.exchanges, work.add) if several else None
             machine = Machine(each, slots, contention, inside) if on_cpu else Machine(each)
-            assumptions = list(_of_measured(work, machine))
+            assumptions = list(_measured_assumptions(work, machine))
         else:
-            work, machine = steps.given(asked.step), Machine(each)
-            if asked.bandwidth is None:
+            work, machine = steps.given(options.step), Machine(each)
+            if options.bandwidth is None:
                 taken.exchanges.append(loopback())
             assumptions = [
-                f"one device takes {shown_time(asked.step)} for a step of the recipe (given), a third of it "
-                "for forward passes; loading was not measured"
+                f"one device takes {shown_time(options.step)} for a step of the recipe (given), of which a "
+                "third is for forward passes; loading was not measured"
             ]
-    link, about = _link(asked, taken.exchanges, work.add, in_parts=on_cpu and asked.step is None)
+    link, about = _link(options, taken.exchanges, work.add, in_parts=on_cpu and options.step is None)
     found = row(work, machine, link, machines * each)
     return Plan(
         work,
@@ -164,7 +165,7 @@ class _Taken:
 
     Attributes:
         exchanges: exchanges between two processes, one mapping per round.
-        steps: seconds of steps by number of processes.
+        steps: seconds of the steps by number of processes.
     """
 
     exchanges: list[Exchanged]
@@ -174,8 +175,8 @@ class _Taken:
 def _measure(
     recipe: Recipe, steps: Steps, busy: int, taken: _Taken, say: Callable[[str], None], *, network: bool
 ) -> None:
-    """Take the measurements in turn, so that other work on the machine affects all of them equally."""
-    alone = "one process" if busy == 1 else f"one process and of {busy} side by side"
+    """Alternate between the measurements, so that other work on the machine affects all of them equally."""
+    alone = "one process" if busy == 1 else f"one process, and of {busy} at the same time"
     for _ in range(_ROUNDS if taken.steps else 1):
         say(f"measuring steps of {alone} …")
         steps.measure(busy)
@@ -187,44 +188,101 @@ def _measure(
             seconds += local.step_seconds(recipe, count, _STEPS, _WARM_UP)
 
 
-def _of_measured(work: Workload, machine: Machine) -> Iterator[str]:
+def _measured_assumptions(work: Workload, machine: Machine) -> Iterator[str]:
     yield (
-        f"one device takes {shown_time(work.computing(work.micro_batches))} for a step: by micro-batch "
+        f"one device takes {shown_time(work.computing(work.micro_batches))} for a step: per micro-batch, "
         f"{shown_time(work.load)} loading, {shown_time(work.forward)} forward, {shown_time(work.backward)} "
         f"backward; {shown_time(work.update)} for the update (measured here)"
     )
     if machine.slots is None:
         return
-    several = f", each {machine.contention:.2f} times as long as alone (measured)"
+    several = f", each taking {machine.contention:.2f} times as long as one alone (measured)"
     yield (
         f"every machine is like this one: {counted(machine.slots, 'process', 'processes')} compute at the "
-        f"same time{several if machine.contention > 1 else ''}; more share the cores evenly"
+        f"same time{several if machine.contention > 1 else ''}; more processes share the cores evenly"
     )
     if machine.inside is not None and machine.inside.copy:
         yield (
-            "the processes of one machine exchange through its memory, which copies "
-            f"{shown_bandwidth(1 / machine.inside.copy)} (measured between two)"
+            "the processes of one machine exchange data in its memory, which copies "
+            f"{shown_bandwidth(1 / machine.inside.copy)} (measured between two processes)"
         )
 
 
 def _link(
-    asked: PlanOptions, exchanges: Sequence[Exchanged], add: float, *, in_parts: bool
+    options: PlanOptions, exchanges: Sequence[Exchanged], add: float, *, in_parts: bool
 ) -> tuple[Link, str]:
-    """Return the given network, or else the one measured by ``exchanges``, and a sentence about it."""
-    if asked.bandwidth is not None:
-        latency = LATENCY if asked.latency is None else asked.latency
-        link = Link(asked.bandwidth, latency, in_parts=in_parts)
-        about = "given" if asked.latency is not None else "bandwidth given, latency assumed"
+    if options.bandwidth is not None:
+        latency = LATENCY if options.latency is None else options.latency
+        link = Link(options.bandwidth, latency, in_parts=in_parts)
+        about = "given" if options.latency is not None else "bandwidth given, latency assumed"
         order = "in parts over gloo" if in_parts else "bucket after bucket over NCCL"
         return link, (
             f"network: {shown_bandwidth(link.bandwidth)} for each machine and for each device, "
-            f"{shown_time(link.latency)} latency ({about}); it works while the devices compute, {order}"
+            f"{shown_time(link.latency)} latency ({about}); transfers overlap with computing, {order}"
         )
     link = replace(fitted(exchanges, add), copy=0.0)
-    if asked.latency is not None:
-        link = replace(link, latency=asked.latency)
+    if options.latency is not None:
+        link = replace(link, latency=options.latency)
     return link, (
         f"network: {shown_bandwidth(link.bandwidth)}, {shown_time(link.latency)} latency, measured between "
         "two processes of this machine over gloo and the loopback interface, where the cores move the bytes "
-        "and nothing overlaps; for other machines give --bandwidth and --latency"
+        "and nothing overlaps; for other machines, give --bandwidth and --latency"
     )
+
+
+_HEAD = (
+    f"{'devices':>8}{'batch':>9}  {'step':>9}{'images/s':>11}{'epoch':>11}{'efficiency':>12}{'network':>9}"
+    f"{'ring':>10}{'loading/machine':>21}"
+)
+
+
+def lines(plan: Plan) -> Iterator[str]:
+    """Yield the table, the assumptions and the advice of a plan, line by line."""
+    if plan.checks:
+        yield from _checks(plan)
+        yield ""
+    yield _HEAD
+    yield from (_line(each, plan) for each in plan.rows)
+    yield ""
+    found = plan.asked
+    where = f" on {counted(found.machines, 'machine')}" if found.machines > 1 else ""
+    yield (
+        f"→ {counted(found.devices, 'device')}{where}: step {shown_time(found.step)}, of which "
+        f"{shown_time(found.network)} network; {found.images_per_second:,.1f} images/s"
+    )
+    if any(each.batch > plan.work.micro_batches * plan.work.micro for each in plan.rows):
+        yield "* a larger global batch than the recipe's, which has too few micro-batches"
+    for sentence in (*plan.assumptions, *_model_notes(plan), *plan.advice):
+        yield f"- {sentence}"
+
+
+def _line(one: Row, plan: Plan) -> str:
+    mark = "→" if one.devices == plan.asked.devices else " "
+    star = "*" if one.batch > plan.work.micro_batches * plan.work.micro else " "
+    need = f"{one.loading:,.0f} images/s"
+    if one.loaders is not None:
+        need += f", {one.loaders:,}p"
+    speed = f"{shown_time(one.step):>9}{one.images_per_second:>11,.1f}{shown_time(one.epoch):>11}"
+    network = f"{one.efficiency:>12.0%}{one.network_share:>9.1%}{shown_time(one.ring):>10}"
+    return f"{mark}{one.devices:>7,}{one.batch:>9,}{star} {speed}{network}{need:>21}"
+
+
+def _checks(plan: Plan) -> Iterator[str]:
+    yield f"{'processes':>10}{'predicted':>12}{'measured':>12}{'difference':>12}"
+    for check in plan.checks:
+        yield (
+            f"{check.processes:>10}{shown_time(check.predicted):>12}{shown_time(check.measured):>12}"
+            f"{check.error:>+12.0%}"
+        )
+
+
+def _model_notes(plan: Plan) -> Iterator[str]:
+    yield (
+        "network: the part of a step spent waiting for the fixed tree's exchange; ring: a step with a ring "
+        "all-reduce in its place; p: loader processes needed to deliver that many images"
+    )
+    if plan.asked.devices > 1:
+        yield (
+            f"if the computing times of devices vary by {SIGMA:.0%}, all wait for the slowest of "
+            f"{plan.asked.devices:,}, and a step takes {shown_time(plan.asked.uneven)}"
+        )

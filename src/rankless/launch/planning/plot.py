@@ -1,4 +1,4 @@
-"""Plot a plan: speed, efficiency and the parts of a step by number of devices."""
+"""Plot the predicted speed, efficiency and step time against the number of devices."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A process that measures steps of a recipe on one device, started as a module.
+"""A process that measures steps of a recipe on one device.
 
 The first line of its standard input is the resolved recipe (JSON). Each further line gives the name of a
 condition, the seconds to measure, and the minimum number of steps. The answer, a line of JSON, covers all
-steps measured so far under that condition, so conditions can alternate. The engine runs the steps, with a
+steps measured so far under that condition, so that conditions can alternate. The engine runs the steps with a
 learning rate of 0 to prevent divergence.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankless.hardware.heap import hold_freed_memory
 from rankless.hardware.instruction_set import fix
-from rankless.launch.planning.measurement_worker import answering, memory_taken, quick, waiting_for
+from rankless.launch.planning.measurement_worker import memory_taken, quick, serve_requests, synchronizer
 
 if TYPE_CHECKING:
     import torch
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from rankless.engine.state import TrainingState
     from rankless.recipe.schema import Recipe
 
-_MICRO_BATCHES = 4  # maximum micro-batches per measured step; more would only repeat the middle ones
+_MICRO_BATCHES = 4  # maximum per measured step; more would only repeat the middle ones
 _ENDLESS = 1_000_000  # epochs
 _ADDED = 8 << 20  # bytes
 
 
 class _Clock:
-    """A clock for the parts of a step; it waits for the device before each reading."""
+    """A clock for the parts of a step, which waits for the device before each reading."""
 
     def __init__(self, device: torch.device) -> None:
-        self._wait = waiting_for(device)
+        self._wait = synchronizer(device)
         self.parts: dict[str, list[float]] = defaultdict(list)
         self.begin()
 
@@ -44,7 +44,6 @@ class _Clock:
         self.last = time.perf_counter()
 
     def end(self, part: str) -> None:
-        """Record the time since the last call as a duration of ``part``."""
         self._wait()
         now = time.perf_counter()
         self.parts[part].append(now - self.last)
@@ -61,7 +60,7 @@ class _Taken:
     def summary(self, count: int, *, together: bool) -> dict[str, Any]:
         """Return the seconds of each part of a step with ``count`` micro-batches.
 
-        ``together`` says whether one backward pass covers all micro-batches.
+        ``together`` is whether one backward pass covers all micro-batches.
         """
         backward = self.parts["backward"]
         # The last backward pass of a step includes the copies into buckets.
@@ -79,7 +78,6 @@ class _Taken:
         }
 
     def _each(self, part: str, count: int) -> list[float]:
-        """Return the seconds of a part per micro-batch, one value per step."""
         values = self.parts[part]
         return [sum(values[start : start + count]) / count for start in range(0, len(values), count)]
 
@@ -87,18 +85,18 @@ class _Taken:
 def main() -> int:
     """Measure on request until the standard input ends."""
     hold_freed_memory()
-    return answering("measure", _measure)
+    return serve_requests("measure", _measure)
 
 
 def _measure(question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-    asked = question()
-    fix(json.loads(asked).get("cpu_isa", "native"))
+    text = question()
+    fix(json.loads(text).get("cpu_isa", "native"))
     from rankless.engine.settings import computes_like
     from rankless.recipe.load import from_json
     from rankless.recipe.schema import Batch
     from rankless.world.process_group import join
 
-    recipe = from_json(asked)
+    recipe = from_json(text)
     count = recipe.batch.micro_batches
     if recipe.batch_norm != "sync":  # sync holds all micro-batches in memory at once
         count = min(count, _MICRO_BATCHES)
@@ -114,7 +112,7 @@ def _measure(question: Callable[[], Any], answer: Callable[[Any], None]) -> None
 
 
 class _Steps:
-    """The training steps of a recipe, with the durations of their parts."""
+    """Training steps of a recipe with measurements of their parts."""
 
     def __init__(self, recipe: Recipe, world: Any) -> None:
         from rankless.data.loader import MicroBatches
@@ -155,7 +153,6 @@ class _Steps:
         }
 
     def run(self) -> None:
-        """Train one step."""
         from rankless.engine.layer_errors import explained
         from rankless.engine.loop import update
         from rankless.engine.totals import Flags
@@ -171,7 +168,6 @@ class _Steps:
         self.done += 1
 
     def _drawn(self) -> Iterator[Any]:
-        """Yield the micro-batches, and measure the loading and the backward passes between them."""
         for number in range(self.micro_batches):
             if number:
                 self.clock.end("backward")
@@ -199,7 +195,6 @@ class _Steps:
         gradients.completed = noted
 
     def measure(self, name: str, seconds: float, least: int) -> dict[str, Any]:
-        """Train for ``seconds`` but at least ``least`` steps; return the parts' times and the peak memory."""
         if not self.done:
             self.run()  # the first step allocates memory
         taken = self.taken[name]
@@ -214,7 +209,6 @@ class _Steps:
         return {**summary, "add": self._add(), "memory": memory_taken(self.state.world.device)}
 
     def _add(self) -> float:
-        """Measure the seconds to add two gradients, per byte of one."""
         import torch
 
         sums = torch.zeros(2, _ADDED // 4, device=self.state.world.device)
@@ -227,7 +221,6 @@ class _Steps:
 
 
 def _middle(steps: list[list[tuple[int, float]]]) -> list[tuple[int, float]]:
-    """Return every bucket's bytes and median ready time, nondecreasing and at most 1."""
     buckets: list[tuple[int, float]] = []
     for same in zip(*steps, strict=True):
         ready = statistics.median(when for _, when in same)

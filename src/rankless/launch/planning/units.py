@@ -1,4 +1,4 @@
-"""The options of a plan, and conversions between text and bandwidths or times."""
+"""Parse and format the options of a plan."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class PlanOptions:
     """The options of a plan.
 
     Attributes:
-        devices: number of machines, and of devices per machine; None means this machine.
-        bandwidth, latency: the network's bytes per second and seconds; None measures them.
-        step: seconds of a step on one device; None measures it.
-        check: numbers of processes to compare with a measurement.
+        devices: number of machines, and number of devices per machine; None means this machine.
+        bandwidth, latency: bytes per second and latency in seconds of the network; None measures them.
+        step: duration of a step on one device in seconds; None measures it.
+        check: numbers of processes for which to compare the prediction with a measurement.
     """
 
     devices: tuple[int, int] | None = None
@@ -41,7 +41,7 @@ class PlanOptions:
 
 
 def devices(text: str) -> tuple[int, int]:
-    """Parse ``8x4`` as (machines, devices per machine), or ``4`` as the devices of one machine."""
+    """Parse ``8x4`` (machines × devices per machine) or ``4`` (devices of one machine)."""
     found = re.fullmatch(r"\s*(?:([0-9]{1,9})\s*[xX×]\s*)?([0-9]{1,9})\s*", text, re.ASCII)
     machines, each = (int(number or 1) for number in found.groups()) if found else (0, 0)
     if not 1 <= machines * each <= MOST_DEVICES:
@@ -80,7 +80,7 @@ def _quantity(option: str, text: str, scales: dict[str, float], expected: str) -
 
 
 def shown_time(seconds: float) -> str:
-    """Format a time with three digits, as ``85 µs``, ``3.41 s`` or ``7.2 h``."""
+    """Format a time with up to three digits, such as ``85 µs``, ``3.41 s`` or ``7.2 h``."""
     for unit, scale, most in _SHOWN:
         if seconds < most:
             return f"{_three(seconds / scale)} {unit}"
@@ -88,7 +88,7 @@ def shown_time(seconds: float) -> str:
 
 
 def shown_bandwidth(rate: float) -> str:
-    """Format bytes per second with three digits, as ``25 GB/s``."""
+    """Format bytes per second with up to three digits, such as ``25 GB/s``."""
     for unit, scale in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if rate >= scale:
             return f"{_three(rate / scale)} {unit}"

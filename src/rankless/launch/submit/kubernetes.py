@@ -24,20 +24,22 @@ EXPECTED = {
     "--memory": (_SIZE, "a machine's memory, such as 64Gi"),
     "--image": (r"[^\s]{1,500}", "an image, such as registry.example/rankless:1"),
 }
-"""Options with the pattern that the cluster requires of their values, and a description of valid values."""
+"""The pattern that the cluster requires for the value of each option, and a description of valid values."""
 _RECIPES = "/etc/rankless"
 
 
 def manifests(
     request: Request, python: str, options: Mapping[str, str | None], *, plain: bool
 ) -> list[dict[str, Any]]:
-    """Return the manifests in the order in which to apply them; ``plain`` ones need no Kubeflow Trainer.
+    """Return the manifests in the order in which to apply them.
 
-    The values are put into the parsed template, so nothing in them is read as YAML.
+    Values are inserted into the parsed template, so they are never parsed as YAML.
 
     Args:
+        request: the training run to submit.
         python: the interpreter in the image.
-        options: values of the command's options, by name; None uses the cluster's default.
+        options: values of the command's options by name; None uses the cluster's default.
+        plain: whether to use an Indexed Job, which does not need Kubeflow Trainer.
     """
     name, words, recipe = request.name, request.words(), None
     if request.recipe_text is not None:
@@ -78,7 +80,6 @@ def manifests(
 
 
 def _filled(node: Any, values: Mapping[str, Any]) -> Any:
-    """Return a part of the template with its placeholders filled; leave out entries filled with None."""
     if isinstance(node, dict):
         every = {key: _filled(value, values) for key, value in node.items()}
         return {key: value for key, value in every.items() if value is not None}
@@ -95,13 +96,13 @@ def text(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def apply(text: str) -> str:
-    """Pass the manifests to kubectl, and return its output."""
+    """Pass the manifests to kubectl and return its output."""
     return pass_on(
         text,
         ("kubectl", "apply", "-f", "-"),
-        instead="expected a machine that can use the cluster: log in to one, or leave out --apply and pass "
-        "the output on",
-        remedy=lambda _: "expected values that this cluster accepts: correct the request",
+        instead="expected a machine with access to the cluster; log in to one, or remove --apply and apply "
+        "the output there",
+        remedy=lambda _: "expected values that this cluster accepts; correct the request",
     )
 
 
@@ -113,7 +114,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _string(dumper: _Dumper, value: str) -> yaml.ScalarNode:
-    # kubectl parses some words as numbers that PyYAML leaves unquoted, such as 1e3.
+    # PyYAML leaves some words unquoted that kubectl parses as numbers, such as 1e3.
     plain = re.match(r"[A-Za-z/]{2}|--[a-z]", value)
     style = "|" if "\n" in value else None if plain else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)

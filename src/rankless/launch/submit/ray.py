@@ -1,4 +1,4 @@
-"""Ray Train workers that start one rank each and report its exit code."""
+"""Submit training to a Ray cluster, where each Ray Train worker starts one rank."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rankless.errors import UserError
 from rankless.launch.environments import RAY_WORKER
 from rankless.launch.submit.request import Request
 
-_NOT_AGAIN = (0, 2)  # success, or a user's mistake, which a restart would repeat
+_FINAL = (0, 2)  # success, or a user's mistake, which a restart would repeat
 _MISSING = (
-    "ray: not installed here (extra 'ray'); expected the version that the cluster has; install it with: "
+    "ray: not installed here (extra 'ray'); expected the same version as on the cluster; install it with: "
     "pip install 'rankless[ray]'"
 )
 
@@ -29,9 +29,9 @@ class Settings:
     """Settings for training on a Ray cluster.
 
     Attributes:
-        address: the cluster's address, as for ``ray.init``.
+        address: address of the cluster, as for ``ray.init``.
         folder: working directory of the ranks on machines where it exists.
-        job: the job's name, which stays the same after restarts.
+        job: name of the job, which stays the same after restarts.
         restarts: maximum number of restarts.
     """
 
@@ -42,7 +42,7 @@ class Settings:
 
 
 def work(request: Request, settings: Settings) -> dict[str, Any]:
-    """Return the configuration with which each worker calls :func:`be_a_rank`."""
+    """Return the configuration that each worker passes to :func:`be_a_rank`."""
     # The choice between CPU and GPU applies to all machines.
     ours = {name: value for name, value in os.environ.items() if name == "RANKLESS_CPU"}
     return {
@@ -79,10 +79,10 @@ def run(request: Request, settings: Settings) -> int:
     try:
         ray.init(address=settings.address, log_to_driver=True)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        said = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"--address: no cluster answers at '{settings.address}' ({said}); expected auto on one of its "
-            "machines, or HOST:PORT: see the output of ray status"
+            f"--address: no cluster responds at '{settings.address}' ({reason}); expected auto on one of its "
+            "machines, or HOST:PORT; see the output of ray status"
         ) from error
     try:
         every = ray.cluster_resources()
@@ -111,15 +111,14 @@ def run(request: Request, settings: Settings) -> int:
 
 
 def _resources(request: Request, every: Mapping[str, float]) -> dict[str, float]:
-    """Return the resources that each worker needs; raise a UserError if the cluster has too few."""
     each: dict[str, float] = {"CPU": request.cpus or 1}
     if every.get("GPU"):
         each["GPU"] = 1
     for name, count in each.items():
         if every.get(name, 0) < count * request.ranks:
             raise UserError(
-                f"--devices: {request.ranks} ranks take {count * request.ranks:g} {name}s, but the cluster "
-                f"has {every.get(name, 0):g}; expected no more than that; use fewer devices, or add machines"
+                f"--devices: {request.ranks} ranks need {count * request.ranks:g} {name}s, but the cluster "
+                f"has {every.get(name, 0):g}; use fewer devices, or add machines"
             )
     return each
 
@@ -127,9 +126,8 @@ def _resources(request: Request, every: Mapping[str, float]) -> dict[str, float]
 def be_a_rank(config: dict[str, Any]) -> int:
     """Run a worker's rank in a separate process, which can receive signals, and return its exit code.
 
-    ``config`` has the ``words`` after ``python -m``; the working ``folder``, used where it exists; the
-    ``recipe_text`` that the worker writes for its rank, None for a shipped recipe; and environment
-    ``variables``. Raise a RuntimeError if the exit code calls for a restart.
+    ``config`` is the result of :func:`work`. Raise a RuntimeError, so that Ray restarts the workers, unless
+    the exit code is final.
     """
     import ray.train
     import ray.util
@@ -160,8 +158,8 @@ def be_a_rank(config: dict[str, Any]) -> int:
             env={**os.environ, **config["variables"], **variables},
             check=False,
         ).returncode
-    if code not in _NOT_AGAIN:
-        raise RuntimeError(f"rank {context.get_world_rank()} ended with {code}")
+    if code not in _FINAL:
+        raise RuntimeError(f"rank {context.get_world_rank()} ended with code {code}")
     return code
 
 

@@ -20,11 +20,11 @@ class Request:
         overrides: recipe changes as ``key=value``.
         nodes: number of machines.
         devices: number of ranks per machine.
-        run: the run directory; None lets the ranks choose one.
+        run: run directory; None lets the ranks choose one.
         sinks: names of additional sinks.
-        name: the job's name.
+        name: name of the job.
         cpus: number of CPUs per rank; None uses the cluster's default.
-        recipe_text: content of the recipe file, if the cluster does not have it; None for a shipped recipe.
+        recipe_text: content of the recipe file if the cluster does not have it; otherwise None.
     """
 
     recipe: str
@@ -43,7 +43,7 @@ class Request:
         return self.nodes * self.devices
 
     def words(self) -> list[str]:
-        """Return the arguments after ``python -m``; ``--devices`` lets every rank check the world size."""
+        """Return the arguments after ``python -m``, with ``--devices`` so that ranks check the world size."""
         out = [] if self.run is None else ["--out", self.run]
         sinks = [word for sink in self.sinks for word in ("--sink", sink)]
         devices = ["--devices", str(self.ranks)]
@@ -51,12 +51,12 @@ class Request:
 
 
 def refuse_unlike(options: Mapping[str, str | None], expected: Mapping[str, tuple[str, str]]) -> None:
-    """Raise a UserError for the options whose value is not None and does not match its pattern.
+    """Raise a UserError if the value of an option is not None and does not match its pattern.
 
-    ``expected`` maps each option to its pattern and a description of the valid values.
+    ``expected`` maps each option to its pattern and a description of valid values.
     """
     wrong = [
-        f"{name}: is '{printable(value)}'; expected {expected[name][1]}: correct it"
+        f"{name} is '{printable(value)}'; expected {expected[name][1]}"
         for name, value in options.items()
         if value is not None and not re.fullmatch(expected[name][0], value)
     ]
@@ -65,23 +65,23 @@ def refuse_unlike(options: Mapping[str, str | None], expected: Mapping[str, tupl
 
 
 def pass_on(text: str, command: Sequence[str], *, instead: str, remedy: Callable[[str], str]) -> str:
-    """Pass a job's description to the cluster's program on standard input, and return its output.
+    """Send the description of a job to a program of the cluster, and return the program's output.
 
     Args:
-        text: the description.
+        text: the description of the job.
         command: the program and its arguments.
-        instead: the advice if this machine does not have the program.
-        remedy: returns the advice for the program's error output.
+        instead: the advice if the program does not exist on this machine.
+        remedy: a function that returns the advice for an error output of the program.
     """
     name, *options = command
     program = shutil.which(name)
     if program is None:
-        raise UserError(f"{name}: no such command here; {instead}")
+        raise UserError(f"{name}: no such command on this machine; {instead}")
     given = text.encode(errors="surrogateescape")
     done = subprocess.run([program, *options], input=given, capture_output=True, check=False)
     if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split())
-        raise UserError(f"{name}: refused the job ({said}); {remedy(said)}")
+        reason = " ".join(done.stderr.decode(errors="replace").split())
+        raise UserError(f"{name}: refused the job ({reason}); {remedy(reason)}")
     return done.stdout.decode(errors="replace")
 
 

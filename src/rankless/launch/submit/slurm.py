@@ -1,4 +1,4 @@
-"""Slurm batch scripts with one task for each rank, which requeue before the time limit."""
+"""Write Slurm batch scripts, which run one task per rank and requeue the job before the time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from string import Template
 from rankless.errors import LOST_PEER, STOPPED
 from rankless.launch.submit.request import Request, pass_on
 
-WARNING = 90  # seconds before the time limit, for a step, a checkpoint and the requeue
+WARNING = 90  # seconds before the time limit for a step, a checkpoint and the requeue
 _RESOURCES = re.compile(r"generic resource|\bgres\b|node configuration is not available", re.IGNORECASE)
 _TIME = r"[0-9]+|[0-9]+(:[0-9]{2}){1,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}|UNLIMITED|INFINITE"
 _PLAIN = r"[A-Za-z0-9][A-Za-z0-9._:,+=@%/-]{0,199}"  # needs no quotes
@@ -24,7 +24,7 @@ EXPECTED = {
     "--memory": (r"[0-9]+[KMGT]?", "a node's memory, such as 64G"),
     "--time": (_TIME, "minutes, hours:minutes:seconds or days-hours"),
 }
-"""Options with the pattern that sbatch requires of their values, and a description of valid values."""
+"""The pattern that sbatch requires for the value of each option, and a description of valid values."""
 
 _SCRIPT = Template("""\
 #!/bin/bash
@@ -68,11 +68,13 @@ exit $$code
 
 
 def script(request: Request, folder: str, python: str, options: Mapping[str, str | None]) -> str:
-    """Return the batch script that runs the request.
+    """Return a batch script for the training run.
 
     Args:
-        folder, python: the working directory and the interpreter of the ranks.
-        options: values of the command's options, by name; None uses the cluster's default.
+        request: the training run to submit.
+        folder: the working directory of the ranks.
+        python: the interpreter of the ranks.
+        options: values of the command's options by name; None uses the cluster's default.
     """
     gres = options.get("--gres") or f"gpu:{request.devices}"
     given = {
@@ -107,17 +109,16 @@ def submit(text: str) -> str:
     printed = pass_on(
         text,
         ("sbatch", "--parsable"),
-        instead="expected a machine that submits to Slurm: log in to one, or print the script with --dry-run",
+        instead="expected a machine with Slurm; log in to one, or print the script with --dry-run",
         remedy=_remedy,
     )
     return printed.strip().partition(";")[0]
 
 
-def _remedy(said: str) -> str:
-    """Return advice on an error that sbatch reported."""
-    if _RESOURCES.search(said):
+def _remedy(reason: str) -> str:
+    if _RESOURCES.search(reason):
         return (
-            "expected resources that the cluster's nodes have: list them with sinfo --format '%N %G' and "
-            "give --gres as it is written there, such as gpu:a100:2, or --gres none where nodes have no GPUs"
+            "expected resources of the cluster's nodes; list them with sinfo --format '%N %G' and give "
+            "--gres as it is written there, such as gpu:a100:2, or --gres none if the nodes have no GPUs"
         )
-    return "expected values that this cluster accepts: correct the request"
+    return "expected values that this cluster accepts; correct the request"

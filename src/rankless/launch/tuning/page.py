@@ -1,4 +1,4 @@
-"""The report of a search: a self-contained ``report.html`` in its folder."""
+"""The report of a search, a self-contained ``report.html`` in its folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "report.html"
 
 
 def write(record: Record) -> None:
-    """Write the report of a search with all trials so far."""
+    """Write the report of a search, with all trials so far."""
     with beside(record.folder / NAME, durable=False) as part:
         part.write_text(render(record), encoding="utf-8")
 
@@ -23,15 +23,14 @@ def write(record: Record) -> None:
 def render(record: Record) -> str:
     """Return the report of a search as HTML."""
     scored = [one for one in record.trials if one.score is not None and math.isfinite(one.score)]
-    charts = _course(record, scored)
-    charts += "".join(_of_key(record, scored, key, one) for key, one in record.search.space.items())
-    body = _claim(record) + section("Scores", charts)
+    charts = _score_chart(record, scored)
+    charts += "".join(_key_chart(record, scored, key, one) for key, one in record.search.space.items())
+    body = _summary(record) + section("Scores", charts)
     body += section("Trials", card("All trials, the best first", _table(record), width="all"))
     return document(record.folder.resolve().name, body)
 
 
-def _claim(record: Record) -> str:
-    """Return the summary of the search, with the best result so far."""
+def _summary(record: Record) -> str:
     name, best = record.search.score_name, record.ranked()[:1]
     goal = "lowest" if record.search.lower_is_better else "highest"
     sentence = f"A search for the {goal} {text(name)} of {text(record.search.name)}"
@@ -53,8 +52,7 @@ def _score(record: Record, one: Trial) -> str:
     return number(one.score, "trials", record.trials.index(one), "score")
 
 
-def _course(record: Record, scored: list[Trial]) -> str:
-    """Return a chart of each trial's score and the best score so far."""
+def _score_chart(record: Record, scored: list[Trial]) -> str:
     name, better = record.search.score_name, min if record.search.lower_is_better else max
     scores = [(one.number, float(one.score or 0.0)) for one in scored]
     best = [(at, better(score for _, score in scores[:done])) for done, (at, _) in enumerate(scores, 1)]
@@ -63,8 +61,7 @@ def _course(record: Record, scored: list[Trial]) -> str:
     return line_chart(f"{name} over trials", lines, Axes("trial", marks=marks))
 
 
-def _of_key(record: Record, scored: list[Trial], key: str, one: Range) -> str:
-    """Return a chart of the score against the values of a key; choices are plotted at their indices."""
+def _key_chart(record: Record, scored: list[Trial], key: str, one: Range) -> str:
     tried = [trial for trial in scored if trial.params.get(key) is not None]
 
     def place(value: object) -> float:

@@ -27,13 +27,13 @@ class Trial:
     """One run of a search.
 
     Attributes:
-        number: the trial's number, from 1; trial 1 uses the unchanged recipe.
-        params: the tried values by key.
-        changes: the recipe changes of the run as ``key=value``.
+        number: number of the trial, starting at 1; trial 1 uses the unchanged recipe.
+        params: values by key.
+        changes: recipe changes of the run as ``key=value``.
         state: ``finished``, ``failed``, or ``running``, which is never recorded.
-        score: the best score of the run; None if it has none.
-        seconds: duration of the training steps.
-        problem: the reason for a failure.
+        score: best score of the run; None if it has no score.
+        seconds: duration of the training steps in seconds.
+        problem: reason for a failure.
     """
 
     number: int
@@ -50,14 +50,14 @@ class Search:
     """The definition of a search.
 
     Attributes:
-        recipe: the recipe of all trials, as JSON.
-        name: the recipe's name, for the command that trains with the best values.
-        words: the user's recipe changes as ``key=value``.
-        space: the range of each key.
-        score_name: the score to improve.
+        recipe: recipe of all trials as JSON.
+        name: name of the recipe, for the command that trains with the best values.
+        words: recipe changes of the user as ``key=value``.
+        space: range of each key.
+        score_name: name of the score to improve.
         lower_is_better: whether the lowest score is the best.
-        seed: the seed of the sampler.
-        keeps_all: whether to keep the weights of all trials instead of only the best trial's.
+        seed: random seed of the sampler.
+        keeps_all: whether to keep the weights of all trials instead of only those of the best trial.
     """
 
     recipe: str
@@ -108,13 +108,13 @@ class Record:
         return shlex.join(("rankless", "train", self.search.name, *self.search.words, *one.changes))
 
     def ranked(self) -> list[Trial]:
-        """Return the finished trials, best first, ties in order of their numbers."""
+        """Return the finished trials, starting with the best."""
         sign = 1 if self.search.lower_is_better else -1
         done = [trial for trial in self.trials if trial.score is not None]
         return sorted(done, key=lambda trial: sign * float(trial.score or 0.0))
 
     def table(self) -> list[str]:
-        """Return the header and a row per trial, the best first and failed trials last."""
+        """Return the header and a row per trial, with the best trial first and failed trials last."""
         failed = [one for one in self.trials if one.score is None]
         return [self.header(), *map(self.row, [*self.ranked(), *failed])]
 
@@ -124,7 +124,7 @@ class Record:
         return f"{'trial':>5}  {self.search.score_name:>7}{names}"
 
     def row(self, one: Trial) -> str:
-        """Return a trial's row of the table."""
+        """Return the table row of a trial."""
         if one.state == FAILED:
             return f"{one.number:>5}  {one.state:>7}  {one.problem}"
         values = "".join(f"{as_text(one.params.get(key)):>{width}}" for key, width in self._columns())
@@ -136,7 +136,7 @@ class Record:
 
 
 def as_text(value: object) -> str:
-    """Format a value for a table; None, which stands for a value outside the range, becomes a dash."""
+    """Format a value for a table; None (a value outside the range) becomes a dash."""
     return "–" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -154,9 +154,8 @@ def opened(folder: Path) -> Record:
         content = msgspec.json.decode(read_text(path, 64 * MIB), type=_File)
     except FileNotFoundError:
         raise UserError(
-            f"--out {folder}: contains no search (no {_FILE}); give the folder of a search, or leave out "
-            "--resume"
+            f"--out {folder}: contains no search (no {_FILE}); use the folder of a search, or omit --resume"
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); begin another search") from None
+        raise UserError(f"{path}: cannot be read ({error}); start another search") from None
     return Record(folder, content.search, content.trials)

@@ -1,4 +1,4 @@
-"""The search space: recipe keys, each with a range of numbers or a list of choices."""
+"""The search space, which maps recipe keys to ranges of numbers or to choices."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from rankless.errors import UserError
 from rankless.recipe.schema import Recipe
 
 AUGMENTATION = "augmentation"
-"""Name of a factor, not a recipe key, that scales all :data:`_STRENGTHS` that the recipe uses."""
-_STRENGTHS = {
-    "hue": 0.5,
-    "saturation": 4.0,
-    "value": 4.0,
-    "scale": 4.0,
-    "translate": 0.9,
-}  # keys with their maxima
+"""A factor that scales all :data:`_STRENGTHS` that the recipe uses; it is not a recipe key."""
+# Keys and their maxima.
+_STRENGTHS = {"hue": 0.5, "saturation": 4.0, "value": 4.0, "scale": 4.0, "translate": 0.9}
 _TENFOLD = 10.0  # smallest ratio high / low for a logarithmic scale
 
 
@@ -27,8 +22,8 @@ class Range:
     """The possible values of one key.
 
     Attributes:
-        low, high: the inclusive bounds of numbers; None for choices.
-        choices: the choices as written in ``key=value``.
+        low, high: inclusive bounds of numbers; None for choices.
+        choices: choices as written in ``key=value``.
         whole: whether to try only integers.
     """
 
@@ -39,7 +34,7 @@ class Range:
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether values are drawn on a logarithmic scale."""
+        """Whether values are sampled on a logarithmic scale."""
         return bool(self.low and self.high) and float(self.high or 0) / float(self.low or 1) >= _TENFOLD
 
     def text(self) -> str:
@@ -51,11 +46,11 @@ Space = Mapping[str, Range]
 
 
 def parsed(texts: Iterable[str]) -> dict[str, Range]:
-    """Parse texts such as ``key=low..high`` and ``key=a|b|c``; return the ranges by key."""
+    """Parse texts such as ``key=low..high`` and ``key=a|b|c``, and return the ranges by key."""
     found = {text: _range(text) for text in texts}
     if problems := [text for text, one in found.items() if one is None]:
         raise UserError(
-            f"--search has '{text}': expected a range or choices, as in optim.lr=0.001..0.1 or "
+            f"--search has '{text}': expected a range or choices, such as optim.lr=0.001..0.1 or "
             "'data.augment=none|light|heavy'"
             for text in problems
         )
@@ -63,7 +58,6 @@ def parsed(texts: Iterable[str]) -> dict[str, Range]:
 
 
 def _range(text: str) -> Range | None:
-    """Parse a range or choices; return None if the text is neither."""
     key, _, given = text.partition("=")
     low, dots, high = given.partition("..")
     if not dots:
@@ -78,7 +72,7 @@ def _range(text: str) -> Range | None:
 
 
 def usual(recipe: Recipe) -> dict[str, Range]:
-    """Return the default space: learning rate, weight decay, augmentation and loss weights."""
+    """Return the default search space: learning rate, weight decay, augmentation and loss weights."""
     decay = recipe.optim.weight_decay
     space = {
         "optim.lr": Range(recipe.optim.lr / 10, recipe.optim.lr * 10),
@@ -99,7 +93,7 @@ def usual(recipe: Recipe) -> dict[str, Range]:
 
 
 def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Return a trial's recipe changes as ``key=value``; augmentation values scale those of ``recipe``."""
+    """Return a trial's recipe changes as ``key=value``, with augmentation relative to ``recipe``."""
     changes = []
     for key, value in params.items():
         if key != AUGMENTATION:
@@ -112,7 +106,7 @@ def overrides(params: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
-    """Return the recipe's values for the keys of the space, without values outside it."""
+    """Return the values in the recipe that lie within the search space."""
     found: dict[str, Any] = {}
     for key, one in space.items():
         value: Any = 1.0 if key == AUGMENTATION else _value(recipe, key.split("."))

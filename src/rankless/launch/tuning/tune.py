@@ -1,4 +1,4 @@
-"""``rankless tune``: a search for better recipe values with Optuna; each trial is an ordinary run."""
+"""``rankless tune``: search for better recipe values with Optuna; each trial is an ordinary run."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ from rankless.runs.scoring import LOWER_IS_BETTER
 from rankless.tasks.best import best_score
 
 LOG = "output.log"
-"""Name of the file in a run's ``logs`` directory that holds the output of the run."""
+"""Name of the file in a run's ``logs`` directory with the output of the run."""
 _SHARED = ".output"
 
 
 class TrialOutput:
-    """A context that redirects standard output and error of this process and its children to a file.
+    """A context that redirects the standard output and error of this process and its children to a file.
 
-    The terminal shows a header and a row per trial; a trial's result replaces the row of the running trial.
-    The fork server keeps the streams it was started with, so all trials share one file. After a trial, its
-    part of the file moves to its run.
+    The terminal shows a header and a row per trial. All trials share one file, because the fork server keeps
+    the streams with which it was started. After a trial, its output is moved to the log of its run.
     """
 
     def __init__(self, record: Record) -> None:
@@ -59,7 +58,7 @@ class TrialOutput:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with suppress(OSError):
-            self._keep()
+            self._save()
         for stream, before in self._before.items():
             os.dup2(before, stream)
             os.close(before)
@@ -67,21 +66,20 @@ class TrialOutput:
         self._terminal.close()
         self._path.unlink(missing_ok=True)
 
-    def began(self, trial: Trial) -> None:
-        """Show that a trial is starting or resuming."""
+    def start(self, trial: Trial) -> None:
+        """Show the row of a trial that starts or resumes."""
         self._run = self._record.run(trial.number)
         if self._is_live:
             self._print(self._record.row(trial), end="\r")
 
-    def ended(self, trial: Trial, *, is_best: bool) -> None:
+    def end(self, trial: Trial, *, is_best: bool) -> None:
         """Print the row of a finished trial, with a star if it is the best so far."""
-        self._keep()
+        self._save()
         star = "  *" if is_best else ""
         clear = "\x1b[K" if self._is_live else ""
         self._print(f"{self._record.row(trial)}{star}", before=clear)
 
-    def _keep(self) -> None:
-        """Move a trial's output to the end of the run's log."""
+    def _save(self) -> None:
         self._flush()
         printed = os.pread(self._file, os.fstat(self._file).st_size, 0)
         if printed:
@@ -104,7 +102,7 @@ _RANDOM = 5
 
 
 def suggestion(search: Search, trials: Sequence[Trial], number: int) -> dict[str, Any]:
-    """Return the parameters of trial ``number``, based on the previous trials."""
+    """Return parameters for trial ``number``, based on the previous trials."""
     optuna = needed("optuna", "tune", "rankless tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     distributions = {key: _distribution(optuna, one) for key, one in search.space.items()}
@@ -146,15 +144,15 @@ def begin(
     *,
     keeps_all: bool = False,
 ) -> Record:
-    """Start a search: choose its space, and record it.
+    """Create a search, choose its search space, and record it.
 
     Args:
         folder: a new or empty folder for the search.
         recipe: the recipe of all trials, with the user's changes.
-        name: the recipe's name or path, as the user gave it.
+        name: the name or path of the recipe, as the user gave it.
         words: the user's recipe changes as ``key=value``.
-        search: ranges such as ``key=low..high`` or ``key=a|b``; the default space if empty.
-        keeps_all: whether to keep the weights of all trials instead of only the best trial's.
+        search: ranges such as ``key=low..high`` or ``key=a|b``; if empty, the default search space is used.
+        keeps_all: whether to keep the weights of all trials instead of only those of the best trial.
     """
     needed("optuna", "tune", "rankless tune")
     space = spaces.parsed(search) or spaces.usual(recipe)
@@ -162,7 +160,7 @@ def begin(
     score_name = best_score(recipe)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(
-            f"--out {folder}: is not empty; give a new folder, or continue its search with --resume"
+            f"--out {folder}: is not empty; use a new folder, or continue its search with --resume"
         )
     folder.mkdir(parents=True, exist_ok=True)
     record = Record(
@@ -182,7 +180,7 @@ def begin(
     return record
 
 
-def go_on(
+def run_trials(
     record: Record,
     trials: int,
     *,
@@ -194,7 +192,7 @@ def go_on(
 
     Args:
         record: the search.
-        trials: total number of trials, including earlier ones.
+        trials: the total number of trials, including earlier ones.
         devices: the devices, as for :func:`rankless.train`.
         output: prints a row for every trial.
         train: replaces :func:`rankless.train`; called with a recipe, a run directory and whether to resume.
@@ -212,7 +210,7 @@ def go_on(
             changes = spaces.overrides(params, recipe)
         trial = Trial(number, params, changes, RUNNING)
         if output:
-            output.began(trial)
+            output.start(trial)
         run = record.run(number)
         begun = (run / "journal.jsonl").exists()
         try:  # each value is valid, but the combination may not be
@@ -224,40 +222,37 @@ def go_on(
         else:
             if code in (STOPPED, INTERRUPTED):
                 return code
-            trial = _judged(trial, record, code)
+            trial = _with_result(trial, record, code)
         record.add(trial)
         page.write(record)
         if not record.search.keeps_all:
             _drop_weights(record)
         if output:
-            output.ended(trial, is_best=record.ranked()[:1] == [trial])
+            output.end(trial, is_best=record.ranked()[:1] == [trial])
     return 0
 
 
-def _judged(trial: Trial, record: Record, code: int) -> Trial:
-    """Return the trial with its state, score and duration filled in."""
+def _with_result(trial: Trial, record: Record, code: int) -> Trial:
     run = RunDirectory(record.run(trial.number))
     seen = overview(run, {"evaluate": {"best": record.search.score_name}})
     trial = replace(trial, seconds=seen.seconds)
     if code or seen.score is None:
-        problem = f"see {run.logs}" if code else "it was never evaluated"
+        problem = f"see {run.logs}" if code else "the trial was never evaluated"
         return replace(trial, state=FAILED, problem=problem)
     return replace(trial, state=FINISHED, score=seen.score)
 
 
 def _drop_weights(record: Record) -> None:
-    """Remove the checkpoints of all trials except the best; keep journals, reports and logs."""
     best = [trial.number for trial in record.ranked()[:1]]
     for trial in record.trials:
         run = RunDirectory(record.run(trial.number))
         if trial.number not in best and run.checkpoints.is_dir():
             remove_tree(run.checkpoints)
             for name in ("best", "last"):
-                run.link(name)  # removes the link, which now dangles
+                run.link(name)  # removes the dangling link
 
 
 def _check(recipe: Recipe, space: spaces.Space) -> None:
-    """Check that the recipe accepts every choice and both ends of every range."""
     problems: list[str] = []
     for key, one in space.items():
         ends = [int(end) if one.whole else end for end in (one.low, one.high) if end is not None]
