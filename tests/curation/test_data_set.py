@@ -65,7 +65,7 @@ def test_a_place_beside_a_folder_or_a_file_in_it(tmp_path):
 
 
 def test_the_built_in_data_has_no_files():
-    with pytest.raises(UserError, match="'digits' is built in"):
+    with pytest.raises(UserError, match="'digits': this data is generated"):
         open_data_set("digits")
 
 

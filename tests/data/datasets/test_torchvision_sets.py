@@ -110,7 +110,7 @@ def test_val_means_the_test_images_and_says_so(tmp_path):
     val, test = examine(folder, "val"), examine(folder, "test")
     assert val.digest() == test.digest()
     assert any("'val' is CIFAR's test split" in note for note in val.about)
-    with pytest.raises(UserError, match="no split 'other'; expected one of 'train', 'test'"):
+    with pytest.raises(UserError, match="no split 'other'; expected 'train', 'test' or 'val'"):
         examine(folder, "other")
 
 
@@ -250,11 +250,11 @@ def test_pascal_voc_is_what_torchvision_reads(tmp_path):
         ({"root": "torchvision/CIFAR11"}, r"expected one of torchvision/CIFAR10, .*did you mean 'CIFAR10'\?"),
         (
             {"root": "torchvision/CIFAR10"},
-            r"its files are not in data .*give data\.folder=FOLDER, or add --download",
+            r"no files found in data .*set data\.folder, or add --download",
         ),
         (
             {"root": "torchvision/CocoDetection", "folder": "x"},
-            r"as torchvision stores it; give data\.folder=FOLDER$",
+            r"as stored by torchvision; set data\.folder$",
         ),
     ],
 )
@@ -309,7 +309,7 @@ def test_other_bytes_than_published_are_refused(tmp_path, monkeypatch, published
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "tgz_md5", "0" * 32)
     data = Data(root="torchvision/CIFAR10", folder=str(tmp_path / "here"))
     with pytest.raises(
-        UserError, match=r"cannot be downloaded: .*; expected a network connection and the publ"
+        UserError, match=r"cannot be downloaded: .*; check the network connection and try again"
     ):
         download(data)
     assert not (tmp_path / "here" / "cifar-10-batches-py").exists()

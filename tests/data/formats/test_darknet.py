@@ -60,7 +60,7 @@ def test_boxes_become_pixels(tmp_path: Path) -> None:
     found = open_annotations(root, "train")
     assert found.class_names == ("x", "y", "z") and len(found) == 3 and counts(found) == {"empty": 1}
     assert found.offsets.tolist() == [0, 2, 2, 3] and found.boxes.dtype == np.float32
-    assert found.notes[0].startswith(f"{root}: read as Darknet (YOLO) because 'data.yaml' describes it: 3 ")
+    assert found.notes[0].startswith(f"{root}: read as Darknet (YOLO), because 'data.yaml' is a ")
     data = BoxedImages(found)
     first = data.read(0)
     assert first.image.shape == (3, 20, 40)
@@ -314,15 +314,15 @@ def test_polygons_become_their_bounds(tmp_path: Path) -> None:
     [
         ("train: images/none\nnames: [x]\n", "'train: images/none' does not exist"),
         ("train: [images/none, images/nil]\nnames: [x]\n", "images/nil"),
-        ("train: empty\nnames: [x]\n", "empty for files that end in .bmp"),
+        ("train: empty\nnames: [x]\n", "empty for files with the extensions .bmp"),
         (
             "train: images/train\n",
-            "there are no class names; expected the name of each class, class 0 first; "
-            "write, for example, 'names: [cat, dog]'",
+            "no class names; expected a list of class names, starting with class 0; "
+            "add, for example, 'names: [cat, dog]'",
         ),
         ("train: images/train\nnames: []\n", "'names' is empty"),
         ("train: images/train\nnames: [x]\nnc: 2\n", "'nc' is 2; expected 1"),
-        ("train: images/train\nnames: {1: x, 2: y}\n", "expected 0 to 1, each once"),
+        ("train: images/train\nnames: {1: x, 2: y}\n", "expected 0 to 1"),
         ("train: images/train\nnames: {a: x}\n", "expected 0 to 0"),
         ("train: data.yaml\nnames: [x]\n", "expected a folder or a .txt list"),
         ("train: list.txt\nnames: [x]\n", "list.txt:3: not understood: 'data.yaml' is not an image"),

@@ -94,7 +94,7 @@ def test_class_names(tmp_path, name, content, names):
         ("classes.txt", "cat\n\ndog", "line 2 is empty"),
         ("classes.txt", "", "no class names"),
         ("info.json", '{"classes": [1]}', r"its classes are \[1\]; expected"),
-        ("info.json", "{", "expected a class name per line"),
+        ("info.json", "{", "expected one class name per line"),
         ("classes.txt", b"\xff", "'utf-8' codec"),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_wrong_size_is_reported_and_the_image_counts(tmp_path: Path) -> None:
     assert data.boxes.tolist() == [[0, 0, 40, 20]] and data.sizes.tolist() == [[20, 40]] * 5
     assert counts(data) == {"other size": 2, "no stated size": 2, "empty": 4}
     first, second = map(str, data.findings.first["other size"])
-    assert first.endswith("a.jpg: 40 × 20, its annotation says 400 × 20") and second.endswith("20 × 40")
+    assert first.endswith("a.jpg: 40 × 20, annotated as 400 × 20") and second.endswith("20 × 40")
     expected = [f"{tmp_path}/Annotations/{x}.xml: {tmp_path}/JPEGImages/{x}.jpg is 40 × 20" for x in "ce"]
     assert [str(one) for one in data.findings.first["no stated size"]] == expected
 
@@ -204,7 +204,7 @@ def test_parts_of_an_object_are_not_its_box(tmp_path: Path) -> None:
         ("<object><name>cat</name></object>", "not understood: object 2 ('cat') has no <bndbox>"),
         (thing(extra="<difficult>7</difficult>"), "object 2 ('cat'): <difficult> is '7'; expected 0 or 1"),
         ("<object><name>cat</name><robndbox><cx>5</cx></robndbox></object>", "<robndbox>"),
-        ("<object><name>cat</name><polygon><x1>5</x1></polygon></object>", "that does not consist"),
+        ("<object><name>cat</name><polygon><x1>5</x1></polygon></object>", "an invalid <polygon>"),
     ],
 )  # fmt: skip
 def test_what_stops_names_file_and_object(tmp_path: Path, inside: str, problem: str) -> None:
@@ -247,7 +247,7 @@ def test_a_polygon_without_a_box_becomes_its_bounds(tmp_path: Path) -> None:
         (b"", "unreadable file: not XML"),
         (b"\xff\xfe<\0a\0", "unreadable file: a document type"),
         (b'<?xml version="1.0" encoding="no-such"?><annotation/>', "unreadable file: not XML"),
-        (b"<html/>", "not understood: the outermost element is <html>"),
+        (b"<html/>", "not understood: the root element is <html>"),
         (b'<!DOCTYPE a [<!ENTITY b "c">]><annotation>&b;</annotation>', "unreadable file: a document type"),
     ],
 )
@@ -335,7 +335,7 @@ def test_images_without_annotation_and_the_reverse(tmp_path: Path) -> None:
     assert "1 images of the split 'test'" in problems_of(tmp_path, "test")[0]
     for file in (tmp_path / "Annotations").iterdir():
         file.write_text("<annotation/>")
-    assert "no annotation of any split has an object" in problems_of(tmp_path)[0]
+    assert "no objects found in any split" in problems_of(tmp_path)[0]
 
 
 def test_splits_that_are_not_there(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
     put(tmp_path, "a", thing(), split="val")
     put(tmp_path, "a", thing(), split="cat_train")
     (problem,) = problems_of(tmp_path, "other")
-    assert f"{tmp_path}: no split 'other'; expected one of 'train', 'val'; give" in problem
+    assert f"{tmp_path}: no split 'other'; expected one of 'train', 'val'; choose" in problem
     assert str(tmp_path / "ImageSets/Main/other.txt") in problem
     put(tmp_path, "a", thing(), split="trainval")
     put(tmp_path, "a", thing(), split="test")

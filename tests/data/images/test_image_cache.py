@@ -250,7 +250,7 @@ def test_memory_without_room_or_missing_is_a_note(
     with monkeypatch.context() as patched:
         patched.setattr(os, "statvfs", cramped)
         cache, (note,) = open_images(known, SHOWN, "ram")
-        assert isinstance(cache, FileImages) and "are not cached in memory" in note and "to spare" in note
+        assert isinstance(cache, FileImages) and "are not cached in memory" in note and "available" in note
     monkeypatch.setattr(image_cache, "MEMORY", tmp_path / "nowhere")
     cache, (note,) = open_images(known, SHOWN, "ram")
     assert isinstance(cache, FileImages) and "No such file" in note

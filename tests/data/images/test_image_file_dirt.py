@@ -143,7 +143,7 @@ def test_sixteen_bits_of_color_become_the_upper_eight(tmp_path: Path) -> None:
 
 def test_floating_point_is_refused(tmp_path: Path) -> None:
     flat("F", 0.5).save(tmp_path / "a.tif")
-    with pytest.raises(UnreadableImage, match="floating point numbers without a stated range"):
+    with pytest.raises(UnreadableImage, match="floating-point numbers of unknown range"):
         read(tmp_path / "a.tif")
 
 

@@ -64,11 +64,7 @@ class CachedImages:
         hold(self.folder, self)
 
     def __reduce__(self) -> Any:
-        return CachedImages, (
-            self.images,
-            self.folder,
-            self.durable,
-        )  # so that loader processes lock the folder
+        return CachedImages, (self.images, self.folder, self.durable)  # loader processes lock the folder, too
 
     def read(self, index: int) -> Decoded:
         """Return an image, from the cache if its source file has not changed.
