@@ -125,7 +125,7 @@ def test_help_names_every_command_with_an_example(capsys):
         (["split", "cells", "--out", "new", "--group", "["], "--group is '['"),
         (["split", "cells", "--out", "pets"], "--out pets: already exists"),
         (["split", "cells", "--out", "new", "--group", "images"], "all 10 images into one group, 'images'"),
-        (["split", "cells", "--out", "cells/new"], "--out cells/new: this folder is inside the data set cells"),
+        (["split", "cells", "--out", "cells/new"], "--out cells/new: this folder is inside the data set"),
         (["convert", "cells", "--to", "coco", "--out", "cells/a/b"], "is inside the data set cells"),
         (["pack", "cells", "--out", "cells/../cells/shards"], "is inside the data set cells"),
         (["pack", "cells", "--out", "new", "--shard-size", "big"], "--shard-size has 'big'"),

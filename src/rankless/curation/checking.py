@@ -43,10 +43,9 @@ class Checked:
         unreadable: indices of each split's images that cannot be decoded or have an invalid header.
         leaked: indices of each split's images that a later split also contains.
         quick: whether decoding and comparing the images was skipped.
-        classes: sentences about class mismatches between splits, which count as errors.
-        missing: sentences about splits that training with default settings needs but that are missing or have
-            no boxes, which count as errors.
-        undivided: a sentence about the missing validation split if ``rankless train ROOT`` would create one,
+        classes: error messages about class mismatches between splits.
+        missing: error messages about default splits that are missing or have no boxes.
+        undivided: a note on the missing validation split if ``rankless train ROOT`` would create one,
             otherwise "".
     """
 
@@ -78,7 +77,7 @@ class Checked:
         return bad > Data().max_bad * len(self.data.splits[split])
 
     def notes(self, split: str) -> list[str]:
-        """Return sentences about reading the split, such as which files were ignored."""
+        """Return notes on how the split was read, such as which files were ignored."""
         return list(self.data.splits[split].about[1:])  # without the first sentence, "read as …"
 
     def as_json(self) -> dict[str, Any]:
@@ -109,7 +108,7 @@ class Checked:
 
 
 def disagreements(data: DataSet) -> list[str]:
-    """Return sentences about class mismatches between splits that prevent training.
+    """Return error messages about class mismatches between splits.
 
     The classes of a model are those of ``train`` or, without such a split, of the first split. The other
     splits must not have additional classes. Order and spelling may differ.
@@ -135,7 +134,7 @@ def disagreements(data: DataSet) -> list[str]:
 
 
 def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
-    """Return sentences about missing or empty splits that training with default settings needs."""
+    """Return error messages about default splits that are missing or have no boxes."""
     problems: list[str] = []
     for split in (Data().train, Data().val):
         try:
@@ -149,7 +148,7 @@ def _missing(data: DataSet, format: str, classes: Classes) -> list[str]:
 
 
 def _undivided(data: DataSet) -> str:
-    """Return a sentence if the only split is a training split that can be divided, or "" otherwise."""
+    """Return a note if the only split is a training split that can be divided, otherwise ""."""
     (name, whole), *others = data.splits.items()
     if others or not is_for_training(name) or is_remote(data.root):
         return ""

@@ -38,8 +38,8 @@ class Converted:
         data: the original data set.
         to: name of the new format.
         out: folder of the new data set.
-        lost: sentences about information that the new format cannot store and about files left out.
-        differences: sentences about differences found when reading back; empty if everything is equal.
+        lost: notes on information that the new format cannot store and about files left out.
+        differences: descriptions of differences found when reading back; empty if everything is equal.
     """
 
     data: DataSet
@@ -140,7 +140,7 @@ def _must_hold(to: str, data: DataSet) -> None:
 def compare(
     splits: Mapping[str, Annotations], out: Path, format: str, went: Mapping[tuple[int, int], str]
 ) -> list[str]:
-    """Return sentences about differences between ``splits`` and the splits read back from ``out``.
+    """Return descriptions of the differences between ``splits`` and the splits read back from ``out``.
 
     Classes are compared by name, because some formats renumber them. Boxes are compared in any order.
     Information that the writer reports as lost is ignored.
@@ -216,7 +216,7 @@ def _difference(old: Annotations, index: int, new: Annotations, number: int) -> 
 
 
 def _sorted(annotations: Annotations, index: int) -> list[tuple[str, bytes]]:
-    """Return the class name and the bytes of the coordinates of each box of an image, sorted."""
+    """Return the sorted pairs of class name and coordinate bytes of an image's boxes."""
     rows = annotations.rows(index)
     names = [annotations.class_names[label] for label in annotations.labels[rows].tolist()]
     if not annotations.has_boxes:

@@ -44,7 +44,7 @@ class Facts:
     Attributes:
         root, format, classes: values of ``data.root``, ``data.format`` and ``data.classes``.
         train, val: names of the splits.
-        split_note: a sentence about the origin of the validation split, or "".
+        split_note: a note on the origin of the validation split, or "".
         boxed: whether the images are annotated with boxes; otherwise, each image has one class.
         train_images, val_images: number of images in each split.
         counts: number of training boxes per class, or of training images for classification.

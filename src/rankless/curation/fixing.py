@@ -17,7 +17,7 @@ from rankless.files.work_folder import new_folder, refuse_existing
 
 @dataclass(frozen=True)
 class Fixed:
-    """The folder of the new data set, and sentences that list and count the changes."""
+    """The folder of the new data set, and notes on the changes."""
 
     out: Path
     changes: list[str]

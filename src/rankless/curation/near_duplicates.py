@@ -56,7 +56,7 @@ class Duplicates:
     near: int
 
     def notes(self) -> list[str]:
-        """Return a list with one sentence about the duplicates; empty if there are none."""
+        """Return a list with one note on the duplicates; empty if there are none."""
         found = [
             f"{counted(count, 'image is', 'images are')} {what} another"
             for count, what in ((self.identical, "a copy of"), (self.near, "nearly identical to"))

@@ -48,7 +48,7 @@ class Divided:
         out: folder of the new data set.
         splits: annotations of the new splits.
         wanted: requested fraction of each split.
-        notes: sentences about groups, duplicates, and fractions that were missed.
+        notes: notes on groups, duplicates, and fractions that were missed.
     """
 
     data: DataSet
@@ -274,7 +274,7 @@ def _merged(
 def _shares(
     made: Mapping[str, Annotations], wanted: Mapping[str, float], largest: int, *, stratify: bool
 ) -> list[str]:
-    """Return a list with one sentence about splits that missed their fraction; empty if all are close."""
+    """Return a list with one note on splits that missed their fraction; empty if all are close."""
     total = sum(map(len, made.values()))
     missed = [
         f"'{name}' has {len(each) / total:.1%} of the images, not {wanted[name]:.1%}"

@@ -72,7 +72,7 @@ class SplitStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of each split, and sentences that remark on them."""
+    """The statistics of each split, and remarks on them."""
 
     root: str
     format: str

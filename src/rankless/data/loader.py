@@ -38,7 +38,7 @@ _GRACE = 1.0  # seconds that a closing loader waits for the current batch
 
 
 class MicroBatches(Generic[B]):
-    """An iterator over micro-batches in the order of a schedule, and a context manager that closes itself.
+    """An iterator over micro-batches in the order of a schedule. As a context manager, it closes on exit.
 
     Args:
         examples: a :class:`rankless.tasks.protocol.Examples`, which is pickled for the loader processes.

@@ -151,7 +151,7 @@ def _check(dataset: Any) -> None:
         )
     if not len(dataset):
         raise UserError(
-            f"{_named(dataset)}: the data set is empty; expected at least one item; check its folder"
+            f"{_named(dataset)}: the data set is empty; expected at least one item; check the folder"
         )
 
 

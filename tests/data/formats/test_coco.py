@@ -299,7 +299,7 @@ def test_not_one_image_is_there(tmp_path):
     [
         (b"[]", "contains a list, like a results file"),
         (b'[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]', "contains a list"),
-        (b"{}", "no 'categories'"),
+        (b"{}", "'categories' is missing"),
         (b'{"images": [', "cannot be read as JSON"),
         (b"", "cannot be read as JSON"),
         (b"3", "contains 3"),
@@ -313,7 +313,7 @@ def test_not_one_image_is_there(tmp_path):
         (b'{"categories": [{"id": 1, "name": "\\ud800"}]}', "not Unicode"),
         (b"\xff\xfe{\x00}\x00", "cannot be read as JSON"),
         (b"[" * 100_000, "cannot be read as JSON"),
-        (b'{"images": [1e99999999' + b"9" * 5000 + b"]}", "no 'categories'"),
+        (b'{"images": [1e99999999' + b"9" * 5000 + b"]}", "'categories' is missing"),
         (
             b'{"images": 3' + b"9" * 5000 + b', "categories": [{"id": 1, "name": "a"}]}',
             "cannot be read as JSON",

@@ -106,7 +106,7 @@ def drawn_color(options: Augment, hue: float, saturation: float, value: float) -
 
 
 def color_matrix(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
-    """Return a color matrix, (3, 3), for RGB columns.
+    """Return the (3, 3) matrix that transforms the colors of RGB column vectors.
 
     The matrix is ``value * ((1 - saturation) * mean + saturation * rotation)``, where ``mean`` averages the
     three channels and ``rotation`` is Rodrigues' rotation about the gray axis (Haeberli, "Matrix Operations
@@ -187,7 +187,7 @@ def warped_image(
     where: Letterbox,
     placing: Placing = USUAL,
 ) -> Tensor:
-    """Recolor an image with the placement ``where`` and sample it at points of the input, (3, H, W)."""
+    """Recolor an image and sample it at points of the input, uint8 (3, H, W); ``where`` is its placement."""
     smaller, scales = shrunk(image, (where.scale, where.scale), placing)
     smaller = smaller if matrix is None else recolor(smaller, matrix)
     return sampled(smaller, points, scales, (where.left, where.top), placing.gray)

@@ -127,7 +127,7 @@ def shrunk(
 ) -> tuple[Tensor, tuple[float, float]]:
     """Shrink an image by integer factors with antialiasing before it is sampled at scales below 1/2.
 
-    Sampling uses only the four pixels around a point, which would cause aliasing.
+    Otherwise, bilinear sampling, which uses only the four nearest pixels, would cause aliasing.
 
     Args:
         image: uint8, (3, h, w).

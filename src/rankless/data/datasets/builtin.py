@@ -167,7 +167,7 @@ class DigitScenes(_Digits, DetectionImages):
     def _position(
         self, rng: Draws, mask: Image.Image, boxes: list[Box], largest_iou: float, most_covered: float
     ) -> Box | None:
-        """Return a random box for a mask that hardly overlaps ``boxes``, or None after 40 attempts."""
+        """Place a mask randomly where it hardly overlaps ``boxes``; return its box, or None if this fails."""
         width, height = mask.size
         free_x, free_y = self.size[1] - width + 1, self.size[0] - height + 1
         for _ in range(40 if min(free_x, free_y) > 0 else 0):
@@ -216,7 +216,7 @@ class DigitImages(_Digits, ClassificationImages):
 
 
 def _too_close(box: Box, other: Box, largest_iou: float, most_covered: float) -> bool:
-    """Return whether two boxes exceed the limit for their IoU or for the fraction of the smaller box."""
+    """Return whether two boxes overlap too much, by IoU or by the fraction of the smaller box."""
     width = min(box[2], other[2]) - max(box[0], other[0])
     height = min(box[3], other[3]) - max(box[1], other[1])
     if width <= 0 or height <= 0:

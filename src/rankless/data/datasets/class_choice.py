@@ -109,7 +109,7 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str], elsewhere: Itera
 
 
 def _note(whole: Annotations, names: Sequence[str], left_out: dict[str, int]) -> list[str]:
-    """Return a list with a sentence about dropped boxes or images; empty if nothing was dropped."""
+    """Return a list with a note on dropped boxes or images; empty if nothing was dropped."""
     if not left_out:
         return []
     what = ("box", "boxes") if whole.has_boxes else ("image", "images")

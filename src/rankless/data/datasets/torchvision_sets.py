@@ -77,7 +77,7 @@ def _by_download(name: str) -> str:
 
 
 def download(data: Data) -> list[str]:
-    """Download a torchvision data set unless it is present; return sentences about the downloaded files.
+    """Download a torchvision data set unless it is present; return notes on the downloaded files.
 
     torchvision provides the URLs and MD5 sums, and downloads and unpacks the files.
     """

@@ -278,7 +278,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     image = box = 1
     for split, data in splits.items():
         if not data.has_boxes:
-            raise UserError(f"{split}: the images have no boxes; expected boxes for COCO JSON")
+            raise UserError(f"{split}: COCO JSON requires boxes, but the images have none")
         split = as_file_name(split)
         # File names may contain bytes that are not valid UTF-8, which JSON cannot contain.
         names = [name.encode("utf-8", "backslashreplace").decode() for name in file_names(data)]

@@ -156,7 +156,9 @@ def read_classes(files: Mapping[str, Path]) -> Classes:
     for file in files.values():
         part = load(file, Categories).categories
         if not part:
-            problems.append(f"{file}: no 'categories'; expected a list of objects with an 'id' and a 'name'")
+            problems.append(
+                f"{file}: 'categories' is missing; expected a list of objects with an 'id' and a 'name'"
+            )
         for number, entry in enumerate(entries(part or [], Category)):
             problem = _problem(entry)
             if entry is None or problem:

@@ -35,7 +35,7 @@ class Description:
         bases: folders that these paths may be relative to, the most likely first.
         depends: other files that were read.
         problems: problems with the class names, which matter only if the names are needed.
-        lost: a sentence about the folder in ``path`` if it does not exist, otherwise "".
+        lost: a note on the folder in ``path`` if it does not exist, otherwise "".
         unnamed: whether the file has ``nc`` but no ``names``, so that the classes are called 0, 1, 2 …
     """
 

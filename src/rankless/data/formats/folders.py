@@ -36,7 +36,7 @@ class SplitFiles:
     Attributes:
         depends: folders that were listed and files that were read.
         findings: missing and ignored files.
-        notes: sentences about reading the split.
+        notes: notes on how the split was read.
     """
 
     depends: list[str] = field(default_factory=list)
@@ -205,7 +205,7 @@ class ImageSearch:
         return ""
 
     def notes(self) -> list[str]:
-        """Return a list with a sentence about images that are not at their listed paths, if there are any."""
+        """Return a list with a note on images that are not at their listed paths, if there are any."""
         if not self.shortened:
             return []
         one, many = "image is not at its listed path", "images are not at their listed paths"
@@ -274,7 +274,7 @@ class ListedImages:
             names_file: file that lists the class names, if any.
             depends: files and folders that were read, except for the searched folders.
             nothing: error message if the annotation file lists no images.
-            about: sentences about reading the split.
+            about: notes on how the split was read.
             rest: see :meth:`RawBuilder.raw`.
         """
         if not self.made.paths:

@@ -226,7 +226,7 @@ def _class_names(contents: _Contents, top: Path) -> list[str]:
 
 
 def _left_out(contents: _Contents) -> list[str]:
-    """Return sentences about ignored folders and files."""
+    """Return notes on ignored folders and files."""
     sentences = []
     if empty := [name for name, files in contents.classes.items() if not files]:
         sentences.append(f"ignored: {counted(len(empty), 'folder')} without images: {listed(empty)}")

@@ -101,7 +101,7 @@ def write(out: Path, splits: Mapping[str, Annotations], files: ImageFiles) -> li
     lost: list[str] = []
     for split, data in splits.items():
         if not data.has_boxes:
-            raise UserError(f"{split}: the images have no boxes; expected boxes for annotation lines")
+            raise UserError(f"{split}: annotation lines require boxes, but the images have none")
         name = as_file_name(split)
         lost += lost_flags(data, split)
         with (out / f"{name}.txt").open("w", encoding="utf-8", errors="surrogateescape") as file:

@@ -96,7 +96,7 @@ class Format(Protocol):
         """Write a data set to the empty folder ``out``. Read-only formats lack this method.
 
         Returns:
-            Sentences about information that the format cannot store.
+            Notes on information that the format cannot store.
         """
         ...
 
@@ -120,7 +120,7 @@ def write(name: str, out: Path, splits: Mapping[str, Annotations], files: ImageF
 
 
 def recognize(root: str, format: str = "auto") -> tuple[str, str]:
-    """Return the name of the format of a data set, and a sentence about the reason."""
+    """Return the name of the format of a data set, and the reason for recognizing it."""
     path = Path(root).expanduser()
     if problems := missing_data(root):
         raise UserError(problems)
@@ -171,7 +171,7 @@ def _recognized_remote(root: str, format: str) -> str:
 
 
 def also(root: str, taken: str) -> Iterator[str]:
-    """Yield sentences about other formats than ``taken`` that match the data."""
+    """Yield notes on formats other than ``taken`` that match the data."""
     path = Path(root).expanduser()
     for name in _WITH_BOXES if taken in _WITH_BOXES and path.is_dir() else ():
         page = format_named(name)

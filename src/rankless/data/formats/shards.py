@@ -88,7 +88,7 @@ def samples(shard: str, findings: Findings) -> Iterator[Sample]:
 
 
 def first_member(shard: str) -> tuple[str, bytes]:
-    """Return the name and content of a shard's first member if it lists class names, otherwise "", b""."""
+    """Return the name and content of a shard's first member, or empty values if it lists no class names."""
     try:
         with (
             opened(shard) as ranges,

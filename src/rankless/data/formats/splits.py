@@ -41,7 +41,7 @@ def without_year(names: Iterable[str]) -> dict[str, str]:
 
 
 def known_as(wanted: str, existing: Collection[str]) -> str:
-    """Return the only existing split that matches ``wanted`` or a synonym, otherwise ``wanted``.
+    """Return the existing split that ``wanted`` refers to, or ``wanted`` if there is no unique match.
 
     Without a validation split, ``val`` matches a test split. Without a training split, ``train`` matches
     ``default``, which CVAT writes for tasks without subsets.

@@ -108,7 +108,7 @@ def lost_of(split: str, count: int, one: str, many: str, what: str) -> list[str]
 
 
 def lost_flags(annotations: Annotations, split: str) -> list[str]:
-    """Return sentences about flags and areas that a format cannot store."""
+    """Return notes on flags and areas that a format cannot store."""
     flags: Any = annotations.flags
     sentences = []
     for flag, what in ((DIFFICULT, "difficult"), (CROWD, "a crowd")):
@@ -118,13 +118,13 @@ def lost_flags(annotations: Annotations, split: str) -> list[str]:
 
 
 def lost_areas(split: str, count: int) -> list[str]:
-    """Return a list with a sentence about lost areas of objects; empty if ``count`` is 0."""
+    """Return a list with a note on lost areas of objects; empty if ``count`` is 0."""
     what = f"the areas of {counted(count, 'object')} are lost; the area of the box is used instead"
     return [f"{split}: {what}"] if count else []
 
 
 def rounded(split: str, count: int) -> list[str]:
-    """Return a list with a sentence about boxes that must be rounded; empty if ``count`` is 0."""
+    """Return a list with a note on boxes that must be rounded; empty if ``count`` is 0."""
     where = "within a millionth of a pixel of the edge: rounded"
     return lost_of(split, count, "box starts", "boxes start", where)
 

@@ -107,7 +107,7 @@ def open_images(
         kind: value of ``data.cache``.
 
     Returns:
-        The images, and sentences about the size of the cache or the reason why there is none.
+        The images, and notes on the size of the cache or the reason why there is none.
     """
     files = FileImages(annotations, shown)
     if kind == "none" or not len(annotations):

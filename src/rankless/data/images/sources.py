@@ -57,7 +57,7 @@ class ImageSource(ABC, Generic[Value]):
 
     Attributes:
         class_names: names of the classes; labels are indices into this tuple.
-        notes: sentences about reading the data and about problems in it.
+        notes: notes on how the data was read and on problems in it.
     """
 
     class_names: tuple[str, ...]
@@ -98,7 +98,7 @@ class ImageExamples(Generic[Source]):
     Attributes:
         images: open image source.
         shown: size at which images will be shown.
-        notes: sentences about reading the data, problems in it and the cache.
+        notes: notes on how the data was read, on problems in it and on the cache.
     """
 
     images: Source
@@ -144,7 +144,7 @@ class ReadableImages(Generic[Value]):
     position: int = -1
 
     def read(self, index: int) -> Value:
-        """Return an image, or a readable image that replaces it."""
+        """Return an image or, if it is unreadable, a replacement."""
         position = index
         for attempt in range(TRIES + 1):
             value = self.memo.get(position) if self.memo else None

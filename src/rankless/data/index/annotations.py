@@ -35,7 +35,7 @@ _ARRAYS = (
 
 @dataclass(frozen=True)
 class Annotations:
-    """Annotations of one split. If they are stored in a folder, pickles contain only its path.
+    """Annotations of one split. If they are stored in a folder, only its path is pickled.
 
     Attributes:
         class_names: names of the classes; labels are indices into this tuple.
@@ -51,7 +51,7 @@ class Annotations:
         flags: bits :data:`DIFFICULT` and :data:`CROWD` of each box, (T,).
         areas: area of each object in pixels, (T,); NaN if only the box is annotated.
         findings: problems in the data.
-        about: sentences about reading the data.
+        about: notes on how the data was read.
         folder: folder that contains the arrays; None if they are in memory.
     """
 
@@ -81,7 +81,7 @@ class Annotations:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about reading the data and about problems in it."""
+        """Notes on how the data was read and on problems in it."""
         return (*self.about, *self.findings.notes())
 
     def path(self, index: int) -> str:

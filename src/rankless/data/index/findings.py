@@ -27,9 +27,9 @@ class Kind(NamedTuple):
         outcome: ``stops`` (training stops), ``dropped`` (the box or image is ignored), ``clipped`` (the box
             is clipped), ``replaced`` (another image takes the place of the image) or ``reported`` (no
             effect).
-        one: start of a sentence about one case, without the number, such as "box has".
-        many: start of a sentence about several cases, without the number, such as "boxes have".
-        rest: end of both sentences.
+        one: start of the description of one case, without the number, such as "box has".
+        many: start of the description of several cases, without the number, such as "boxes have".
+        rest: end of both descriptions.
     """
 
     outcome: Outcome
@@ -162,7 +162,7 @@ class Findings:
         return ((kind, self.counts[kind], self.first.get(kind, [])) for kind in KINDS if kind in self.counts)
 
     def stopping(self, also: Sequence[str] = ()) -> list[str]:
-        """Return sentences about problems that stop training: the first findings of each kind and counts.
+        """Return error messages about problems that stop training: the first of each kind, and counts.
 
         ``also`` lists additional kinds that stop training.
         """
@@ -176,7 +176,7 @@ class Findings:
         return sentences
 
     def notes(self, but: Collection[str] = ()) -> list[str]:
-        """Return sentences about problems that do not stop training, except for the kinds in ``but``."""
+        """Return notes on problems that do not stop training, except for the kinds in ``but``."""
         made = []
         for kind, count, first in self:
             outcome = KINDS[kind].outcome

@@ -51,7 +51,7 @@ class Raw:
         byte_ranges: offset and length of each image in a tar shard, (N, 2), or None.
         depends: paths of the folders, lists and label files (not images) that the annotations depend on.
         findings: problems that the reader found.
-        about: sentences about reading the data.
+        about: notes on how the data was read.
     """
 
     paths: list[str]

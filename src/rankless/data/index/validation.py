@@ -159,7 +159,7 @@ class _Checked:
 
 
 def _report_beyond(checked: _Checked, boxes: Any, inside: Any, beyond: Mask) -> None:
-    """Report boxes that extend beyond the image, and those that only count pixels from 0.
+    """Report boxes that extend beyond the image and, separately, boxes with pixels counted from 0.
 
     Args:
         checked: boxes that have passed all checks so far.
