@@ -37,7 +37,6 @@ class Checked:
     """The result of a check.
 
     Attributes:
-        data: the data set.
         findings: findings within each split.
         between: findings that concern several splits.
         unreadable: indices of each split's images that cannot be decoded or have an invalid header.

@@ -27,13 +27,7 @@ UNION = "trainval"
 
 @dataclass(frozen=True)
 class DataSet:
-    """An open data set.
-
-    Attributes:
-        root: folder or file of the data set, as given by the user.
-        format: name of the format.
-        splits: annotations of each split, in the usual order of splits.
-    """
+    """An open data set with its splits in the usual order; ``root`` is the path given by the user."""
 
     root: str
     format: str

@@ -15,7 +15,7 @@ import torch
 
 from rankless.curation.data_set import DataSet, known_format
 from rankless.curation.splitting import split
-from rankless.curation.statistics import Spread, statistics
+from rankless.curation.statistics import statistics
 from rankless.data.datasets.builtin import DIGITS
 from rankless.data.datasets.class_choice import Classes
 from rankless.data.datasets.open_split import open_annotations, without_boxes
@@ -212,6 +212,7 @@ def _opened(root: str, name: str, format: str, classes: Classes) -> Annotations:
 def _facts(data: DataSet, train: str, format: str, classes: Classes, note: str) -> Facts:
     splits = statistics(data).splits
     here, held = splits[train], splits["val"]
+    aspect = here.aspect
     height, width = here.height.median or 0.0, here.width.median or 0.0
     side = here.box_side.low if here.box_side else None
     hidden = bool(os.environ.get("RANKLESS_CPU"))
@@ -228,13 +229,9 @@ def _facts(data: DataSet, train: str, format: str, classes: Classes, note: str) 
         counts=here.classes,
         height=height,
         width=width,
-        is_uniform=_is_uniform(here.aspect),
+        is_uniform=bool(aspect.low and aspect.high and aspect.high / aspect.low <= _UNIFORM),
         box_side=(side or 0.0) * math.sqrt(height * width),
         gpus=0 if hidden else torch.cuda.device_count(),  # does not initialize CUDA
         cores=usable_cores(),
         memory=memory.available(),
     )
-
-
-def _is_uniform(aspect: Spread) -> bool:
-    return bool(aspect.low and aspect.high and aspect.high / aspect.low <= _UNIFORM)

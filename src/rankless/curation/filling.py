@@ -17,7 +17,7 @@ from rankless.tasks import open_task
 
 @dataclass(frozen=True)
 class Filled:
-    """The result for one split; ``notes`` are notes on the location and size of its cached images."""
+    """The result for one split; ``notes`` describe the location and size of the cache."""
 
     split: str
     images: int

@@ -47,7 +47,6 @@ class Mistake(NamedTuple):
     """One error of a model.
 
     Attributes:
-        kind: kind of error.
         box: box of the detection or of the missed object, xyxy in pixels; zeros for a classifier.
         predicted: predicted class id; -1 for a missed object.
         label: annotated class id; -1 for background.
@@ -85,10 +84,7 @@ class ModelErrors:
 
     Attributes:
         model: name of the run or weights file.
-        weights: path of the weights file.
         data: folder or file of the data set.
-        split: name of the split.
-        class_names: names of the classes.
         looked_at: number of readable images.
         images: images with errors, the worst first.
         unreadable: path of each unreadable image, and the reason.

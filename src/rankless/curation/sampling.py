@@ -56,12 +56,8 @@ class Selection:
     """The sampled images.
 
     Attributes:
-        title: title of the contact sheet.
-        class_names: names of the classes.
-        shown: sampled images.
         files: paths of all images of the split; empty for the built-in data.
         root: folder or file of the data set; None for the built-in data.
-        format: name of the data format.
     """
 
     title: str

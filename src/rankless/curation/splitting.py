@@ -45,7 +45,6 @@ class Divided:
 
     Attributes:
         data: the original data set.
-        out: folder of the new data set.
         splits: annotations of the new splits.
         wanted: requested fraction of each split.
         notes: notes on groups, duplicates, and fractions that were missed.

@@ -37,7 +37,6 @@ class SplitStatistics:
     """Statistics of one split. For classification, box statistics are None or 0.
 
     Attributes:
-        images, boxes: number of images and of boxes.
         unreadable: number of images with an unreadable header, which are not in the size statistics.
         empty: number of images without boxes.
         difficult, crowd: number of boxes with this flag.
@@ -45,7 +44,6 @@ class SplitStatistics:
         width, height: width and height of the images in pixels.
         aspect: width divided by height of the images.
         common_sizes: number of images of each of the five most common sizes, ``WIDTH × HEIGHT``.
-        boxes_per_image: number of boxes per image.
         small, medium, large: number of objects by COCO's bounds (areas of 32² and 96² pixels).
         box_side: square root of the fraction of the image that a box covers.
         box_aspect: width divided by height of the boxes.

@@ -87,7 +87,7 @@ def kmeans_anchors(sizes: ArrayLike, count: int, seed: int) -> tuple[tuple[float
 
 
 def average_iou(sizes: ArrayLike, anchors: ArrayLike) -> float:
-    """Return the mean IoU of centered boxes, (N, 2), with their best anchors, (A, 2); NaN without boxes."""
+    """Return the mean IoU of centered boxes, (N, 2), with their best anchors, (A, 2), or NaN."""
     boxes, weights = _distinct(sizes)
     return _average(boxes, weights, np.asarray(anchors, np.float64)) if len(boxes) else math.nan
 
@@ -151,7 +151,7 @@ def _lloyd(boxes: Sizes, weights: NDArray[Any], anchors: Sizes) -> Sizes:
 
 
 def _median(boxes: Sizes, weights: NDArray[Any], before: Sizes) -> Sizes:
-    """Return the weighted median width and height of boxes, (N, 2), or ``before`` without boxes."""
+    """Return the weighted median width and height of boxes, (N, 2), or ``before`` if N is 0."""
     if not len(boxes):
         return before
     median = np.empty(2)

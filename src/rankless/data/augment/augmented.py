@@ -42,10 +42,8 @@ class Augmenter:
     """Augments the images of one epoch.
 
     Attributes:
-        images: source of the images.
         among: sorted indices from which partner images are sampled, including the index of the image itself.
         size: (H, W) of the input in pixels.
-        options: augmentation options.
         key: (seed, epoch) for the random generators.
         last_epochs: whether to turn off mosaic, mixup and copy-paste.
         placing: method of resizing, and gray value of the margin.

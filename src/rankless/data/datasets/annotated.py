@@ -47,12 +47,12 @@ class GroundTruth:
 
     @property
     def difficult(self) -> Tensor | None:
-        """Whether each box is marked difficult, bool (N,), or None without flags."""
+        """Whether each box is marked difficult, bool (N,); None if there are no flags."""
         return None if self.flags is None else (self.flags.to(torch.uint8) & DIFFICULT) > 0
 
     @property
     def crowd(self) -> Tensor | None:
-        """Whether each box is marked as a crowd, bool (N,), or None without flags."""
+        """Whether each box is marked as a crowd, bool (N,); None if there are no flags."""
         return None if self.flags is None else (self.flags.to(torch.uint8) & CROWD) > 0
 
 

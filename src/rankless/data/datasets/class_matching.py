@@ -135,8 +135,7 @@ def _plain(name: str) -> str:
 
 
 def _group(name: str) -> str:
-    plain = _plain(name)
-    return _GROUPS.get(plain, plain)
+    return _GROUPS.get(plain := _plain(name), plain)
 
 
 def _unique(words: Mapping[str, str]) -> dict[str, str]:

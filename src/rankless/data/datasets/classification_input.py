@@ -54,7 +54,7 @@ def place(image: Tensor, size: tuple[int, int], *, cropped: bool) -> Tensor:
 
 
 def placement(shape: Sequence[int], size: tuple[int, int], *, cropped: bool) -> Letterbox:
-    """Return the placement by :func:`place` of an image of shape (h, w)."""
+    """Return the placement that :func:`place` gives an image of shape (h, w)."""
     height, width = shape
     larger = _covering(shape, size) if cropped else size
     stretch = (larger[1] / width, larger[0] / height)

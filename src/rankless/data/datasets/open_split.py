@@ -58,7 +58,7 @@ def open_annotations(
 
 
 def split_to_train_on(root: str, train: str, val: str, format: str = "auto") -> str:
-    """Return ``train`` or, if ``val`` is ``none``, the undivided data from which ``train`` is divided."""
+    """Return the split to train on: ``train`` or, if ``val`` is ``none``, the data before any division."""
     if val != "none" or is_remote(root):
         return train
     page = format_named(recognize(root, format)[0])

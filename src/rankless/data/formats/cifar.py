@@ -70,7 +70,7 @@ def contents(file: Path) -> dict[str, Any]:
 
 
 def _followed(data: bytes) -> Any:
-    """Return the value of a pickle, in which all objects that are not plain values become their states.
+    """Interpret a pickle and return its value. Objects that are not plain values become their states.
 
     The last item in the state of an array is its content.
     """
@@ -113,7 +113,7 @@ def _followed(data: bytes) -> Any:
 
 
 def _taken(stack: list[Any]) -> list[Any]:
-    """Pop everything above the last mark, and the mark, from a pickle's stack; return the objects."""
+    """Pop the last mark and all objects above it from the stack, and return the objects."""
     at = len(stack) - 1 - stack[::-1].index(_MARK)
     values = stack[at + 1 :]
     del stack[at:]

@@ -126,7 +126,8 @@ def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
         raise UserError(f"{file}: contains {printable(json.dumps(whole))}; {EXPECTED}")
     parts = {name: whole.get(name) for name in kind.__struct_fields__}
     problems = [
-        f"{file}: '{name}' is {_kind(part)}; expected a list"
+        f"{file}: '{name}' is {'an object' if isinstance(part, dict) else printable(json.dumps(part))}; "
+        "expected a list"
         for name, part in parts.items()
         if not isinstance(part, list | None)
     ]
@@ -135,13 +136,9 @@ def _slowly(file: Path, content: bytes, kind: type[Lists]) -> Lists:
     return kind(**parts)
 
 
-def _kind(value: Any) -> str:
-    return "an object" if isinstance(value, dict) else printable(json.dumps(value))
-
-
 @dataclass(frozen=True)
 class Classes:
-    """The class names of all splits, sorted by id, the label of each id, and notes as sentences."""
+    """The classes of all splits: names sorted by id, the label of each id, and notes."""
 
     names: tuple[str, ...]
     labels: dict[int | str, int]

@@ -40,7 +40,7 @@ _ENOUGH = 1000  # maximum number of folders to search for an image
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like a data set for ``datasets``, or "" if it does not."""
+    """Return why ``root`` looks like a Hugging Face data set, or "" if it does not."""
     if root.is_file():
         return "it is a Parquet file" if root.suffix == ".parquet" else ""
     try:

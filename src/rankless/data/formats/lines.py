@@ -65,7 +65,7 @@ def splits(root: Path) -> list[str]:
 
 
 def undivided(root: Path, split: str) -> str:
-    """Return the name of the list from which ``split`` is divided, otherwise ``split``."""
+    """Return the list that is divided to create ``split``, or ``split`` if no list is divided."""
     return (split in _DIVIDED and _lone(_splits(root))) or split
 
 

@@ -86,7 +86,7 @@ class Format(Protocol):
         ...
 
     def undivided(self, root: Path, split: str) -> str:
-        """Return the name of the data from which the reader divides ``split``, otherwise ``split``.
+        """Return the name of the data that the reader divides to create ``split``, or ``split`` itself.
 
         Formats that never divide data lack this method.
         """

@@ -76,7 +76,7 @@ class VocSplit(SplitFiles):
 
 
 def recognize(root: Path) -> str:
-    """Return why ``root`` looks like Pascal VOC, or "" if it does not or if it looks like Darknet."""
+    """Return why ``root`` looks like Pascal VOC, or "" if it does not. Darknet data does not count."""
     others = (*YAML_NAMES, "labels")
     if not root.is_dir() or any((root / name).exists() for name in others):
         return ""

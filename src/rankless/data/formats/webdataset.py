@@ -158,7 +158,7 @@ def _side(side: Any) -> int:
 
 
 def _number_or_name(text: str) -> str:
-    """Return a number in canonical form, so that ``007`` and ``7`` are the same class, or a name."""
+    """Normalize class numbers, so that ``007`` and ``7`` are the same class; return names unchanged."""
     return str(int(text)) if is_number(text) else text
 
 

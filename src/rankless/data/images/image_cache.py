@@ -166,7 +166,7 @@ def _on_disk(files: FileImages, folder: Path, need: int, size: str) -> CachedIma
 
 
 def _check_room(disk: Path, folder: Path, need: int) -> None:
-    """Raise a UserError if ``disk`` has not enough space for ``folder`` to grow to ``need`` bytes."""
+    """Raise a UserError if ``disk`` does not have enough space for ``folder`` to grow to ``need`` bytes."""
     state = os.statvfs(disk)
     free = state.f_bavail * state.f_frsize - int(_SPARE * state.f_blocks * state.f_frsize)
     if need <= free:

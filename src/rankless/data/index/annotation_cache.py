@@ -67,7 +67,7 @@ def cached(root: str, split: str, format: str, read: Read, *, rescan: bool = Fal
             annotations = _published(store, made, depends, states)
             remove_others(store / _CHUNKS, started - 1)
         except OSError as error:
-            return _private(made, f"{store.parent} has not enough space ({error.strerror or error})")
+            return _private(made, f"{store.parent} does not have enough space ({error.strerror or error})")
     with suppress(OSError):
         remove_unused(store.parent, _CURRENT)
     return annotations
@@ -159,7 +159,7 @@ def _remove_copies(store: Path, annotations: Annotations) -> None:
 
 
 def _private(made: Annotations, why: str) -> Annotations:
-    """Return annotations from a private folder or from memory, with a note about the reason ``why``."""
+    """Return annotations from a private folder or from memory, with a note that gives the reason."""
     made = replace(
         made,
         about=(*made.about, f"the annotations are not cached: {why}; set RANKLESS_CACHE to another folder"),

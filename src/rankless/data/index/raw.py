@@ -146,7 +146,7 @@ class RawBuilder:
         self.add_box(image, (0.0, 0.0, 0.0, 0.0), label, line)
 
     def raw(self, *, boxed: bool = True, **rest: Any) -> Raw:
-        """Return the result.
+        """Return the annotations as a :class:`Raw`.
 
         Args:
             boxed: whether the images have boxes. Otherwise, each image has one class.
