@@ -72,7 +72,7 @@ def test_a_format_that_the_ending_does_not_say_is_counted_and_does_not_fail(tmp_
     for quick in (False, True):
         found = check(str(root), quick=quick)
         assert found.ok and counts(found) == {"train": {"other format": 1}, "val": {}}
-        assert list(map(str, found.findings["train"].first["other format"])) == [f"{odd}: it is JPEG"]
+        assert list(map(str, found.findings["train"].first["other format"])) == [f"{odd}: the format is JPEG"]
 
 
 def test_a_leak_is_named_and_fails(tmp_path):
@@ -160,7 +160,7 @@ def test_a_fixed_copy_has_nothing_wrong(tmp_path):
     assert fixed.changes == [
         "train: 1 box has a class number without a class name: dropped",
         "train: 1 box extends beyond the edge of the image: clipped",
-        "train: 1 image cannot be read: left out",
+        "train: 1 image cannot be read: dropped",
         "train: 1 image shared with another split: dropped",
     ]
     again = check(str(tmp_path / "clean"))

@@ -56,7 +56,7 @@ def test_a_division_of_the_same_data_is_used_again(tmp_path):
     assert again.counts == first.counts and again.val_images == first.val_images
     assert again.split_note == f"Rankless divided {root}/../d earlier, and the data has not changed since."
     other = detection(tmp_path / "e", {"trainval": [BOX] * 60})  # not the one that was divided
-    with pytest.raises(UserError, match=r"new: already exists, and .*e, which has no validation split"):
+    with pytest.raises(UserError, match=r"new: already exists; .*e has no validation split"):
         facts_of(str(other), tmp_path / "new")
     shutil.rmtree(root)
     detection(root, {"trainval": [*[BOX] * 60, [[0, 0, 60, 40, 1]]]})
@@ -75,7 +75,7 @@ def test_class_folders_without_splits_are_divided_by_their_reader(tmp_path):
     root = classes(tmp_path, {"d": {"cat": 10, "dog": 20}}) / "d"
     facts = facts_of(str(root), tmp_path / "new")
     assert (facts.boxed, facts.root, facts.counts) == (False, str(root), {"cat": 8, "dog": 16})
-    assert "Set aside" in facts.split_note
+    assert "set these images aside" in facts.split_note
     assert not (tmp_path / "new").exists()
 
 

@@ -187,7 +187,7 @@ class Endless(IterableDataset[int]):
         (Counts(), r"from_dataset\(Counts\): item 0 differs when loaded again"),
         (Endless(), r"from_dataset\(Endless\): not a map-style data set"),
         ([], r"from_dataset\(list\): the data set is empty"),
-        (7, r"from_dataset\(int\): it is not map-style"),
+        (7, r"from_dataset\(int\): not a map-style data set"),
     ],
 )
 def test_what_cannot_keep_the_promise_is_refused(dataset, sentence):

@@ -91,7 +91,7 @@ def test_a_choice_of_classes_in_every_format_of_classes(tmp_path, format):
     assert found.class_names == ("cat", "ant")
     assert [found.class_names[label] for label in found.labels] == ["ant", "cat", "cat"]
     assert len(found) == 3
-    assert "1 image of 1 other class left out: 'bee' 1" in found.about[-1]
+    assert "dropped 1 image of 1 other class: 'bee' 1" in found.about[-1]
     assert "the split has no images of the classes 'cat', 'ant'" in problem(
         root, "val", classes=("cat", "ant")
     )
@@ -104,7 +104,7 @@ def test_names_that_the_data_does_not_have(tmp_path):
     assert "data.classes: the data has no class 'ct'; did you mean 'cat'?" in text
     assert "the data has no class 'dog'\n" in text
     assert "the data has 3 classes: 'ant', 'bee', 'cat'; correct the names" in text
-    assert "'ant' appears twice" in problem(str(tmp_path / "d"), "train", classes=("ant", "bee", "ant"))
+    assert "'ant' is repeated" in problem(str(tmp_path / "d"), "train", classes=("ant", "bee", "ant"))
 
 
 def lines(root: Path, *names_files: str) -> Path:

@@ -84,7 +84,7 @@ def test_what_was_kept_is_reported_as_it_is_opened_now(
     monkeypatch.setattr(open_split, "recognize", lambda root, format: ("voc", "data.format is set"))
     again = open_annotations(f"{tmp_path}/data", "train")
     assert format.times == 1
-    said = "read as one box each because data.format says so: 3 images of 'train'"
+    said = "read as one box each because data.format is set: 3 images of 'train'"
     assert again.about == (f"{tmp_path}/data: {said}", "a sentence")
     Path("data/3.png").touch()  # the data is read again, and what was cached is still there
     assert len(open_annotations("data", "train").paths()) == 4

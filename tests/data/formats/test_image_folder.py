@@ -128,13 +128,13 @@ def test_what_is_left_out_is_reported(tmp_path):
     assert data.names == ["a", "b"]
     for words in (
         "ignored: 1 folder without images: 'hollow'",
-        "left out: 1 (empty file); the first: ",
-        "left out: 1 (not an image)",
-        "left out: 1 (hidden)",
-        "left out: 1 (hidden folder)",
-        "left out: 1 (broken link)",
-        "left out: 1 (outside the class folders)",
-        "left out: 1 (not a regular file)",
+        "ignored: 1 (empty file); the first: ",
+        "ignored: 1 (not an image)",
+        "ignored: 1 (hidden)",
+        "ignored: 1 (hidden folder)",
+        "ignored: 1 (broken link)",
+        "ignored: 1 (outside the class folders)",
+        "ignored: 1 (not a regular file)",
     ):
         assert any(note.startswith(words) for note in data.about), words
     assert len(data.about) == 8
@@ -156,8 +156,8 @@ def test_links_are_followed_once(tmp_path):
         (["a/1.png", "b/1.png"], "test", None, "no split 'test', because the folders are classes"),
         (["val/a/1.png", "val/Hawk/1.png"], "val", ("a", "owl"), "the model has no class 'Hawk'"),
         (["a/1.png", "a/2.png"], "train", None, r"only one class has images \('a'\)"),
-        (["train/a/1.txt", "train/b/1.txt"], "train", None, "no images; looked in 2 class folders"),
-        (["1.png"], "train", None, "no images; looked in 0 class folders"),
+        (["train/a/1.txt", "train/b/1.txt"], "train", None, "no images found in 2 class folders"),
+        (["1.png"], "train", None, "no images found in 0 class folders"),
     ],
 )  # fmt: skip
 def test_errors(tmp_path, files, split, names, words):
@@ -174,7 +174,7 @@ def test_errors_of_the_place(tmp_path):
         opened(tmp_path / "file", "train")
     make(tmp_path / "odd", "a/1.png")
     make(Path(os.fsdecode(os.fsencode(tmp_path / "odd") + b"/\xff")), "1.png")
-    with pytest.raises(UserError, match=r"b'\\xff' is not UTF-8"):
+    with pytest.raises(UserError, match=r"b'\\xff' is not valid UTF-8"):
         opened(tmp_path / "odd", "train")
 
 

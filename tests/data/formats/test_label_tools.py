@@ -182,7 +182,10 @@ def test_the_values_decide_what_a_box_means(boxes, expected, note, tmp_path: Pat
         ({"bbox": [[1, 1, 5, 5]], "category": [0]}, "numbers without names; add a file 'classes.txt'"),
         ({"bbox": [[1, 1, 5, 5]]}, "the boxes have no class; expected 'category' in addition to 'bbox'"),
         ({"names": ["cat"]}, "no boxes and no classes; expected 'objects' with 'bbox'"),
-        ({"bbox": [[1, 1, 5, 5]], "category": ["cat", "dog"]}, ":1: not understood: 1 box, but 2 classes"),
+        (
+            {"bbox": [[1, 1, 5, 5]], "category": ["cat", "dog"]},
+            ":1: not understood: found 1 box, but 2",
+        ),
         (
             {"bbox": [[1, 1, 5, 5]] * 2, "category": ["cat", 0]},
             r"a name \('cat'\) and sometimes a number \(0\)",
@@ -250,7 +253,7 @@ def test_parquet_that_is_damaged_or_ambiguous_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"several folders contain Parquet files .*use one of them"):
         examine(str(root), "train")
     write(root / "small" / "train.parquet", "PAR1 and no more")
-    with pytest.raises(UserError, match=r"train.parquet: cannot be read as Parquet: .*download it again"):
+    with pytest.raises(UserError, match=r"train.parquet: as Parquet: .*download the file again"):
         examine(str(root / "small"), "train")
 
 
@@ -259,7 +262,7 @@ def test_parquet_that_is_damaged_or_ambiguous_is_named(tmp_path: Path) -> None:
     [
         (
             {"points": {"_cls": "Keypoints", "keypoints": []}},
-            "its samples have Keypoints; expected a field of",
+            "the samples have Keypoints; expected a field of",
         ),
         (
             {name: {"_cls": "Detections", "detections": []} for name in "ab"},

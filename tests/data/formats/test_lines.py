@@ -108,7 +108,7 @@ def test_images_that_are_not_there(tmp_path):
     put(tmp_path, "a.jpg 1,2,3,4,0", "gone.jpg 1,2,3,4,0", "")
     assert opened(tmp_path).findings.counts == {"no image": 1}
     put(tmp_path, "x/gone.jpg 1,2,3,4,0")
-    assert "the first: 'x/gone.jpg'" in problem(tmp_path)
+    assert "such as 'x/gone.jpg'" in problem(tmp_path)
     put(tmp_path, "", images=())
     assert "no split 'val'" in problem(tmp_path / "train.txt", "val")
     assert "it has no line" in problem(tmp_path / "train.txt")

@@ -151,7 +151,7 @@ def test_a_second_format_beside_the_first_is_said(tmp_path):
     (root / "2007_val.txt").write_text("VOCdevkit/VOC2007/JPEGImages/1.jpg 1,2,11,12,1\n")
     found = examine(str(root), "train")
     assert found.format == "voc"
-    assert "annotation lines ('2007_train.txt' has lines 'path x1,y1,x2,y2,class')" in found.about[1]
+    assert "annotation lines with data.format=lines ('2007_train.txt' has lines" in found.about[1]
     assert "data.format=lines" in found.about[1]
     other = examine(str(root), "train", "lines")
     assert (other.format, other.boxes.tolist()) == ("lines", found.boxes.tolist())

@@ -211,7 +211,7 @@ def test_classes_of_images(folder, tmp_path):
     assert found.labels.tolist() == [1, 0]
     assert found.class_names == ("cat", "dog")
     for page in (coco, lines):
-        with pytest.raises(UserError, match="one class each"):
+        with pytest.raises(UserError, match="but the images have none"):
             page.write(tmp_path / page.TITLE, {"test": held}, ImageFiles())
 
 

@@ -240,7 +240,7 @@ def test_a_disk_without_room_is_refused_with_what_to_do(
     drawn(Path(known.path(0)), 1, (64, 96))
     for file in opened("disk", known).folder.rglob("1-*"):
         file.unlink()
-    with pytest.raises(UserError, match=r"needs 134 KiB for 4 images.*RANKLESS_CACHE.*data\.cache to none"):
+    with pytest.raises(UserError, match=r"needs 134 KiB for 4 images.*RANKLESS_CACHE.*data\.cache=none"):
         open_images(known, SHOWN, "disk")
 
 

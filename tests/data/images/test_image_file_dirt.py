@@ -204,7 +204,7 @@ def test_what_is_no_file_is_reported_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     started = time.monotonic()
     for name, reason in (
-        ("folder.jpg", "it is a folder"),
+        ("folder.jpg", "the path is a folder"),
         ("pipe.jpg", "it is a pipe or a device, not a file"),
     ):
         for reader in (read, header):

@@ -100,7 +100,7 @@ def examine(
     known = cached(str(path), split, kind, read, rescan=rescan)
     # Not cached, because other calls may use another value of data.format or another path to the data.
     images = f"{counted(len(known), 'image')} of '{split}'"
-    read_as = f"{root}: read as {format_named(name).TITLE}, because {why}: {images}"
+    read_as = f"{root}: read as {format_named(name).TITLE} because {why}: {images}"
     annotations = replace(known, about=(read_as, *also(root, name), *known.about))
     if annotations.folder is not None:
         hold(Path(annotations.folder), annotations)

@@ -308,7 +308,7 @@ def _with_corners(raw: Raw) -> Raw:
     if beyond and (written[known] <= most[known] + slack).all() and (written[:, 2:] > written[:, :2]).all():
         raw.boxes = written
         raw.about.append(
-            "boxes are interpreted as x1, y1, x2, y2, because "
+            "boxes are interpreted as corners x1, y1, x2, y2, because "
             f"{counted(beyond, 'box', 'boxes')} would extend beyond the image as x, y, width, height"
         )
     if raw.normalized:
